@@ -1,0 +1,1 @@
+"""The Flower app: reads the config, builds, starts."""

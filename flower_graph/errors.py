@@ -1,0 +1,35 @@
+"""Named errors: each says what was given and what is allowed."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or impossible."""
+
+
+class DataError(ValueError):
+    """A data set that is missing, unreadable or unfit for training."""
+
+
+class OutputError(ValueError):
+    """An output folder that exists, cannot be written or has no room."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, incomplete or of another run."""
+
+
+class MalformedReplyError(ValueError):
+    """A client's reply that cannot be used; the client is left out of the round."""
+
+
+class NoClientsError(RuntimeError):
+    """No client could be reached, or none gave a usable reply, before the deadline."""
+
+
+class StateLostError(RuntimeError):
+    """What a client kept between rounds is gone or belongs to another round."""
+
+
+class DivergedError(RuntimeError):
+    """The loss is no longer a number."""

@@ -1,0 +1,223 @@
+"""Split graph networks: what the server computes from the users' latent vectors.
+
+Each model is an ordinary module called as ``model(x, edge_index)``, PyG's convention, where ``x``
+holds the latent vectors. Any module with that signature can take its place. The first layer's
+linear map is at the users; ``latent_size`` says how many numbers each user sends.
+
+The matrices that a graph needs are built at the first call with an ``edge_index`` and kept until
+another tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.ops.attention import attend, attention_graph
+from flower_graph.ops.graph import gcn_adjacency, mean_adjacency, propagate
+from flower_graph.rng import seeded
+
+T = TypeVar("T")
+
+
+class _GraphCache(Generic[T]):
+    """Keeps what was built for the last ``edge_index``."""
+
+    def __init__(self, build: Callable[[Tensor, int], T]) -> None:
+        self._build = build
+        self._key: tuple[Tensor, int] | None = None
+        self._value: T | None = None
+
+    def __call__(self, edge_index: Tensor, n: int) -> T:
+        if self._value is None or self._key is None or self._key[0] is not edge_index:
+            self._value = self._build(edge_index, n)
+            self._key = (edge_index, n)
+        return self._value
+
+
+class SplitGCN(nn.Module):
+    """Server half of a two-layer GCN.
+
+    ``Z = A' dropout(ReLU(A' dropout(X) + b_1)) W_2 + b_2``, where ``X`` holds the latent vectors
+    and ``A'`` is the normalised adjacency (nFedGNN, equation 5).
+
+    Parameters
+    ----------
+    hidden : int
+        Length of the latent vectors, ``h``.
+    classes : int
+        Number of classes.
+    dropout : float
+        Dropout on the input of both layers.
+    """
+
+    def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.latent_size = hidden
+        self.dropout = dropout
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.linear = _glorot(nn.Linear(hidden, classes))
+        self._graph = _GraphCache(gcn_adjacency)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, h]``."""
+        graph = self._graph(edge_index, x.shape[0])
+        x = functional.dropout(x, self.dropout, self.training)
+        x = functional.relu(propagate(graph, x) + self.bias)
+        x = functional.dropout(x, self.dropout, self.training)
+        return propagate(graph, x @ self.linear.weight.T) + self.linear.bias
+
+
+class SplitGAT(nn.Module):
+    """Server half of a two-layer GAT.
+
+    The first layer attends over the users' vectors, one per head; its heads are concatenated and
+    passed through ELU. The second layer is an ordinary GAT layer with one head (nFedGNN,
+    appendix D, equation 9).
+
+    Parameters
+    ----------
+    hidden : int
+        Numbers per head, ``h``.
+    heads : int
+        Heads of the first layer, ``L``; users send ``L h`` numbers.
+    classes : int
+        Number of classes.
+    dropout : float
+        Dropout on the input of both layers and on the attention coefficients.
+    """
+
+    def __init__(self, hidden: int, heads: int, classes: int, dropout: float = 0.6) -> None:
+        super().__init__()
+        self.latent_size = hidden * heads
+        self.heads = heads
+        self.dropout = dropout
+        self.source_1, self.target_1 = _attention(heads, hidden), _attention(heads, hidden)
+        self.bias_1 = nn.Parameter(torch.zeros(hidden * heads))
+        self.linear = _glorot(nn.Linear(hidden * heads, classes, bias=False))
+        self.source_2, self.target_2 = _attention(1, classes), _attention(1, classes)
+        self.bias_2 = nn.Parameter(torch.zeros(classes))
+        self._graph = _GraphCache(attention_graph)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, L h]``, head by head."""
+        n = x.shape[0]
+        graph = self._graph(edge_index, n)
+        rate = self.dropout if self.training else 0.0
+        x = functional.dropout(x, rate).view(n, self.heads, -1)
+        x = attend(x, self.source_1, self.target_1, graph, dropout=rate)
+        x = functional.dropout(functional.elu(x.reshape(n, -1) + self.bias_1), rate)
+        x = self.linear(x).view(n, 1, -1)
+        x = attend(x, self.source_2, self.target_2, graph, dropout=rate)
+        return x.view(n, -1) + self.bias_2
+
+
+class SplitSAGE(nn.Module):
+    """Server half of a two-layer GraphSAGE with the mean aggregator.
+
+    The first layer adds a map of the node itself and a map of its neighbours' mean. Both maps act
+    on ``x_i``, so both are at the user, who sends their two outputs one behind the other.
+
+    Parameters
+    ----------
+    hidden : int
+        Hidden units, ``h``; users send ``2 h`` numbers.
+    classes : int
+        Number of classes.
+    dropout : float
+        Dropout on the input of both layers.
+    """
+
+    def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.latent_size = 2 * hidden
+        self.dropout = dropout
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.own = _glorot(nn.Linear(hidden, classes))
+        self.neighbours = _glorot(nn.Linear(hidden, classes, bias=False))
+        self._graph = _GraphCache(mean_adjacency)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, 2 h]``: own, then neighbours."""
+        graph = self._graph(edge_index, x.shape[0])
+        own, sent = functional.dropout(x, self.dropout, self.training).chunk(2, dim=1)
+        x = functional.relu(own + propagate(graph, sent) + self.bias)
+        x = functional.dropout(x, self.dropout, self.training)
+        return self.own(x) + propagate(graph, self.neighbours(x))  # type: ignore[no-any-return]
+
+
+SplitModel = SplitGCN | SplitGAT | SplitSAGE
+
+
+def build_server_model(
+    name: str, *, hidden: int, heads: int, classes: int, dropout: float, seed: int
+) -> SplitModel:
+    """Build one of the split models with reproducible initial weights.
+
+    Parameters
+    ----------
+    name : str
+        ``"gcn"``, ``"gat"`` or ``"sage"``.
+    hidden, heads, classes, dropout : int, int, int, float
+        As in the models; ``heads`` is for GAT alone.
+    seed : int
+        The run's seed.
+
+    Returns
+    -------
+    SplitGCN, SplitGAT or SplitSAGE
+        The server's half.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown.
+    """
+    with seeded(torch.device("cpu"), seed, "server-model"):
+        if name == "gcn":
+            return SplitGCN(hidden, classes, dropout)
+        if name == "gat":
+            return SplitGAT(hidden, heads, classes, dropout)
+        if name == "sage":
+            return SplitSAGE(hidden, classes, dropout)
+    raise ValueError(f"model.name: {name!r} is unknown; allowed are 'gcn', 'gat' and 'sage'")
+
+
+class CentralModel(nn.Module):
+    """The same network in one piece: one shared linear map in front of a server model.
+
+    Parameters
+    ----------
+    num_features : int
+        Width of the feature matrix.
+    server : Module
+        Server half with a ``latent_size``.
+    input_dropout : float
+        Dropout on the features, as ordinary GCN and GAT have it.
+    """
+
+    def __init__(self, num_features: int, server: Any, input_dropout: float) -> None:
+        super().__init__()
+        self.input_dropout = input_dropout
+        self.linear = _glorot(nn.Linear(num_features, server.latent_size, bias=False))
+        self.server = server
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``."""
+        x = functional.dropout(x, self.input_dropout, self.training)
+        return self.server(self.linear(x), edge_index)  # type: ignore[no-any-return]
+
+
+def _glorot(linear: nn.Linear) -> nn.Linear:
+    nn.init.xavier_uniform_(linear.weight)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def _attention(heads: int, size: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, size)))

@@ -1,0 +1,182 @@
+"""Graph attention without its linear map: what the server of a split GAT computes.
+
+The users hold the map ``x'_i = W_i x_i``; scores, softmax and the weighted sum over neighbours
+need only ``x'`` and the graph (nFedGNN, appendix D; Velickovic et al., 2018, equations 1 to 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.graph import csr_tensor, pointers, with_self_loops
+
+# Edges the backward pass gathers at a time: bounds its memory on graphs with many edges.
+BLOCK_EDGES = 65_536
+
+
+class AttentionGraph(NamedTuple):
+    """Edges with self-loops, sorted by target, and their order sorted by source.
+
+    Attributes
+    ----------
+    source, target : Tensor
+        ``[e]`` ends of each edge, sorted by target.
+    ptr : Tensor
+        ``[n + 1]`` where the edges of each target begin.
+    by_source, source_ptr : Tensor
+        ``[e]`` edge numbers sorted by source, and ``[n + 1]`` where those of each source begin.
+    collect : Tensor
+        ``[n, e]`` sparse matrix of ones that sums edge values over each target.
+    """
+
+    source: Tensor
+    target: Tensor
+    ptr: Tensor
+    by_source: Tensor
+    source_ptr: Tensor
+    collect: Tensor
+
+
+def attention_graph(edge_index: Tensor, n: int) -> AttentionGraph:
+    """Sort the edges of a graph for attention.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` edges without self-loops; self-loops are added.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    AttentionGraph
+        The sorted edges.
+    """
+    edges = with_self_loops(edge_index, n)
+    edges = edges[:, torch.argsort(edges[1], stable=True)]
+    source, target = edges
+    by_source = torch.argsort(source, stable=True)
+    number = torch.arange(target.numel(), device=target.device)
+    ptr = pointers(target, n)
+    ones = torch.ones(target.numel(), device=target.device)
+    collect = csr_tensor(ptr, number.to(torch.int32), ones, (n, number.numel()))
+    return AttentionGraph(source, target, ptr, by_source, pointers(source, n), collect)
+
+
+class _SumOverTarget(torch.autograd.Function):
+    """Sum edge values ``[e, k]`` over each target, ``[n, k]``; the gradient is a gather."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, graph: AttentionGraph) -> Tensor:
+        ctx.target = graph.target
+        return graph.collect @ value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].index_select(0, ctx.target), None
+
+
+def edge_softmax(score: Tensor, graph: AttentionGraph) -> Tensor:
+    """Normalise scores over the neighbourhood of each target.
+
+    Parameters
+    ----------
+    score : Tensor
+        ``[e, k]`` one score per edge and head.
+    graph : AttentionGraph
+        The sorted edges.
+
+    Returns
+    -------
+    Tensor
+        ``[e, k]`` positive numbers that sum to 1 over the edges of a target.
+    """
+    n = graph.ptr.numel() - 1
+    index = graph.target[:, None].expand_as(score)
+    top = score.new_full((n, score.shape[1]), -torch.inf)
+    top.scatter_reduce_(0, index, score.detach(), "amax")
+    weight = (score - top.index_select(0, graph.target)).exp()
+    total: Tensor = _SumOverTarget.apply(weight, graph)  # type: ignore[no-untyped-call]
+    return weight / total.index_select(0, graph.target)
+
+
+class _WeightedSum(torch.autograd.Function):
+    """``out_i = sum_j alpha_ij x_j`` per head, by sparse products; gradients for both."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor, x: Tensor, graph: AttentionGraph) -> Tensor:
+        ctx.save_for_backward(alpha, x)
+        ctx.graph = graph
+        return _per_head(graph.ptr, graph.source, alpha, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        alpha, x = ctx.saved_tensors
+        graph: AttentionGraph = ctx.graph
+        grad = grads[0].contiguous()
+        order = graph.by_source
+        grad_x = _per_head(
+            graph.source_ptr, graph.target[order], alpha.index_select(0, order), grad
+        )
+        grad_alpha = torch.empty_like(alpha)
+        for start in range(0, alpha.shape[0], BLOCK_EDGES):
+            part = slice(start, start + BLOCK_EDGES)
+            ends = grad.index_select(0, graph.target[part]).mul_(
+                x.index_select(0, graph.source[part])
+            )
+            torch.sum(ends, dim=2, out=grad_alpha[part])
+        return grad_alpha, grad_x, None
+
+
+def _per_head(ptr: Tensor, col: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
+    """Multiply one sparse matrix per head, ``[n, heads, h]``."""
+    n, heads, _ = x.shape
+    col = col.to(torch.int32)
+    out = torch.empty_like(x)
+    for head in range(heads):
+        matrix = csr_tensor(ptr, col, alpha[:, head].contiguous(), (n, n))
+        out[:, head] = matrix @ x[:, head].contiguous()
+    return out
+
+
+def attend(
+    x: Tensor,
+    attention_source: Tensor,
+    attention_target: Tensor,
+    graph: AttentionGraph,
+    *,
+    dropout: float = 0.0,
+    slope: float = 0.2,
+) -> Tensor:
+    """Sum the neighbours' vectors, weighted by attention, for each head.
+
+    ``e_ij = LeakyReLU(a_target . x_i + a_source . x_j)``, ``alpha_ij = softmax_j(e_ij)``,
+    ``out_i = sum_j alpha_ij x_j``.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[n, heads, h]`` transformed node vectors.
+    attention_source, attention_target : Tensor
+        ``[heads, h]`` the two halves of each head's attention vector.
+    graph : AttentionGraph
+        The sorted edges.
+    dropout : float
+        Share of the coefficients that is dropped; 0 for evaluation.
+    slope : float
+        Slope of LeakyReLU below zero.
+
+    Returns
+    -------
+    Tensor
+        ``[n, heads, h]``.
+    """
+    from_source = (x * attention_source).sum(-1)
+    from_target = (x * attention_target).sum(-1)
+    score = from_source.index_select(0, graph.source) + from_target.index_select(0, graph.target)
+    alpha = edge_softmax(torch.nn.functional.leaky_relu(score, slope), graph)
+    alpha = torch.nn.functional.dropout(alpha, dropout, training=dropout > 0)
+    return _WeightedSum.apply(alpha, x.contiguous(), graph)  # type: ignore[no-any-return, no-untyped-call]

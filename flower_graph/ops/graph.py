@@ -1,0 +1,210 @@
+"""Graph operators: normalised adjacency, sparse products with gradients, the graph Laplacian."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Adjacency(NamedTuple):
+    """A sparse matrix and its transpose, both in CSR form, ``[n, n]``."""
+
+    matrix: Tensor
+    transpose: Tensor
+
+
+def csr(row: Tensor, col: Tensor, value: Tensor, n: int) -> Tensor:
+    """Build a CSR matrix from entries in any order.
+
+    Parameters
+    ----------
+    row, col, value : Tensor
+        ``[e]`` each; entries with the same place stay apart and add up in products.
+    n : int
+        Rows and columns.
+
+    Returns
+    -------
+    Tensor
+        ``[n, n]`` sparse CSR tensor.
+    """
+    order = torch.argsort(row, stable=True)
+    return csr_tensor(pointers(row, n), col[order].to(torch.int32), value[order], (n, n))
+
+
+def pointers(index: Tensor, n: int) -> Tensor:
+    """Count entries per row and return where each row begins, ``[n + 1]`` int32."""
+    ptr = torch.zeros(n + 1, dtype=torch.int64, device=index.device)
+    ptr[1:] = torch.bincount(index, minlength=n).cumsum(0)
+    return ptr.to(torch.int32)
+
+
+def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
+    """Wrap CSR parts without checking them; the callers build them sorted and complete."""
+    with warnings.catch_warnings():
+        # PyTorch calls its CSR layout beta in a warning at the first use in each process.
+        warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
+        return torch.sparse_csr_tensor(ptr, col, value, size, check_invariants=False)
+
+
+def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
+    """Build the matrix that sums messages from sources to targets, with its transpose.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` sources and targets.
+    value : Tensor
+        ``[e]`` weight of each edge.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    Adjacency
+        ``matrix @ x`` gives every target the weighted sum over its sources.
+    """
+    source, target = edge_index
+    return Adjacency(csr(target, source, value, n), csr(source, target, value, n))
+
+
+def gcn_adjacency(edge_index: Tensor, n: int) -> Adjacency:
+    """Normalise symmetrically with self-loops: ``D^(-1/2) (A + I) D^(-1/2)``.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` edges without self-loops.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    Adjacency
+        The normalised matrix (Kipf and Welling, 2017; nFedGNN, section 3.2).
+    """
+    edges = with_self_loops(edge_index, n)
+    root = torch.bincount(edges[1], minlength=n).float().rsqrt()
+    return adjacency(edges, root[edges[0]] * root[edges[1]], n)
+
+
+def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:
+    """Average over the neighbours; zero for a node that has none.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` edges without self-loops.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    Adjacency
+        ``D^(-1) A`` (Hamilton et al., 2017, mean aggregator).
+    """
+    degree = torch.bincount(edge_index[1], minlength=n).float()
+    return adjacency(edge_index, 1 / degree[edge_index[1]], n)
+
+
+def with_self_loops(edge_index: Tensor, n: int) -> Tensor:
+    """Append one self-loop per node, ``[2, e + n]``."""
+    loop = torch.arange(n, device=edge_index.device)
+    return torch.cat([edge_index, torch.stack([loop, loop])], dim=1)
+
+
+class _SparseProduct(torch.autograd.Function):
+    """``A @ x`` for a constant A; its gradient is ``A^T @ g``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
+        ctx.transpose = transpose
+        return matrix @ x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.transpose @ grads[0].contiguous(), None, None
+
+
+def propagate(graph: Adjacency, x: Tensor) -> Tensor:
+    """Sum the neighbours' vectors, weighted by the matrix.
+
+    Parameters
+    ----------
+    graph : Adjacency
+        The matrix and its transpose.
+    x : Tensor
+        ``[n, h]`` node vectors.
+
+    Returns
+    -------
+    Tensor
+        ``[n, h]``; gradients flow to ``x``.
+    """
+    return _SparseProduct.apply(x.contiguous(), graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class LaplacianTerm(NamedTuple):
+    """What ``L_reg`` needs of a graph: its edges as a matrix, and the degrees.
+
+    Attributes
+    ----------
+    edges : Adjacency
+        Every edge with weight 1.
+    degree : Tensor
+        ``[n, 1]`` edges that end at a node plus edges that start there.
+    neighbourhoods : int
+        ``sum_i |N_i|``, where ``N_i`` has the node itself (nFedGNN, section 2.1).
+    """
+
+    edges: Adjacency
+    degree: Tensor
+    neighbourhoods: int
+
+
+def laplacian_term(edge_index: Tensor, n: int) -> LaplacianTerm:
+    """Prepare ``L_reg`` for a graph.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` edges without self-loops, both ways for an undirected graph.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    LaplacianTerm
+        Constants of the graph.
+    """
+    e = edge_index.shape[1]
+    ends = torch.bincount(edge_index.reshape(-1), minlength=n).float()
+    ones = torch.ones(e, device=edge_index.device)
+    return LaplacianTerm(adjacency(edge_index, ones, n), ends[:, None], e + n)
+
+
+def laplacian_regulariser(term: LaplacianTerm, x: Tensor) -> Tensor:
+    """Mean squared distance between the latent vectors of neighbours, ``L_reg``.
+
+    ``(1 / sum_i |N_i|) sum_i sum_{j in N_i} ||x_i - x_j||^2``, with ``||a - b||^2`` multiplied out
+    so that no tensor of edges by numbers is made. For several heads the vectors are the
+    concatenation, which sums the heads' terms.
+
+    Parameters
+    ----------
+    term : LaplacianTerm
+        Constants of the graph.
+    x : Tensor
+        ``[n, h]`` latent vectors.
+
+    Returns
+    -------
+    Tensor
+        Scalar (nFedGNN, equation 6).
+    """
+    squares = (term.degree * x * x).sum()
+    products = (x * propagate(term.edges, x)).sum()
+    return (squares - 2 * products) / term.neighbourhoods

@@ -1,0 +1,303 @@
+"""Typed messages, and the one place where tensors turn into Flower records.
+
+Each message is a dataclass that writes itself into a ``RecordDict`` and reads itself from what a
+``NumPyClient`` is given, or the other way round. All keys on the wire are below.
+
+Numbers that must arrive exactly as they left (identities, rounds) travel in the ``ConfigRecord``
+as bytes, because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That
+mod also wants the same keys up and down, so a latent vector and its gradient share one key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.arrays import decode_array, encode_array
+from flower_graph.cohort import UserSettings
+from flower_graph.errors import MalformedReplyError
+
+FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.integer[Any]]
+
+# Records
+ARRAYS, AVERAGE, CONFIG, METRICS = "arrays", "average", "config", "metrics"
+# Arrays: latent vectors up, their gradients down; averaged weights both ways; how many users held
+# each row, up
+RELAY, WEIGHTS, HOLDERS = "relay", "weights", "holders"
+# Exact integers, as little-endian bytes
+USERS, GRADIENT_ROUND = "users", "gradient-round"
+# Scalars
+ROUND, AVERAGE_ROUND, RESUME_ROUND = "round", "average-round", "resume-round"
+SEND_WEIGHTS, CHECKPOINT = "send-weights", "checkpoint"
+LATENT_SIZE, USER_BIAS, SEED = "latent-size", "user-bias", "seed"
+LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"
+AVERAGE_OVER, WEIGHT_SHAPE = "average-over", "weight-shape"
+# How the adaptor (``flower_graph.client``) names the arrays of a reply
+ARRAY_NAMES = "array-names"
+
+
+def pack_integers(values: IntArray) -> bytes:
+    """Write integers as little-endian 64-bit bytes."""
+    return np.ascontiguousarray(values, dtype="<i8").tobytes()
+
+
+def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
+    """Read what ``pack_integers`` wrote; ``MalformedReplyError`` names ``what`` if it cannot."""
+    if not isinstance(data, bytes) or len(data) % 8:
+        raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {data!r:.60}")
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def write_settings(settings: UserSettings) -> dict[str, Any]:
+    """Return the config entries of ``UserSettings``."""
+    return {
+        LATENT_SIZE: settings.latent_size,
+        USER_BIAS: settings.bias,
+        LEARNING_RATE: settings.learning_rate,
+        WEIGHT_DECAY: settings.weight_decay,
+        SEED: settings.seed,
+        AVERAGE_OVER: settings.average_over,
+    }
+
+
+def read_settings(config: dict[str, Any]) -> UserSettings:
+    """Read ``UserSettings`` from config entries."""
+    return UserSettings(
+        int(config[LATENT_SIZE]),
+        bool(config[USER_BIAS]),
+        float(config[LEARNING_RATE]),
+        float(config[WEIGHT_DECAY]),
+        int(config[SEED]),
+        str(config[AVERAGE_OVER]),
+    )
+
+
+@dataclass
+class Hello:
+    """Server to client, ``query``: who is there; and, when a run is resumed, from which round.
+
+    Attributes
+    ----------
+    settings : UserSettings
+        What the users' models and optimisers are to be.
+    resume_round : int
+        Round whose checkpoint the client is to load; 0 for a new run.
+    """
+
+    settings: UserSettings
+    resume_round: int = 0
+
+    def to_record(self) -> RecordDict:
+        """Write the message."""
+        config = write_settings(self.settings) | {RESUME_ROUND: self.resume_round}
+        return RecordDict({CONFIG: ConfigRecord(config)})
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Hello:
+        """Read the message at the client."""
+        return cls(read_settings(config), int(config[RESUME_ROUND]))
+
+
+@dataclass
+class HelloReply:
+    """Client to server: the users it hosts.
+
+    Attributes
+    ----------
+    users : ndarray
+        ``[n_c]`` node numbers.
+    weight_shape : tuple of int
+        Shape of one user's weights as they are averaged, ``(f, h)``.
+    """
+
+    users: IntArray
+    weight_shape: tuple[int, int]
+
+    def to_properties(self) -> dict[str, Any]:
+        """Return what ``get_properties`` returns."""
+        return {USERS: pack_integers(self.users), WEIGHT_SHAPE: list(self.weight_shape)}
+
+    @classmethod
+    def from_record(cls, content: RecordDict, num_nodes: int) -> HelloReply:
+        """Read and check the reply; node numbers must be below ``num_nodes`` and unique."""
+        config = content.config_records.get(CONFIG, ConfigRecord())
+        users = unpack_integers(config.get(USERS), USERS)
+        if users.size == 0:
+            raise MalformedReplyError("it hosts no users")
+        if users.min() < 0 or users.max() >= num_nodes:
+            wrong = users.min() if users.min() < 0 else users.max()
+            raise MalformedReplyError(
+                f"it hosts user {wrong}, but the graph has nodes 0 to {num_nodes - 1}"
+            )
+        if np.unique(users).size != users.size:
+            raise MalformedReplyError("it hosts a user twice")
+        shape = config.get(WEIGHT_SHAPE)
+        if not (isinstance(shape, list) and len(shape) == 2 and all(_is_size(s) for s in shape)):
+            raise MalformedReplyError(f"{WEIGHT_SHAPE}: expected two sizes, got {shape!r:.60}")
+        return cls(users, (int(shape[0]), int(shape[1])))
+
+
+@dataclass
+class RelayRequest:
+    """Server to client, ``train`` and ``train.finish``: gradients of an earlier round.
+
+    Attributes
+    ----------
+    server_round : int
+        The current round.
+    users : ndarray
+        ``[p]`` the users that take part.
+    gradient : ndarray
+        ``[p, h]`` gradient of the loss with respect to the latent vector that each sent last.
+    gradient_round : ndarray
+        ``[p]`` round of that latent vector; 0 where there is no gradient. A client that has
+        applied that round's gradient already ignores it, so a repeated message does no harm.
+    settings : UserSettings
+        What the users' models and optimisers are.
+    average : ndarray or None
+        ``[f, h]`` averaged weights, NaN in rows that nobody averaged.
+    average_round : int
+        Round in which they were averaged; 0 without.
+    send_weights : bool
+        Whether the reply is to carry the users' weights.
+    checkpoint : bool
+        Whether the client is to save its state after this round.
+    """
+
+    server_round: int
+    users: IntArray
+    gradient: FloatArray
+    gradient_round: IntArray
+    settings: UserSettings
+    average: FloatArray | None = None
+    average_round: int = 0
+    send_weights: bool = False
+    checkpoint: bool = False
+
+    def to_record(self) -> RecordDict:
+        """Write the message."""
+        config: dict[str, Any] = write_settings(self.settings) | {
+            ROUND: self.server_round,
+            USERS: pack_integers(self.users),
+            GRADIENT_ROUND: pack_integers(self.gradient_round),
+            AVERAGE_ROUND: self.average_round,
+            SEND_WEIGHTS: self.send_weights,
+            CHECKPOINT: self.checkpoint,
+        }
+        content = RecordDict({CONFIG: ConfigRecord(config)})
+        content[ARRAYS] = ArrayRecord({RELAY: encode_array(RELAY, self.gradient)})
+        if self.average is not None:
+            content[AVERAGE] = ArrayRecord({WEIGHTS: encode_array(WEIGHTS, self.average)})
+        return content
+
+    @classmethod
+    def from_numpy(cls, parameters: list[FloatArray], config: dict[str, Any]) -> RelayRequest:
+        """Read the message at the client."""
+        return cls(
+            int(config[ROUND]),
+            unpack_integers(config[USERS], USERS),
+            parameters[0],
+            unpack_integers(config[GRADIENT_ROUND], GRADIENT_ROUND),
+            read_settings(config),
+            parameters[1] if len(parameters) > 1 else None,
+            int(config[AVERAGE_ROUND]),
+            bool(config[SEND_WEIGHTS]),
+            bool(config[CHECKPOINT]),
+        )
+
+
+@dataclass
+class RelayReply:
+    """Client to server: latent vectors, and sums of weights if they were asked for.
+
+    Attributes
+    ----------
+    server_round : int
+        The request's round.
+    latent : ndarray
+        ``[p, h]`` latent vectors, in the order of the request's users.
+    weight_sum, holders : ndarray or None
+        ``[f, h]`` the users' weights added up, and ``[f]`` how many users each row has.
+    """
+
+    server_round: int
+    latent: FloatArray
+    weight_sum: FloatArray | None = None
+    holders: IntArray | None = None
+
+    def to_numpy(self) -> tuple[list[Any], int, dict[str, Any]]:
+        """Return what ``NumPyClient.fit`` returns."""
+        arrays, names = [self.latent], [RELAY]
+        if self.weight_sum is not None and self.holders is not None:
+            arrays += [self.weight_sum, self.holders]
+            names += [f"{AVERAGE}/{WEIGHTS}", f"{AVERAGE}/{HOLDERS}"]
+        metrics = {ARRAY_NAMES: names, ROUND: self.server_round}
+        return arrays, self.latent.shape[0], metrics
+
+    @classmethod
+    def from_record(
+        cls, content: RecordDict, request: RelayRequest, weight_shape: tuple[int, int]
+    ) -> RelayReply:
+        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
+        metrics = content.metric_records.get(METRICS)
+        found = None if metrics is None else metrics.get(ROUND)
+        if found != request.server_round:
+            raise MalformedReplyError(f"round {found}, expected {request.server_round}")
+        latent = read_array(content, ARRAYS, RELAY, request.gradient.shape)
+        if not request.send_weights:
+            return cls(request.server_round, latent)
+        weights = read_array(content, AVERAGE, WEIGHTS, weight_shape)
+        holders = read_array(content, AVERAGE, HOLDERS, weight_shape[:1])
+        users = request.users.size
+        if holders.dtype.kind not in "iu" or holders.min() < 0 or holders.max() > users:
+            raise MalformedReplyError(f"{HOLDERS}: expected counts from 0 to {users}")
+        return cls(request.server_round, latent, weights, holders)
+
+
+def read_array(
+    content: RecordDict, record: str, key: str, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """Read one array of a reply and check it.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The reply.
+    record, key : str
+        Where the array is.
+    shape : tuple
+        Expected shape.
+
+    Returns
+    -------
+    ndarray
+        The array, finite, of that shape.
+
+    Raises
+    ------
+    MalformedReplyError
+        If it is missing, unreadable, of another shape or type, or not finite.
+    """
+    arrays = content.array_records.get(record)
+    if arrays is None or key not in arrays:
+        raise MalformedReplyError(f"the array {record}/{key} is missing")
+    try:
+        value = decode_array(f"{record}/{key}", arrays[key])
+    except (ValueError, TypeError) as error:
+        raise MalformedReplyError(f"{record}/{key} cannot be read: {error}") from error
+    if value.shape != shape:
+        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
+    if value.dtype.kind not in "fiu":
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
+    if not np.isfinite(value).all():
+        raise MalformedReplyError(f"{record}/{key} has NaN or infinite values")
+    return value
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,245 @@
+"""Where a client keeps its tensors between two messages.
+
+``Context.state`` is Flower's place for it, but a context travels with every message: through Ray,
+or to and from the process that runs the ClientApp. So, by size and by ``state-dir``:
+
+* up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself;
+* larger: in a file that is mapped into memory and changed in place, so that another process takes
+  the next message without a copy being made; ``Context.state`` holds where, and the version;
+* ``state-dir = ":memory:"`` (the in-process engine): in this process.
+
+The version is the number of messages handled. Tensors of another version than the context's, or
+those that a dead process left half changed, are refused: ``StateLostError``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from flower_graph.errors import StateLostError
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+IN_PROCESS = ":memory:"
+SMALL_BYTES = 1 << 20
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+
+# Live objects of this process, by (run, node): with the right version they spare a reload.
+_LIVE: dict[tuple[int, int], tuple[int, Any]] = {}
+_FIXED: dict[tuple[int, int], Any] = {}
+
+
+class StateStore:
+    """Keeps the object that a client works with, and its tensors, from message to message.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context; its ``state`` gets the version and small tensors.
+    name : str
+        Record name in ``Context.state``, one per kind of client.
+    """
+
+    def __init__(self, context: Context, name: str) -> None:
+        self._context, self._name = context, name
+        self._key = (context.run_id, context.node_id)
+        folder = str(context.node_config.get("state-dir", "") or default_folder())
+        self._in_process = folder == IN_PROCESS
+        self._folder = Path(folder) / f"run-{context.run_id}"
+        self._file = self._folder / f"node-{context.node_id}.bin"
+
+    @property
+    def version(self) -> int:
+        """Messages handled so far; 0 before the first."""
+        record = self._context.state.config_records.get(self._name)
+        return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
+
+    def load(self, build: Callable[[Tensors], Any]) -> Any:
+        """Return the live object, rebuilt from its tensors where this process lacks it.
+
+        Parameters
+        ----------
+        build : callable
+            Makes the object from the tensors that ``commit`` was given.
+
+        Returns
+        -------
+        object
+            What ``build`` made, now or at an earlier message.
+
+        Raises
+        ------
+        StateLostError
+            If the tensors are gone, half changed or of another version.
+        """
+        record = self._context.state.config_records[self._name]
+        if record["kind"] == "file":
+            self._check_file()
+        version, live = _LIVE.get(self._key, (-1, None))
+        if version == self.version:
+            return live
+        if record["kind"] == "process":
+            raise StateLostError(
+                f"client {self._key[1]}: version {self.version} of its state was kept in a process "
+                f"that is gone (this one has {'none' if live is None else version})"
+            )
+        kept = self._mapped(json.loads(str(record["layout"]))) if record["kind"] == "file" else None
+        live = build(self._small() if kept is None else kept)
+        _LIVE[self._key] = (self.version, live)
+        return live
+
+    def once(self, build: Callable[[], T]) -> T:
+        """Return what never changes during a run, such as packed features; built once a process."""
+        if self._key not in _FIXED:
+            _FIXED[self._key] = build()
+        return cast(T, _FIXED[self._key])
+
+    def begin(self) -> None:
+        """Mark the tensors as being changed; ``commit`` unmarks them."""
+        if self._key in _LIVE:
+            _LIVE[self._key] = (-1, _LIVE[self._key][1])
+        if self._file.exists():
+            self._write_version(-1)
+
+    def create(self, tensors: Tensors) -> Tensors:
+        """Put a new client's tensors where they are to stay and return them there."""
+        self.begin()
+        if self._kind(tensors) != "file":
+            return tensors
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        layout, size = _layout(tensors)
+        _check_room(self._folder, size)
+        with self._file.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+        mapped = self._mapped(layout)
+        for name, tensor in tensors.items():
+            mapped[name].copy_(tensor)
+        return mapped
+
+    def commit(self, live: Any, tensors: Tensors) -> None:
+        """Record that one more message has been handled.
+
+        Parameters
+        ----------
+        live : object
+            What the next message works with in this process.
+        tensors : dict of Tensor
+            The object's tensors, where ``create`` or ``load`` put them.
+        """
+        from flwr.app import ConfigRecord
+
+        version, kind = self.version + 1, self._kind(tensors)
+        record = ConfigRecord({"version": version, "kind": kind})
+        if kind == "file":
+            record["layout"] = json.dumps(_layout(tensors)[0])
+            self._write_version(version)
+        elif kind == "context":
+            self._keep_small(tensors)
+        self._context.state[self._name] = record
+        _LIVE[self._key] = (version, live)
+
+    def drop(self) -> None:
+        """Forget everything: the run is over."""
+        _LIVE.pop(self._key, None)
+        _FIXED.pop(self._key, None)
+        for record in (self._name, f"{self._name}-tensors"):
+            self._context.state.pop(record, None)
+        self._file.unlink(missing_ok=True)
+        self._version_file.unlink(missing_ok=True)
+        if self._folder.is_dir() and not any(self._folder.iterdir()):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kind(self, tensors: Tensors) -> str:
+        if self._in_process:
+            return "process"
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        on_cpu = all(t.device.type == "cpu" for t in tensors.values())
+        return "context" if size <= SMALL_BYTES or not on_cpu else "file"
+
+    @property
+    def _version_file(self) -> Path:
+        return self._file.with_suffix(".version")
+
+    def _write_version(self, version: int) -> None:
+        part = self._version_file.with_suffix(f".{os.getpid()}")
+        part.write_text(str(version))
+        os.replace(part, self._version_file)
+
+    def _check_file(self) -> None:
+        if not self._file.exists() or not self._version_file.exists():
+            raise StateLostError(f"client {self._key[1]}: its state {self._file} is gone")
+        found = int(self._version_file.read_text())
+        if found != self.version:
+            what = "half changed by a process that died" if found < 0 else f"at version {found}"
+            raise StateLostError(
+                f"client {self._key[1]}: its state {self._file} is {what}, "
+                f"expected version {self.version}"
+            )
+
+    def _mapped(self, layout: list[list[Any]]) -> Tensors:
+        storage = torch.UntypedStorage.from_file(
+            str(self._file), shared=True, nbytes=self._file.stat().st_size
+        )
+        out: Tensors = {}
+        for name, dtype, shape, start in layout:
+            flat = torch.empty(0, dtype=getattr(torch, dtype))
+            flat.set_(storage, start // flat.element_size(), tuple(shape))  # type: ignore[call-overload]
+            out[name] = flat
+        return out
+
+    def _small(self) -> Tensors:
+        arrays = self._context.state.array_records[f"{self._name}-tensors"]
+        return {k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()}
+
+    def _keep_small(self, tensors: Tensors) -> None:
+        from flwr.app import ArrayRecord
+
+        from flower_graph.arrays import encode_array
+
+        arrays = {name: encode_array(name, t.detach().cpu().numpy()) for name, t in tensors.items()}
+        self._context.state[f"{self._name}-tensors"] = ArrayRecord(arrays)
+
+
+def default_folder() -> Path:
+    """Return where state files lie by default: shared memory if the machine has it."""
+    shared = Path("/dev/shm")
+    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"flower-graph-{os.getuid()}"
+
+
+def forget_run(run_id: int, folder: Path | None = None) -> None:
+    """Remove the state files that clients of a run left on this machine."""
+    shutil.rmtree((folder or default_folder()) / f"run-{run_id}", ignore_errors=True)
+    for kept in (_LIVE, _FIXED):
+        for key in [key for key in kept if key[0] == run_id]:
+            del kept[key]
+
+
+def _layout(tensors: Tensors) -> tuple[list[list[Any]], int]:
+    """Place tensors one behind the other, each at a multiple of 64 bytes."""
+    layout: list[list[Any]] = []
+    end = 0
+    for name, tensor in tensors.items():
+        layout.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])
+        end += -(-tensor.numel() * tensor.element_size() // 64) * 64
+    return layout, max(end, 64)
+
+
+def _check_room(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise StateLostError(
+            f"no room for a client's state: {folder} has {free:,} bytes free, {size:,} are needed; "
+            "set state-dir in the node's config to another folder"
+        )

@@ -1,0 +1,1 @@
+"""One file per paper, both halves of its algorithm."""

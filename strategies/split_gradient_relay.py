@@ -1,0 +1,490 @@
+"""nFedGNN: node-level federated learning by relaying the gradients of latent vectors.
+
+"One Node Per User: Node-Level Federated Learning for Graph Neural Networks" (anonymous authors).
+Every client, a *user*, is one node of a graph: it holds one feature vector ``x_i`` and its own
+model ``f_u(theta_i, .)``. The server holds the graph ``A``, the labels of some nodes and every
+layer but the first linear map, ``f_s(theta_s, A, .)``.
+
+Round ``t`` of Algorithm 1, in one exchange instead of two. The message that asks for the latent
+vectors of round ``t`` carries the gradients of round ``t - 1``:
+
+1. server -> user ``i``: the gradient of the loss by the latent vector that ``i`` sent last;
+2. user ``i``: back-propagates it and takes an Adam step on ``theta_i`` (lines 11 and 12);
+3. user ``i`` -> server: ``x'_i = f_u(theta_i, x_i)`` (lines 5 and 6);
+4. server: ``Z = f_s(theta_s, A, X')``, ``L = CE(Z, Y) + lambda L_reg`` (equations 5 to 7), an Adam
+   step on ``theta_s``, and the gradients of ``L`` by every ``x'_i`` (lines 8 and 9).
+
+One more message after the last round delivers the last gradients. At the end of step 4 the server
+judges the weights and latent vectors that it then has.
+
+*Absent users.* A user that is not asked or does not answer keeps its weights; the server goes on
+with its last latent vector, and its gradient waits until it is back. A user that has never
+answered has no edges until it does.
+
+*Averaging* (``average_every = K``). In every K-th round the users also send their weights; the
+next message carries the mean, which a user takes over before its step. CNFGNN, the paper's
+baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor, nn
+
+from flower_graph import checkpoint
+from flower_graph.cohort import UserSettings
+from flower_graph.errors import CheckpointError, NoClientsError
+from flower_graph.exchange import Exchange, Replies
+from flower_graph.records import CONFIG, Hello, HelloReply, RelayReply, RelayRequest
+from flower_graph.relay import Losses, RelayServer, ServerData, resolve_device
+from flower_graph.relay_book import RelayBook
+from flower_graph.report import RoundReport, format_round
+from flower_graph.user_host import ChosenUsers, UserHost
+
+LOG = logging.getLogger(__name__)
+ACTIONS = ("finish",)  # named actions of NodeClient, for make_client_app
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class NodeClient(NumPyClient):
+    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the users' weights live behind it (``flower_graph.state``).
+    x : Tensor
+        ``[n_c, f]`` the users' features, dense or sparse CSR.
+    users : Tensor
+        ``[n_c]`` the users' numbers in the server's graph.
+    user_model : Module, optional
+        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
+        the paper's linear map, stored by active rows. It runs without dropout, since one latent
+        vector serves training and evaluation; put dropout into the server's model.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where to save the users' weights when the server asks for a checkpoint.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        user_model: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        self.host = UserHost(
+            context,
+            x,
+            users,
+            user_model=user_model,
+            device=resolve_device(device),
+            checkpoint_dir=checkpoint_dir,
+        )
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which users are here; load a checkpoint first if the server resumes a run."""
+        hello = Hello.from_config(config)
+        if hello.resume_round:
+            self.host.restore(hello.settings, hello.resume_round)
+        shape = self.host.weight_shape(hello.settings)
+        return HelloReply(self.host.users.numpy(), shape).to_properties()
+
+    def fit(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
+        request = RelayRequest.from_numpy(parameters, config)
+        with self.host.message(request.settings, request.users) as users:
+            self._update(users, request)
+            reply = RelayReply(request.server_round, users.latent())
+            if request.send_weights:
+                reply.weight_sum, reply.holders = users.weight_sum()
+        if request.checkpoint:
+            self.host.save(request.server_round)
+        return reply.to_numpy()
+
+    def finish(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Apply the last gradients and forget the run."""
+        request = RelayRequest.from_numpy(parameters, config)
+        with self.host.message(request.settings, request.users) as users:
+            self._update(users, request)
+        self.host.drop()
+        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
+        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+
+    @staticmethod
+    def _update(users: ChosenUsers, request: RelayRequest) -> None:
+        """Take over averaged weights, then step; each at most once per round it belongs to."""
+        if request.average is not None:
+            users.take_average(request.average, request.average_round)
+        users.step(request.gradient, request.gradient_round)
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+class SplitGradientRelay(Strategy):
+    """Server of nFedGNN, for clients that answer as ``NodeClient`` does.
+
+    Parameters
+    ----------
+    data : Data
+        ``edge_index``, ``y``, ``train_mask`` and, for the report, ``val_mask``, ``test_mask``; a
+        PyG ``Data`` will do. Features are not looked at.
+    server_model : Module
+        ``f_s``, called as ``server_model(latent, edge_index)``; returns logits ``[n, c]``.
+    latent_size : int
+        Length of a latent vector, ``h``.
+    user_bias : bool
+        Whether the users' linear map has a bias.
+    reg_weight : float
+        ``lambda`` of equation 7.
+    learning_rate, weight_decay : float
+        Of Adam, on both sides.
+    participation : float
+        Share of the users asked each round, above 0 and at most 1.
+    average_every : int
+        Average the users' weights every so many rounds; 0 for never.
+    average_over : str
+        ``"holders"``: a feature's row over the users that have the feature, the bias not at all;
+        ``"all"``: every row over all users, which needs full participation.
+    seed : int
+        Of initial weights, dropout and the choice of users.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``, for the server's model.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything; 0 for never.
+
+    Notes
+    -----
+    A client must answer ``query`` with the users it hosts, ``train`` with their latent vectors
+    after applying the gradients that the message brings, and ``train.finish`` after applying the
+    last ones (``flower_graph.records``).
+    """
+
+    def __init__(
+        self,
+        data: ServerData,
+        server_model: nn.Module,
+        *,
+        latent_size: int,
+        user_bias: bool = False,
+        reg_weight: float = 100.0,
+        learning_rate: float = 0.1,
+        weight_decay: float = 5e-4,
+        participation: float = 1.0,
+        average_every: int = 0,
+        average_over: str = "holders",
+        seed: int = 0,
+        device: str = "cpu",
+        min_nodes: int = 1,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        if checkpoint_every and checkpoint_dir is None:
+            raise ValueError("checkpoint_every: a checkpoint_dir is needed")
+        self.server = RelayServer(
+            data,
+            server_model,
+            latent_size=latent_size,
+            reg_weight=reg_weight,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            seed=seed,
+            device=resolve_device(device),
+        )
+        over = average_over if average_every else "holders"
+        settings = UserSettings(latent_size, user_bias, learning_rate, weight_decay, seed, over)
+        self.book = RelayBook(
+            self.server.num_nodes,
+            settings,
+            participation=participation,
+            average_every=average_every,
+        )
+        self.min_nodes = min_nodes
+        self.checkpoint_dir, self.checkpoint_every = checkpoint_dir, checkpoint_every
+        self._exchange: Exchange | None = None
+        self._requests: dict[int, RelayRequest] = {}
+        self._timeout, self._rounds = 600.0, 0
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 200,
+        timeout: float = 600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Run the method.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, or ``flower_graph.simulation.InProcessGrid``.
+        initial_arrays : ArrayRecord, optional
+            The server model's initial ``state_dict``; by default the model as it is.
+        num_rounds : int
+            Rounds to run, those before a checkpoint included.
+        timeout : float
+            Seconds that an exchange may take.
+        train_config : ConfigRecord, optional
+            Entries to send along with every ``train`` message.
+        evaluate_config : ConfigRecord, optional
+            Refused: the server evaluates, nothing is sent to clients for it.
+        evaluate_fn : callable, optional
+            Called with the round and the server model's arrays after every round.
+        on_round : callable, optional
+            Called with every round's report; without it, one line is logged.
+        resume : bool
+            Go on from the last complete checkpoint in ``checkpoint_dir``.
+
+        Returns
+        -------
+        Result
+            The server model's arrays, and the metrics of every round.
+
+        Raises
+        ------
+        NoClientsError
+            If no client is there, or none gives a usable answer before the deadline.
+        DivergedError
+            If the loss is no longer a number.
+        CheckpointError
+            If there is nothing to resume from.
+        """
+        if num_rounds < 1:
+            raise ValueError(f"num_rounds: {num_rounds} is not at least 1")
+        if evaluate_config is not None:
+            raise ValueError("evaluate_config: the server evaluates, clients are not asked")
+        if initial_arrays is not None:
+            self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        self._exchange, self._timeout, self._rounds = Exchange(grid), timeout, num_rounds
+        first = self._resume() + 1 if resume else 1
+        result = Result()
+        for server_round in range(first, num_rounds + 1):
+            started = time.perf_counter()
+            report = self._round(server_round, grid, train_config or ConfigRecord())
+            result.train_metrics_clientapp[server_round] = _as_metrics(report)
+            found = evaluate_fn(server_round, self._arrays()) if evaluate_fn else None
+            if found is not None:
+                result.evaluate_metrics_serverapp[server_round] = found
+            self._checkpoint(server_round)
+            report.seconds = time.perf_counter() - started
+            (on_round or self._log)(report)
+        self._finish(num_rounds)
+        result.arrays = self._arrays()
+        return result
+
+    def _round(self, server_round: int, grid: Grid, config: ConfigRecord) -> RoundReport:
+        """Run steps 1 to 4."""
+        messages = self.configure_train(server_round, ArrayRecord(), config, grid)
+        contents = {message.metadata.dst_node_id: message.content for message in messages}
+        replies = self._send("train", server_round, contents)
+        return self._report(server_round, self._learn(server_round, replies.values), replies)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
+        exchange = self._exchange = self._exchange or Exchange(grid)
+        connected = exchange.nodes(self.min_nodes, self._timeout)
+        self._enroll(connected)
+        every = self.checkpoint_every
+        save = bool(every) and (server_round % every == 0 or server_round == self._rounds)
+        self._requests = self.book.requests(server_round, connected, checkpoint=save)
+        for node, request in self._requests.items():
+            content = request.to_record()
+            content[CONFIG] = ConfigRecord({**config, **content.config_records[CONFIG]})
+            yield Message(content, node, "train", group_id=str(server_round))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Steps 3 and 4, for Flower's own round loop; ``start`` does not need it."""
+        values: dict[int, RelayReply] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                LOG.warning("round %d: node %d: %s", server_round, node, reply.error.reason)
+            elif node in self._requests:
+                values[node] = self._read(node, reply.content)
+        losses = self._learn(server_round, values)
+        report = self._report(server_round, losses, Replies(values))
+        return self._arrays(), _as_metrics(report)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nobody: the server evaluates."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Do nothing: the server evaluates."""
+        return None
+
+    def summary(self) -> None:
+        """Log the settings in one line."""
+        server, book = self.server, self.book
+        LOG.info(
+            "SplitGradientRelay: %d users, lambda %g, participation %g, average every %d",
+            server.num_nodes,
+            server.reg_weight,
+            book.participation,
+            book.average_every,
+        )
+
+    def _learn(self, server_round: int, replies: Mapping[int, RelayReply]) -> Losses:
+        """Steps 3 and 4: take in latent vectors, step the server, keep gradients for the users."""
+        if not replies:
+            raise NoClientsError(
+                f"round {server_round}: none of {len(self._requests)} SuperNodes gave a usable "
+                f"answer within {self._timeout:g} s; the log names the reasons"
+            )
+        answered = {node: self._requests[node] for node in replies}
+        for node, request in answered.items():
+            latent = torch.tensor(replies[node].latent, dtype=torch.float32)
+            self.server.receive(torch.from_numpy(request.users), latent)
+        losses, gradient = self.server.step(server_round)
+        self.book.delivered(answered)
+        self.book.keep_gradients(server_round, answered, gradient.cpu().numpy())
+        self.book.average(server_round, list(replies.values()))
+        return losses
+
+    def _enroll(self, connected: list[int], resume_round: int = 0) -> None:
+        """Ask SuperNodes that are new which users they host."""
+        new = [node for node in connected if node not in self.book.nodes]
+        if not new:
+            return
+        hello = Hello(self.book.settings, resume_round).to_record()
+        contents = dict.fromkeys(new, hello)
+        replies = self._send("query", resume_round, contents)
+        for node, reply in sorted(replies.values.items()):
+            if refused := self.book.enroll(node, reply, connected):
+                LOG.warning("node %d takes no part: %s", node, refused)
+        if resume_round and replies.rejected:
+            reasons = "; ".join(f"node {r.node_id}: {r.reason}" for r in replies.rejected)
+            raise NoClientsError(f"cannot resume from round {resume_round}: {reasons}")
+
+    def _send(self, kind: str, server_round: int, contents: Mapping[int, RecordDict]) -> Any:
+        assert self._exchange is not None
+        return self._exchange.send(
+            contents,
+            message_type=kind,
+            server_round=server_round,
+            timeout=self._timeout,
+            read=self._read_hello if kind == "query" else self._read,
+        )
+
+    def _read_hello(self, node: int, content: RecordDict) -> HelloReply:
+        return HelloReply.from_record(content, self.server.num_nodes)
+
+    def _read(self, node: int, content: RecordDict) -> RelayReply:
+        return RelayReply.from_record(content, self._requests[node], self.book.weight_shape)
+
+    def _finish(self, server_round: int) -> None:
+        """Deliver the last gradients, and let the clients forget the run."""
+        assert self._exchange is not None
+        connected = sorted(self._exchange.grid.get_node_ids())
+        self._requests = self.book.requests(server_round, connected, last=True)
+        contents = {node: request.to_record() for node, request in self._requests.items()}
+        replies = self._send("train.finish", server_round, contents)
+        self.book.delivered({node: self._requests[node] for node in replies.values})
+
+    def _report(
+        self, server_round: int, losses: Losses, replies: Replies[RelayReply]
+    ) -> RoundReport:
+        accuracy, ledger = self.server.accuracy(), self.book.ledger
+        assert self._exchange is not None
+        return RoundReport(
+            round=server_round,
+            loss=losses.total,
+            cross_entropy=losses.cross_entropy,
+            regulariser=losses.regulariser,
+            train_accuracy=accuracy["train"],
+            val_accuracy=accuracy["val"],
+            test_accuracy=accuracy["test"],
+            asked=sum(r.users.size for r in self._requests.values()),
+            answered=sum(self._requests[node].users.size for node in replies.values),
+            rejected=[{"node": r.node_id, "reason": r.reason} for r in replies.rejected],
+            bytes=ledger.payload,
+            wire_bytes=self._exchange.ledger.wire,
+        )
+
+    def _arrays(self) -> ArrayRecord:
+        state = self.server.model.state_dict()
+        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what the last report was made with: the server's weights, the latent vectors."""
+        model = {f"server.{name}": t for name, t in self.server.model.state_dict().items()}
+        return model | {"latent": self.server.latent}
+
+    def _checkpoint(self, server_round: int) -> None:
+        """Complete the round's checkpoint; the clients have written theirs by now."""
+        if not any(request.checkpoint for request in self._requests.values()):
+            return
+        assert self.checkpoint_dir is not None and self._exchange is not None
+        state = {
+            "server": self.server.state_dict(),
+            "book": self.book.state_dict(),
+            "wire": self._exchange.ledger.state_dict(),
+        }
+        checkpoint.save_server(self.checkpoint_dir, server_round, state)
+
+    def _resume(self) -> int:
+        """Load the last complete checkpoint here and at the clients; return its round."""
+        if self.checkpoint_dir is None:
+            raise CheckpointError("resume: a checkpoint_dir is needed")
+        assert self._exchange is not None
+        server_round = checkpoint.last_round(self.checkpoint_dir)
+        state = checkpoint.load_server(self.checkpoint_dir, server_round)
+        connected = self._exchange.nodes(self.min_nodes, self._timeout)
+        self._enroll(connected, server_round)
+        self.server.load_state_dict(state["server"])
+        self.book.load_state_dict(state["book"])
+        self._exchange.ledger.load_state_dict(state["wire"])
+        return server_round
+
+    def _log(self, report: RoundReport) -> None:
+        LOG.info(format_round(report, self._rounds))
+
+
+def _as_metrics(report: RoundReport) -> MetricRecord:
+    return MetricRecord(
+        {
+            "loss": report.loss,
+            "train-accuracy": report.train_accuracy,
+            "val-accuracy": report.val_accuracy,
+            "test-accuracy": report.test_accuracy,
+            "answered": report.answered,
+        }
+    )
