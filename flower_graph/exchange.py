@@ -1,0 +1,221 @@
+"""One exchange with the clients: send, wait with a deadline, check every reply, count bytes.
+
+``Grid.send_and_receive`` polls every 3 s in a deployment, hands over whatever comes and counts
+nothing. ``Exchange`` works on any Flower grid (Ray, deployment, in-process) through
+``push_messages`` and ``pull_messages`` only, waits in short growing steps, and leaves out and
+reports every bad reply (``flower_graph.gathering`` decides which) instead of stopping the run.
+Ids of messages that went unanswered are kept for a while, so that a late reply is recognised,
+drained from the grid and refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from flower_graph.errors import NoClientsError
+from flower_graph.gathering import Gathering, Rejected, Replies, Unanswered
+from flower_graph.ledger import ByteLedger, count_bytes
+
+__all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
+
+T = TypeVar("T")
+
+# A message outlives the deadline by this much: the two machines' clocks may differ, and a reply
+# that comes just too late shall still be drained rather than rot in the grid.
+TTL_MARGIN = 10.0
+MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
+FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
+
+
+class Exchange:
+    """Sends messages over a grid and gathers checked replies.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid, of any kind.
+    log : logging.Logger or None
+        Where bad replies are reported, one line per reason; this module's logger by default.
+    """
+
+    def __init__(self, grid: Grid, *, log: logging.Logger | None = None) -> None:
+        self.grid = grid
+        self.ledger = ByteLedger()
+        self._log = log or logging.getLogger(__name__)
+        self._unanswered: dict[str, Unanswered] = {}
+
+    def nodes(self, min_nodes: int, timeout: float) -> list[int]:
+        """Wait until enough nodes are connected.
+
+        Parameters
+        ----------
+        min_nodes : int
+            How many are needed, at least 1.
+        timeout : float
+            Seconds to wait for them.
+
+        Returns
+        -------
+        list[int]
+            Ids of all connected nodes, sorted.
+
+        Raises
+        ------
+        NoClientsError
+            If fewer came in time; says how many.
+        ValueError
+            If an argument is impossible.
+        """
+        if min_nodes < 1:
+            raise ValueError(f"min_nodes is {min_nodes}, must be at least 1")
+        deadline = _deadline(timeout)
+        wait = FIRST_WAIT
+        while len(nodes := sorted(self.grid.get_node_ids())) < min_nodes:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise NoClientsError(
+                    f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
+                )
+            time.sleep(min(wait, left))
+            wait = _longer(wait)
+        return nodes
+
+    def send(
+        self,
+        requests: Mapping[int, RecordDict],
+        *,
+        message_type: str = "train",
+        server_round: int,
+        timeout: float,
+        read: Callable[[int, RecordDict], T],
+        max_reply_bytes: int | None = None,
+    ) -> Replies[T]:
+        """Send one message to each node and gather the replies until all came or time is up.
+
+        Parameters
+        ----------
+        requests : Mapping[int, RecordDict]
+            Node id to content. Nodes may share one content.
+        message_type : str
+            ``train``, ``evaluate``, ``query`` or ``train.<action>``.
+        server_round : int
+            The round; travels as the message's group id, and a reply must carry it too.
+        timeout : float
+            Seconds to wait for replies once the messages are out.
+        read : Callable[[int, RecordDict], T]
+            Turns a node's reply into a value; raises ``MalformedReplyError`` with the reason
+            when the reply cannot be used. Any other exception leaves the node out as well.
+        max_reply_bytes : int or None
+            Replies larger than this (as `count_bytes` counts) are refused unread.
+
+        Returns
+        -------
+        Replies[T]
+            Values of good replies, and every other node with its reason, in the order of
+            `requests`: what the server computes cannot depend on who was first.
+
+        Raises
+        ------
+        ValueError
+            If an argument is impossible.
+        """
+        _deadline(timeout)  # refuse a bad one before anything is sent
+        gathering = Gathering[T](server_round, read, max_reply_bytes)
+        self._push(requests, message_type, timeout + TTL_MARGIN, gathering)
+        self._gather(gathering, timeout)
+        self._give_up(gathering, timeout)
+        replies = gathering.replies.in_order(requests)
+        self._report(server_round, replies)
+        return replies
+
+    def _gather(self, gathering: Gathering[T], timeout: float) -> None:
+        """Pull until every message is answered or time is up."""
+        self._forget_expired()
+        deadline, wait = _deadline(timeout), FIRST_WAIT
+        while gathering.open:
+            for reply in self.grid.pull_messages([*gathering.open, *self._unanswered]):
+                size = count_bytes(reply.content) if reply.has_content() else 0
+                self.ledger.count_wire("up", size)
+                gathering.take(reply, size, self._unanswered)
+            left = deadline - time.monotonic()
+            if left <= 0 or not gathering.open:
+                break
+            time.sleep(min(wait, left))
+            wait = _longer(wait)
+
+    def _push(
+        self,
+        requests: Mapping[int, RecordDict],
+        message_type: str,
+        ttl: float,
+        gathering: Gathering[T],
+    ) -> None:
+        """Send the messages; note the ids of those that the grid took."""
+        group = str(gathering.server_round)
+        messages = [
+            Message(content, node_id, message_type, ttl=ttl, group_id=group)
+            for node_id, content in requests.items()
+        ]
+        if not messages:
+            return
+        accepted = list(self.grid.push_messages(messages))
+        if len(accepted) != len(messages):
+            # Ray's grid leaves out what it refuses, so places say nothing; ids on messages do.
+            taken = set(accepted)
+            own = (message.metadata.message_id for message in messages)
+            accepted = [message_id if message_id in taken else "" for message_id in own]
+        for message, message_id in zip(messages, accepted, strict=True):
+            node_id = message.metadata.dst_node_id
+            if message_id:
+                gathering.open[message_id] = node_id
+                self.ledger.count_wire("down", count_bytes(message.content))
+            else:
+                gathering.reject(node_id, "not sent: the grid refused the message; node gone?")
+
+    def _forget_expired(self) -> None:
+        """Drop unanswered messages that the grid has dropped too, and the oldest beyond a limit."""
+        now = time.monotonic()
+        kept = [(key, entry) for key, entry in self._unanswered.items() if entry.forget_at > now]
+        self._unanswered = dict(kept[-MAX_LATE:])
+
+    def _give_up(self, gathering: Gathering[T], timeout: float) -> None:
+        """Reject the nodes that have not answered, and remember their messages."""
+        forget_at = time.monotonic() + TTL_MARGIN
+        for message_id, node_id in gathering.open.items():
+            gathering.reject(node_id, f"no reply within {timeout:g} s")
+            entry = Unanswered(node_id, gathering.server_round, forget_at)
+            self._unanswered[message_id] = entry
+
+    def _report(self, server_round: int, replies: Replies[T]) -> None:
+        """Log one line for each reason: a thousand silent nodes are one event."""
+        for what, entries in (("left out", replies.rejected), ("ignored", replies.strays)):
+            by_reason: dict[str, list[int]] = {}
+            for entry in entries:
+                by_reason.setdefault(entry.reason, []).append(entry.node_id)
+            for reason, nodes in by_reason.items():
+                named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
+                self._log.warning(
+                    "round %d: %s %d (node %s): %s",
+                    server_round,
+                    what,
+                    len(nodes),
+                    named,
+                    reason,
+                )
+
+
+def _deadline(timeout: float) -> float:
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout is {timeout}, must be a positive number of seconds")
+    return time.monotonic() + timeout
+
+
+def _longer(wait: float) -> float:
+    """Double the wait up to 50 ms, then let it grow with the time that has passed, to 0.5 s."""
+    return min(wait * 2, SOON_WAIT) if wait < SOON_WAIT else min(wait * 1.1, LAST_WAIT)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from flower_graph.arrays import decode_array, encode_array
+
+DTYPES = hnp.floating_dtypes() | hnp.integer_dtypes() | hnp.boolean_dtypes()
+
+
+@given(hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
+def test_what_is_written_is_read_back_by_us_and_by_flower(values: np.ndarray) -> None:
+    array = encode_array("x", values)
+    assert array.data == Array(values).data  # byte for byte what numpy.save writes
+    for back in (decode_array("x", array), array.numpy()):
+        assert back.dtype == values.dtype
+        assert back.shape == values.shape
+        np.testing.assert_array_equal(back, values)
+
+
+@given(st.sampled_from([(3, 4), (2, 3, 4)]))
+def test_any_memory_order_is_carried(shape: tuple[int, ...]) -> None:
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    for view in (values.T, values[::2], values[..., ::-1]):
+        np.testing.assert_array_equal(encode_array("x", view).numpy(), view)
+        # Flower keeps Fortran order in the bytes.
+        np.testing.assert_array_equal(decode_array("x", Array(view)), view)
+
+
+def test_reading_copies_nothing_unless_asked() -> None:
+    array = encode_array("x", np.arange(5.0))
+    view, copied = decode_array("x", array), decode_array("x", array, copy=True)
+    assert np.shares_memory(view, np.frombuffer(array.data, np.uint8))
+    assert not view.flags.writeable
+    assert not np.shares_memory(copied, view)
+    copied += 1.0
+    assert view.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_objects_are_refused_on_the_way_out() -> None:
+    with pytest.raises(ValueError, match="'names' has dtype object, which needs pickle"):
+        encode_array("names", np.array(["a", None], dtype=object))
+    with pytest.raises(ValueError, match="pickle"):
+        encode_array("x", np.zeros(2, dtype=[("a", "f4"), ("b", "O")]))
+    with pytest.raises(TypeError, match=r"'x' must be a numpy\.ndarray, got list"):
+        encode_array("x", [1.0])  # type: ignore[arg-type]
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (pytest.fail, ("pickle was loaded",))
+
+
+def test_pickles_are_refused_on_the_way_in() -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.array([Bomb()], dtype=object), allow_pickle=True)
+    array = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=stream.getvalue())
+    with pytest.raises(ValueError, match="needs pickle; refused"):
+        decode_array("x", array)
+    bare = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="'x' is not in NumPy's format"):
+        decode_array("x", bare)
+
+
+def fake(good: Array, **changes: object) -> Array:
+    fields = {"dtype": good.dtype, "shape": good.shape, "stype": good.stype, "data": good.data}
+    return Array(**(fields | changes))  # type: ignore[call-overload,no-any-return]
+
+
+def test_arrays_that_lie_are_refused() -> None:
+    good = encode_array("x", np.zeros((2, 3), np.float32))
+    refused = {
+        "holds 20 bytes, its shape needs 24": fake(good, data=good.data[:-4]),
+        "holds 25 bytes, its shape needs 24": fake(good, data=good.data + b"!"),
+        r"says it is float32\[6\] but holds float32\[2, 3\]": fake(good, shape=(6,)),
+        r"says it is int32\[2, 3\]": fake(good, dtype="int32"),
+        "serialised as 'torch', not 'numpy.ndarray'": fake(good, stype="torch"),
+        "not in NumPy's format": fake(good, data=b""),
+        "npy version": fake(good, data=good.data[:6] + b"\x09" + good.data[7:]),
+    }
+    for match, array in refused.items():
+        with pytest.raises(ValueError, match=match):
+            decode_array("x", array)
+
+
+def test_a_shape_too_large_for_memory_is_refused_before_anything_is_allocated() -> None:
+    good = encode_array("x", np.zeros(2, np.float32))
+    shape = (2**40, 2**40)
+    head = io.BytesIO()
+    described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, described)
+    with pytest.raises(ValueError, match=f"its shape needs {2**82}"):
+        decode_array("x", fake(good, shape=shape, data=head.getvalue() + bytes(8)))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_value_error(data: bytes) -> None:
+    good = encode_array("x", np.zeros(2, np.float32))
+    for hostile in (data, good.data[:10] + data, b"\x93NUMPY\x01\x00" + data):
+        with pytest.raises(ValueError, match="'x'"):
+            decode_array("x", fake(good, data=hostile))

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, message_size_mod
+from flwr.supercore.task_identity import TaskIdentity
+
+from flower_graph.arrays import encode_array
+from flower_graph.client import make_client_app
+
+
+class Recorder(NumPyClient):
+    """Returns what it is told to, and remembers what it was given."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        self.parameters: list[np.ndarray] = []
+        self.config: dict[str, Any] = {}
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        self.parameters, self.config = parameters, config
+        return self.result
+
+    align = fit
+    evaluate = fit
+
+    def get_properties(self, config: Any) -> Any:
+        self.config = config
+        return self.result
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+CONTEXT = Context(1, 7, {}, RecordDict(), {})
+
+
+def record_of(**arrays: Any) -> ArrayRecord:
+    record = ArrayRecord()
+    for key, values in arrays.items():
+        record[key] = encode_array(key, np.asarray(values, np.float32))
+    return record
+
+
+def ask(app: ClientApp, kind: str = "train", **records: Any) -> Any:
+    return app(Message(RecordDict(records), 7, kind), CONTEXT).content
+
+
+def answer(result: Any, kind: str = "train", **records: Any) -> Any:
+    return ask(make_client_app(lambda context: Recorder(result)), kind, **records)
+
+
+def shape_of(content: Any) -> dict[str, list[str]]:
+    return {name: list(record) for name, record in content.items()}
+
+
+ONE, TWO = np.ones(1, np.float32), np.full(2, 2, np.float32)
+
+
+def test_fit_gets_all_arrays_in_order_and_one_config() -> None:
+    client = Recorder(([ONE], 3, {}))
+    ask(
+        make_client_app(lambda context: client),
+        first=record_of(b=[1, 2], a=[3]),
+        config=ConfigRecord({"round": 4}),
+        second=record_of(a=[5]),
+        more=ConfigRecord({"lr": 0.5, "names": ["x", "y"]}),
+    )
+    assert [array.tolist() for array in client.parameters] == [[1, 2], [3], [5]]
+    assert client.config == {"round": 4, "lr": 0.5, "names": ["x", "y"]}
+
+
+def test_what_a_client_writes_into_its_parameters_stays_with_it() -> None:
+    client, sent = Recorder(([ONE], 3, {})), record_of(a=[1, 2])
+    ask(make_client_app(lambda context: client), arrays=sent)
+    client.parameters[0] += 10
+    assert sent["a"].numpy().tolist() == [1, 2]
+
+
+def test_reply_keeps_the_keys_that_came_when_the_counts_match() -> None:
+    # A slash in a key that came (Keras has them) is part of the key.
+    weights = ArrayRecord({"dense/kernel": record_of(a=[1])["a"], "b": record_of(b=[2])["b"]})
+    content = answer(([TWO, ONE], 3, {}), weights=weights)
+    assert shape_of(content) == {"arrays": ["dense/kernel", "b"], "metrics": ["num-examples"]}
+    assert content["arrays"]["dense/kernel"].numpy().tolist() == [2, 2]
+    content = answer(([TWO, ONE], 3, {}), first=record_of(a=[1]), second=record_of(a=[1]))
+    assert shape_of(content) == {"first": ["a"], "second": ["a"], "metrics": ["num-examples"]}
+    content = answer(([TWO, ONE], 3, {}), weights=record_of(a=[1]))
+    assert list(content["arrays"]) == ["0", "1"]
+    assert shape_of(answer(([], 3, {}))) == {"arrays": [], "metrics": ["num-examples"]}
+
+
+def test_client_may_name_its_arrays_and_their_records() -> None:
+    names = ["latent", "weights/w", "weights/b/0"]
+    content = answer(([ONE, TWO, ONE], 3, {"array-names": names}), arrays=record_of(a=[1]))
+    assert shape_of(content) == {
+        "arrays": ["latent"],
+        "weights": ["w", "b/0"],
+        "metrics": ["num-examples"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (["a"], "must name 2 arrays"),
+        ("ab", "must name 2 arrays"),
+        (["a", "a"], "has a name twice"),
+        (["a", "arrays/a"], "has a name twice"),
+        (["a", ""], "empty"),
+        (["a", "rec/"], "empty"),
+        (["a", "metrics/x"], "reserved record"),
+    ],
+)
+def test_impossible_names_are_refused(names: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        answer(([ONE, TWO], 3, {"array-names": names}))
+
+
+def test_metrics_are_split_into_numbers_and_the_rest() -> None:
+    metrics = {
+        "acc": np.float32(0.5),
+        "count": np.int64(3),
+        "history": [1, 0.5],
+        "sizes": (1, 2),
+        "empty": [],
+        "ok": np.bool_(True),
+        "name": "node",
+        "raw": b"\x00",
+        "flags": [True, False],
+        "tags": ["a"],
+    }
+    content = answer(([ONE], np.int64(3), metrics))
+    assert dict(content["metrics"]) == {
+        "num-examples": 3,
+        "acc": 0.5,
+        "count": 3,
+        "history": [1.0, 0.5],
+        "sizes": [1, 2],
+        "empty": [],
+    }
+    others = {"ok": True, "name": "node", "raw": b"\x00", "flags": [True, False], "tags": ["a"]}
+    assert dict(content["config"]) == others
+    assert metrics["sizes"] == (1, 2)  # the client's dict is left alone
+
+
+def test_evaluate_and_query() -> None:
+    content = answer((0.25, 4, {"acc": 0.5, "who": "me"}), "evaluate", arrays=record_of(a=[1]))
+    assert dict(content["metrics"]) == {"loss": 0.25, "num-examples": 4, "acc": 0.5}
+    assert dict(content["config"]) == {"who": "me"}
+    assert isinstance(content["metrics"], MetricRecord)
+    content = answer({"nodes": 5, "key": b"k", "ids": [1, 2], "gpu": False}, "query")
+    assert shape_of(content) == {"config": ["nodes", "key", "ids", "gpu"]}
+    assert dict(content["config"]) == {"nodes": 5, "key": b"k", "ids": [1, 2], "gpu": False}
+
+
+def test_only_named_actions_are_routed() -> None:
+    def make(context: Context) -> NumPyClient:
+        return Recorder(([ONE], context.node_id, {}))
+
+    app = make_client_app(make, actions=["align", "absent"])
+    assert ask(app, "train.align")["metrics"]["num-examples"] == 7
+    with pytest.raises(ValueError, match="Recorder has no method 'absent'"):
+        ask(app, "train.absent")
+    with pytest.raises(ValueError, match="No train function registered with name 'evaluate'"):
+        ask(app, "train.evaluate")
+    with pytest.raises(ValueError, match="not-a-name"):
+        make_client_app(make, actions=["not-a-name"])
+    with pytest.raises(ValueError, match="already registered"):
+        make_client_app(make, actions=["align", "align"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "match"),
+    [
+        ("train", None, "fit must return"),
+        ("train", ([ONE], 3), "fit must return"),
+        ("train", (ONE, 3, {}), "list of arrays, got ndarray"),
+        ("train", ([[1.0]], 3, {}), "'arrays/0' must be a numpy.ndarray, got list"),
+        ("train", ([ONE], 3.0, {}), "num_examples is 3.0"),
+        ("train", ([ONE], True, {}), "num_examples is True"),
+        ("train", ([ONE], -1, {}), "must be 0 or more"),
+        ("train", ([ONE], 3, None), "metrics is a NoneType"),
+        ("train", ([ONE], 3, {"x": None}), "value of 'x'.*NoneType"),
+        ("train", ([ONE], 3, {"num-examples": 4}), "reserved"),
+        ("train", ([np.array([None])], 3, {}), "'arrays/0' has dtype object, which needs pickle"),
+        ("evaluate", ("0.5", 3, {}), "number as loss, got str"),
+        ("evaluate", (0.5, 3, {"loss": 1.0}), "reserved"),
+        ("query", {"x": {}}, "value of 'x'.*dict"),
+    ],
+)
+def test_wrong_results_are_named(kind: str, result: Any, match: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=match):
+        answer(result, kind)
+
+
+@pytest.mark.parametrize("wrong", [lambda: Recorder(None).to_client(), lambda: None, lambda: 3])
+def test_client_fn_must_return_a_numpy_client(wrong: Callable[[], Any]) -> None:
+    app = make_client_app(lambda context: wrong())
+    for kind in ("train", "evaluate", "query"):
+        with pytest.raises(TypeError, match=r"NumPyClient \(without \.to_client\(\)\)"):
+            ask(app, kind)
+
+
+def test_requests_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"config keys \['lr'\] are in more than one"):
+        answer(None, a=ConfigRecord({"lr": 1.0}), b=ConfigRecord({"lr": 2.0}))
+    lie = record_of(a=[1, 2])
+    lie["a"].shape = (3,)
+    with pytest.raises(ValueError, match="'arrays/a' says it is"):
+        answer(None, arrays=lie)
+
+
+def test_local_dp_clips_the_update_and_message_size_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Epsilon is so large that the noise (10⁻⁸) is far below the clipped update.
+    local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1e9, delta=1e-5)
+    app = make_client_app(
+        lambda context: Recorder(([np.array([4, 6], np.float32)], 3, {"acc": 0.5})),
+        mods=[message_size_mod],
+        train_mods=[local_dp],
+    )
+    with caplog.at_level("INFO", logger="flwr"):
+        content = ask(app, arrays=record_of(w=[1, 2]))
+    # The update (3, 4) has norm 5; clipped to 1 it is (0.6, 0.8).
+    np.testing.assert_allclose(content["arrays"]["w"].numpy(), [1.6, 2.8], atol=1e-5)
+    assert dict(content["metrics"]) == {"num-examples": 3, "acc": 0.5}
+    assert f"Incoming message size: {1 + 128 + 8} bytes" in caplog.text
+    assert f"Outgoing message size: {1 + 128 + 8 + 12 + 8 + 3 + 8} bytes" in caplog.text
+
+
+def test_local_dp_leaves_evaluation_alone_only_as_a_train_mod() -> None:
+    local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1e9, delta=1e-5)
+    message = Message(RecordDict({"arrays": record_of(w=[1])}), 7, "evaluate")
+
+    def make(context: Context) -> NumPyClient:
+        return Recorder((0.5, 3, {}))
+
+    assert make_client_app(make, mods=[local_dp])(message, CONTEXT).has_error()
+    assert make_client_app(make, train_mods=[local_dp])(message, CONTEXT).has_content()

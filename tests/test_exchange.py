@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flower_graph.arrays import decode_array, encode_array
+from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.exchange import Exchange, Rejected, Replies
+
+MESSAGE_BYTES = 1 + 128 + 3 * 4  # key "x", NumPy's header, three float32
+STRANGER = 99
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, SUPERLINK_NODE_ID)
+
+
+def vector(*values: float) -> RecordDict:
+    record = ArrayRecord()
+    record["x"] = encode_array("x", np.array(values, np.float32))
+    return RecordDict({"arrays": record})
+
+
+def read(node_id: int, content: RecordDict) -> list[float]:
+    values = decode_array("x", content["arrays"]["x"])  # type: ignore[arg-type]
+    if values.shape != (3,):
+        raise MalformedReplyError(f"x has shape {values.shape}, expected (3,)")
+    if not np.isfinite(values).all():
+        raise MalformedReplyError("x has a NaN or Inf")
+    return [float(value) for value in values]
+
+
+class ScriptedGrid(Grid):
+    """Answers each node's messages by a word; replies held back come with `release`."""
+
+    def __init__(self, script: Mapping[int, str], *, keeps_places: bool = False) -> None:
+        self.script = script
+        self.keeps_places = keeps_places
+        self.open: dict[str, Message] = {}
+        self.extra: list[Message] = []
+        self.pulled: list[set[str]] = []
+        self.sent = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids: list[str] = []
+        for message in messages:
+            self.sent += 1
+            message.metadata.__dict__["_message_id"] = f"m{self.sent}"
+            if self.script.get(message.metadata.dst_node_id) != "refused":
+                ids.append(f"m{self.sent}")
+                self.open[f"m{self.sent}"] = message
+            elif self.keeps_places:
+                ids.append("")
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        asked = list(reversed(list(message_ids)))
+        self.pulled.append(set(asked))
+        assert len(asked) == len(self.pulled[-1])
+        replies, self.extra = self.extra, []
+        for message_id in asked:
+            if message_id not in self.open:  # was answered already
+                continue
+            word = self.script.get(self.open[message_id].metadata.dst_node_id, "good")
+            if word not in ("late", "never"):
+                replies += answers(word, self.open.pop(message_id))
+        return replies
+
+    def release(self) -> None:
+        self.script = {
+            node: "good" if word == "late" else word for node, word in self.script.items()
+        }
+
+    def get_node_ids(self) -> list[int]:
+        return [5, 3, 4][: len(self.pulled) + 1]
+
+    set_run = run = create_message = send_and_receive = None  # type: ignore[assignment]
+
+
+def answers(word: str, message: Message) -> list[Message]:
+    """Return the messages that a node answers with."""
+    good = Message(vector(1, 2, 3), reply_to=message)
+    if word == "twice":
+        return [good, Message(vector(7, 7, 7), reply_to=message)]
+    if word == "error":
+        return [Message(Error(2, "boom\n\x1b[31mred"), reply_to=message)]
+    if word == "traceback":
+        lines = ["Traceback:", *["  File x"] * 100, "ValueError: bad weather" + "!" * 400]
+        return [Message(Error(2, "\n".join(lines)), reply_to=message)]
+    if word == "lost":  # as SuperLink reports a node that is gone
+        good = Message(Error(5, "Node Unavailable"), reply_to=message)
+        good.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        good.metadata.group_id = ""
+    if word == "shape":
+        good.content = vector(1, 2)
+    if word == "nan":
+        good.content = vector(1, float("nan"), 3)
+    if word == "empty":
+        good.content = RecordDict()
+    if word == "large":
+        good.content["more"] = ConfigRecord({"pad": b"0" * 1000})
+    if word == "other round":
+        good.metadata.group_id = "3"
+    if word == "stranger":
+        good.metadata.__dict__["_src_node_id"] = STRANGER
+    return [good]
+
+
+def exchange(grid: ScriptedGrid, nodes: Iterable[int], **options: Any) -> Replies[list[float]]:
+    return send(Exchange(grid), nodes, **options)
+
+
+def send(sender: Exchange, nodes: Iterable[int], **options: Any) -> Replies[list[float]]:
+    defaults: dict[str, Any] = {"server_round": 4, "timeout": 0.2, "read": read}
+    return sender.send({node: vector(0, 0, 0) for node in nodes}, **(defaults | options))
+
+
+FAULTS = {
+    "shape": "x has shape (2,), expected (3,)",
+    "nan": "x has a NaN or Inf",
+    "empty": "unreadable reply: KeyError: 'arrays'",
+    "error": "error reply: boom ?[31mred",
+    "traceback": "error reply: ValueError: bad weather" + "!" * (300 - 13 - 23 - 3) + "...",
+    "lost": "error reply: Node Unavailable",
+    "other round": "round 3, expected 4",
+    "large": f"reply of {MESSAGE_BYTES + 1003} bytes, at most 500 allowed",
+    "refused": "not sent: the grid refused the message; node gone?",
+    "never": "no reply within 0.2 s",
+    "late": "no reply within 0.2 s",
+    "stranger": "no reply within 0.2 s",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("keeps_places", [True, False])
+def test_a_bad_reply_costs_only_its_own_node(
+    fault: str, keeps_places: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = ScriptedGrid({2: fault}, keeps_places=keeps_places)
+    replies = exchange(grid, [1, 2, 3], max_reply_bytes=500)
+    assert replies.values == {1: [1, 2, 3], 3: [1, 2, 3]}
+    assert replies.rejected == [Rejected(2, FAULTS[fault])]
+    line = f"round 4: left out 1 (node 2): {FAULTS[fault]}"
+    assert (caplog.records[0].levelno, caplog.records[0].getMessage()) == (logging.WARNING, line)
+
+
+def test_what_comes_is_in_the_order_of_the_requests() -> None:
+    grid = ScriptedGrid({5: "nan", 2: "refused", 8: "error"})
+    replies = exchange(grid, [9, 5, 1, 8, 4, 2])
+    assert list(replies.values) == [9, 1, 4]
+    assert [entry.node_id for entry in replies.rejected] == [5, 8, 2]
+
+
+def test_the_first_of_two_replies_counts() -> None:
+    replies = exchange(ScriptedGrid({1: "twice", 2: "good"}), [1, 2])
+    assert replies.values == {1: [1, 2, 3], 2: [1, 2, 3]}
+    assert replies.rejected == []
+    assert replies.strays == [Rejected(1, "duplicate: a second reply to one message")]
+
+
+def test_nobody_can_answer_for_another_node() -> None:
+    grid = ScriptedGrid({1: "stranger"})
+    replies = exchange(grid, [1])
+    assert replies.values == {}
+    assert replies.strays == [Rejected(STRANGER, "reply in the name of node 1")]
+    stray = Message(vector(1, 2, 3), reply_to=Message(vector(0), STRANGER, "train", group_id="4"))
+    stray.metadata.__dict__["_reply_to_message_id"] = "m77"
+    grid.script, grid.extra = {}, [stray]
+    replies = exchange(grid, [1])
+    assert replies.values == {1: [1, 2, 3]}
+    assert replies.strays == [Rejected(STRANGER, "answers no message of this exchange")]
+
+
+def test_a_late_reply_is_drained_and_not_mixed_in() -> None:
+    grid = ScriptedGrid({1: "good", 2: "late"})
+    sender = Exchange(grid)
+    assert send(sender, [1, 2], server_round=3).rejected == [Rejected(2, "no reply within 0.2 s")]
+    grid.release()
+    replies = send(sender, [1, 2], server_round=4)
+    assert sorted(replies.values) == [1, 2]
+    assert replies.rejected == []
+    assert replies.strays == [Rejected(2, "late: round 3, expected 4")]
+    assert grid.open == {}
+    send(sender, [1], server_round=5)
+    assert grid.pulled[-1] == {"m5"}  # what came late is not asked for again
+
+
+def test_memory_for_unanswered_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flower_graph.exchange.MAX_LATE", 5)
+    grid = ScriptedGrid(dict.fromkeys(range(4), "never"))
+    sender = Exchange(grid)
+    for server_round in range(3):
+        send(sender, range(4), server_round=server_round, timeout=0.01)
+    assert grid.pulled[-1] == {f"m{number}" for number in range(4, 13)}  # 4 open, 5 remembered
+    much_later = time.monotonic() + 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: much_later)
+    grid.script = {}
+    send(sender, [7], server_round=3)
+    assert grid.pulled[-1] == {"m13"}  # their time to live is over
+
+
+def test_all_missing_ends_at_the_deadline() -> None:
+    grid = ScriptedGrid(dict.fromkeys(range(1000), "never"))
+    begin = time.monotonic()
+    replies = exchange(grid, range(1000))
+    assert 0.2 <= time.monotonic() - begin < 1.5
+    assert replies.values == {}
+    assert [entry.node_id for entry in replies.rejected] == list(range(1000))
+    assert 5 <= len(grid.pulled) <= 12  # 1, 2, 4, ... 32, 50, 50, ... ms
+
+
+def test_one_log_line_for_a_thousand_silent_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    exchange(ScriptedGrid(dict.fromkeys(range(1000), "refused")), range(1000))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"round 4: left out 1000 (node 0, 1, 2, ...): {FAULTS['refused']}"
+    ]
+
+
+def test_messages_say_what_round_and_how_long() -> None:
+    grid = ScriptedGrid({1: "never"})
+    exchange(grid, [1], message_type="train.align")
+    metadata = grid.open["m1"].metadata
+    assert (metadata.message_type, metadata.group_id) == ("train.align", "4")
+    assert metadata.ttl == pytest.approx(10.2)
+
+
+def test_wire_bytes_are_counted_whatever_the_reply_is_worth() -> None:
+    script = {1: "good", 2: "nan", 3: "twice", 4: "error", 5: "refused", 6: "never", 7: "shape"}
+    sender = Exchange(ScriptedGrid(script))
+    send(sender, script)
+    replies_bytes = 4 * MESSAGE_BYTES + (MESSAGE_BYTES - 4)  # 1, 2, 3 and 3 again; 7
+    assert sender.ledger.wire == {"down": 6 * MESSAGE_BYTES, "up": replies_bytes}
+    assert sender.ledger.payload == {"up": {}, "down": {}}
+
+
+def test_interrupt_passes_through_at_once() -> None:
+    def interrupt(node_id: int, content: RecordDict) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        exchange(ScriptedGrid({}), [1], read=interrupt)
+
+
+def test_nothing_to_send_sends_nothing() -> None:
+    grid = ScriptedGrid({})
+    assert exchange(grid, []) == Replies({}, [], [])
+    assert grid.sent == len(grid.pulled) == 0
+
+
+def test_nodes_waits_for_enough_and_says_how_many_came() -> None:
+    grid = ScriptedGrid({})
+    with pytest.raises(NoClientsError, match=r"1 of at least 2 nodes connected within 0\.05 s"):
+        Exchange(grid).nodes(2, 0.05)
+    grid.pulled = [set(), set()]
+    assert Exchange(grid).nodes(2, 0.05) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+def test_impossible_arguments_are_refused(timeout: float) -> None:
+    grid = ScriptedGrid({})
+    with pytest.raises(ValueError, match=f"timeout is {timeout}"):
+        exchange(grid, [1], timeout=timeout)
+    with pytest.raises(ValueError, match=f"timeout is {timeout}"):
+        Exchange(grid).nodes(1, timeout)
+    with pytest.raises(ValueError, match="min_nodes is 0"):
+        Exchange(grid).nodes(0, 1.0)
+    assert grid.sent == 0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.lists(st.sampled_from(["good", "twice", *FAULTS]), max_size=6), max_size=3))
+def test_every_node_is_used_or_left_out_once(rounds: list[list[str]]) -> None:
+    sender = Exchange(grid := ScriptedGrid({}))
+    for server_round, words in enumerate(rounds, start=2):
+        grid.release()
+        grid.script = {**grid.script, **dict(enumerate(words))}
+        options = {"timeout": 0.01, "max_reply_bytes": 500}
+        replies = send(sender, range(len(words)), server_round=server_round, **options)
+        left_out = [entry.node_id for entry in replies.rejected]
+        assert sorted([*replies.values, *left_out]) == list(range(len(words)))
+        good = {node for node, word in enumerate(words) if word in ("good", "twice")}
+        own_round = {node for node, word in enumerate(words) if word == "other round"}
+        assert set(replies.values) == good | (own_round if server_round == 3 else set())

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from flower_graph.client import make_client_app
+from flower_graph.exchange import Exchange
+from flower_graph.simulation import InProcessGrid
+
+
+@pytest.fixture(autouse=True)
+def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, None)
+
+
+class LinearClient(NumPyClient):
+    """Fits y = w·x to one point (x, y) by one gradient step on (w·x - y)² / 2."""
+
+    def __init__(self, x: float, y: float, weight: int) -> None:
+        self.x, self.y, self.weight = x, y, weight
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        error = parameters[0] * self.x - self.y
+        parameters[0] -= config["lr"] * error * self.x
+        return parameters, self.weight, {"train-error": abs(float(error[0]))}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        error = float(parameters[0][0]) * self.x - self.y
+        return error**2 / 2, self.weight, {"abs-error": abs(error)}
+
+
+def echo_app() -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    return app
+
+
+def app_of(function: Any) -> ClientApp:
+    app = ClientApp()
+    app.train()(function)
+    return app
+
+
+def message_to(node_id: int, **config: Any) -> Message:
+    return Message(RecordDict({"config": ConfigRecord(config)}), node_id, "train")
+
+
+def test_flowers_fedavg_aggregates_arrays_and_the_clients_metrics() -> None:
+    points = [(1.0, 1.0, 1), (2.0, 6.0, 3)]
+
+    def make(context: Context) -> NumPyClient:
+        return LinearClient(*points[int(context.node_config["partition-id"])])
+
+    grid = InProcessGrid(make_client_app(make), num_supernodes=2)
+    result = FedAvg().start(
+        grid,
+        initial_arrays=ArrayRecord([np.zeros(1, np.float64)]),
+        num_rounds=2,
+        train_config=ConfigRecord({"lr": 0.1}),
+    )
+    # Round 1, w = 0: the clients step to 0.1 and to 1.2; weighted 1:3 that is 0.925.
+    # Round 2, w = 0.925: errors -0.075 and -4.15 give 0.9325 and 1.755; averaged 1.549375.
+    assert result.arrays["0"].numpy() == pytest.approx(1.549375)
+    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    assert dict(train[1]) == pytest.approx({"train-error": (1 + 3 * 6) / 4})
+    assert dict(train[2]) == pytest.approx({"train-error": (0.075 + 3 * 4.15) / 4})
+    loss = (0.075**2 / 2 + 3 * 4.15**2 / 2) / 4
+    assert dict(evaluate[1]) == pytest.approx({"loss": loss, "abs-error": (0.075 + 12.45) / 4})
+    errors = (0.549375, 2.90125)
+    assert evaluate[2]["abs-error"] == pytest.approx((errors[0] + 3 * errors[1]) / 4)
+
+
+def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
+    grid = InProcessGrid(
+        echo_app(), num_supernodes=3, run_config={"a": 1}, node_config={"state-dir": "here"}
+    )
+    contexts = list(grid.contexts.values())
+    assert grid.get_node_ids() == [context.node_id for context in contexts]
+    assert [context.node_config for context in contexts] == [
+        {"partition-id": p, "num-partitions": 3, "state-dir": "here"} for p in range(3)
+    ]
+    contexts[0].run_config["a"] = 2
+    assert contexts[1].run_config == {"a": 1}
+    again = InProcessGrid(echo_app(), num_supernodes=4)
+    assert again.get_node_ids()[:3] == grid.get_node_ids()
+    assert again.contexts[again.get_node_ids()[3]].node_config["state-dir"] == ":memory:"
+    assert (
+        InProcessGrid(echo_app(), num_supernodes=3, seed=1).get_node_ids()[0] not in again.contexts
+    )
+    assert min(grid.get_node_ids()) > 1000  # nobody can take them for partition ids
+    with pytest.raises(ValueError, match="num_supernodes is 0"):
+        InProcessGrid(echo_app(), num_supernodes=0)
+
+
+def test_messages_can_be_made_without_a_run_and_belong_to_the_grids_run() -> None:
+    with pytest.raises(RuntimeError):
+        message_to(1)
+    grid = InProcessGrid(echo_app(), num_supernodes=1, run_id=5)
+    node = grid.get_node_ids()[0]
+    assert (TaskIdentity.run_id, TaskIdentity.node_id) == (5, SUPERLINK_NODE_ID)
+    other = InProcessGrid(echo_app(), num_supernodes=1, run_id=6)
+    assert TaskIdentity.run_id == 5  # an identity that is there stays
+    (reply,) = other.send_and_receive([message_to(node, x=1)])
+    assert (reply.metadata.run_id, other.run.run_id, other.contexts[node].run_id) == (6, 6, 6)
+    fresh = [InProcessGrid(echo_app(), num_supernodes=1).run.run_id for _ in range(2)]
+    assert len({5, 6, *fresh}) == 4  # every grid without a number is a run of its own
+    other.set_run(Run.create_empty(9))
+    assert other.run.run_id == 9
+
+
+def test_replies_are_kept_until_pulled_once() -> None:
+    grid = InProcessGrid(echo_app(), num_supernodes=2)
+    first, second = grid.get_node_ids()
+    ids = grid.push_messages([message_to(second, x=2), message_to(77, x=0), message_to(first, x=1)])
+    assert len(set(ids)) == 2  # none for the unknown node
+    replies = grid.pull_messages(ids)
+    assert [reply.metadata.src_node_id for reply in replies] == [second, first]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+    assert [reply.content["config"]["x"] for reply in replies] == [2, 1]
+    assert grid.pull_messages([*ids, "unknown"]) == []
+    made = grid.create_message(RecordDict(), "train", first, "3", ttl=7.0)
+    assert (made.metadata.group_id, made.metadata.ttl) == ("3", 7.0)
+
+
+def test_an_exception_becomes_an_error_reply_and_undoes_the_state() -> None:
+    def fragile(message: Any, context: Context) -> Message:
+        context.state["seen"] = ConfigRecord({"x": message.content["config"]["x"]})
+        if message.content["config"]["x"] == 2:
+            raise RuntimeError("no such luck")
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app_of(fragile), num_supernodes=1)
+    (node,) = grid.get_node_ids()
+    replies = grid.send_and_receive([message_to(node, x=x) for x in (1, 2)])
+    assert replies[0].has_content()
+    assert replies[1].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert str(replies[1].error.reason).startswith(
+        "RuntimeError: no such luck (test_simulation.py:"
+    )
+    assert grid.contexts[node].state["seen"]["x"] == 1
+    (reply,) = InProcessGrid(app_of(lambda m, c: 3), num_supernodes=1).send_and_receive(
+        [message_to(node)]
+    )
+    assert "ClientApp returned int" in str(reply.error.reason)
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass_through(signal: type[BaseException]) -> None:
+    def stop(message: Message, context: Context) -> Message:
+        raise signal
+
+    grid = InProcessGrid(app_of(stop), num_supernodes=1)
+    with pytest.raises(signal):
+        grid.push_messages([message_to(grid.get_node_ids()[0])])
+
+
+def test_clients_cannot_change_what_others_receive() -> None:
+    seen = []
+
+    def greedy(message: Any, context: Context) -> Message:
+        seen.append({key: list(value) for key, value in message.content["config"].items()})
+        message.content["config"]["ids"].append(0)
+        message.content["config"]["new"] = [1]
+        message.content["more"] = ConfigRecord()
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app_of(greedy), num_supernodes=3)
+    shared = RecordDict({"config": ConfigRecord({"ids": [5]})})
+    Exchange(grid).send(
+        {node: shared for node in grid.get_node_ids()},
+        server_round=1,
+        timeout=1.0,
+        read=lambda node_id, content: None,
+    )
+    assert seen == [{"ids": [5]}] * 3
+    assert list(shared) == ["config"]
+
+
+def test_work_for_a_thousand_nodes_grows_with_their_number() -> None:
+    def calls(count: int) -> int:
+        grid = InProcessGrid(echo_app(), num_supernodes=count)
+        requests = {node: RecordDict() for node in grid.get_node_ids()}
+        made = 0
+
+        def count_call(frame: Any, event: str, argument: Any) -> None:
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        sys.setprofile(count_call)
+        try:
+            replies = Exchange(grid).send(
+                requests, server_round=1, timeout=60.0, read=lambda node_id, content: node_id
+            )
+        finally:
+            sys.setprofile(None)
+        assert replies.values == {node: node for node in requests}
+        return made
+
+    calls(1)  # imports and the like
+    assert calls(1000) <= 10.5 * calls(100)
+
+
+def test_a_failing_client_is_left_out_by_the_exchange() -> None:
+    def make(context: Context) -> NumPyClient:
+        if context.node_config["partition-id"] == 1:
+            raise OSError("disk gone")
+        return LinearClient(1.0, 1.0, 1)
+
+    grid = InProcessGrid(make_client_app(make), num_supernodes=2)
+    content = RecordDict({"a": ArrayRecord([np.ones(1)]), "c": ConfigRecord({"lr": 1.0})})
+    exchange = Exchange(grid)
+    good, bad = grid.get_node_ids()
+    assert exchange.nodes(2, 1.0) == sorted([good, bad])
+    replies = exchange.send(
+        {good: content, bad: content},
+        server_round=1,
+        timeout=1.0,
+        read=lambda node_id, reply: reply["metrics"]["num-examples"],
+    )
+    assert replies.values == {good: 1}
+    (entry,) = replies.rejected
+    assert entry.node_id == bad
+    assert entry.reason.startswith("error reply: OSError: disk gone (test_simulation.py:")
