@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from flower_graph.apps.nfedgnn import build_client, cached_data, run_server
+from flower_graph.apps.nfedgnn import build_client, build_strategy, cached_data, run_server
 from flower_graph.client import make_client_app
 from flower_graph.config import RunConfig
 from flower_graph.report import RoundReport
@@ -44,6 +44,34 @@ def run(
     dict
         What ``result.json`` holds.
     """
+    grid = _grid(config, supernodes, out)
+    return run_server(config, grid, out, engine="in-process", resume=resume, on_round=progress)
+
+
+def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
+    """Run a config in this process and write nothing.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    supernodes : int
+        Cohorts that the users are dealt to.
+
+    Returns
+    -------
+    list of RoundReport
+        One a round.
+    """
+    reports: list[RoundReport] = []
+    strategy = build_strategy(config, cached_data(config), None)
+    strategy.start(
+        _grid(config, supernodes, None), num_rounds=config.rounds, on_round=reports.append
+    )
+    return reports
+
+
+def _grid(config: RunConfig, supernodes: int, out: Path | None) -> InProcessGrid:
     nodes = cached_data(config).num_nodes
     if supernodes > nodes:
         raise ValueError(f"supernodes: {supernodes} for {nodes} users; at most one each")
@@ -51,7 +79,5 @@ def run(
     def client_fn(context: Context) -> NodeClient:
         return build_client(config, context, out)
 
-    grid = InProcessGrid(
-        make_client_app(client_fn, actions=ACTIONS), num_supernodes=supernodes, seed=config.seed
-    )
-    return run_server(config, grid, out, engine="in-process", resume=resume, on_round=progress)
+    app = make_client_app(client_fn, actions=ACTIONS)
+    return InProcessGrid(app, num_supernodes=supernodes, seed=config.seed)
