@@ -1,0 +1,44 @@
+"""Data sets: names, raw files, splits, checks and a generator.
+
+Importing this package costs no more than importing torch; PyTorch Geometric is
+imported when a data set is built that needs it.
+"""
+
+from __future__ import annotations
+
+from flower_graph.data.cache import CACHE_VARIABLE, ROOT_VARIABLE
+from flower_graph.data.datasets import DataSettings, describe, load_data, load_graph
+from flower_graph.data.generators import SparseGraph, csbm, csbm_sparse
+from flower_graph.data.graph import Graph, normalize_rows, to_undirected
+from flower_graph.data.names import check_name, known_names
+from flower_graph.data.splits import (
+    Masks,
+    geom_gcn_split,
+    random_split,
+    ratio_split,
+    select_column,
+)
+from flower_graph.data.validate import check_data
+
+__all__ = [
+    "CACHE_VARIABLE",
+    "ROOT_VARIABLE",
+    "DataSettings",
+    "Graph",
+    "Masks",
+    "SparseGraph",
+    "check_data",
+    "check_name",
+    "csbm",
+    "csbm_sparse",
+    "describe",
+    "geom_gcn_split",
+    "known_names",
+    "load_data",
+    "load_graph",
+    "normalize_rows",
+    "random_split",
+    "ratio_split",
+    "select_column",
+    "to_undirected",
+]

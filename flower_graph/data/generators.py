@@ -1,0 +1,197 @@
+"""A contextual stochastic block model: graphs of any size that can be learnt.
+
+Classes have equal sizes. Edges are drawn one by one: a source at random, then a target
+of the same class with probability ``homophily``, else of another class. Each node has
+exactly ``active`` features of value 1. The features are cut into ``active`` ranges and
+a node has one feature of each range: with probability ``FAVOUR`` the one that its class
+prefers in that range, else any. So indices are distinct and sorted by construction, and
+nothing of size nodes x features is ever needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import Graph, check_dense_size, to_undirected
+from flower_graph.errors import DataError
+
+# Weak enough that features alone do not decide, strong enough that neighbours help.
+FAVOUR = 0.1
+ROWS = 1 << 16  # nodes at a time; bounds the memory of intermediate tensors
+
+
+@dataclass(frozen=True)
+class SparseGraph:
+    """A graph whose features are the parts of a CSR matrix.
+
+    Parameters
+    ----------
+    edge_index
+        Both directions of every edge, int64 ``[2, E]``.
+    y
+        Class of each node, int64 ``[n]``.
+    indptr
+        Where each node's features begin, int64 ``[n + 1]``.
+    indices
+        Feature numbers, ascending within a node, int32 ``[n * active]``.
+    values
+        Feature values, float32 ``[n * active]``.
+    num_classes, num_features
+        Number of classes, and of features.
+    """
+
+    edge_index: Tensor
+    y: Tensor
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor
+    num_classes: int
+    num_features: int
+
+
+def csbm_sparse(
+    nodes: int,
+    classes: int,
+    *,
+    degree: float = 10.0,
+    features: int = 512,
+    active: int = 32,
+    homophily: float = 0.8,
+    seed: int = 0,
+) -> SparseGraph:
+    """Generate a contextual stochastic block model with sparse features.
+
+    Parameters
+    ----------
+    nodes, classes
+        Number of nodes, and of classes (at least 2, at most ``nodes``).
+    degree
+        Mean number of neighbours; a little less in small dense graphs (no double edges).
+    features, active
+        Number of features, and how many of them each node has. With
+        ``active == features`` features tell nothing about the class.
+    homophily
+        Expected share of edges within a class, 0 to 1.
+    seed
+        The same seed gives the same graph.
+
+    Returns
+    -------
+    SparseGraph
+
+    Raises
+    ------
+    DataError
+        If a number is impossible.
+    """
+    _check(nodes, classes, degree, features, active, homophily)
+    # Mixed, so that a split with the same seed draws other numbers.
+    generator = torch.Generator().manual_seed(seed ^ 0x5EED)
+    y = torch.randperm(nodes, generator=generator) % classes
+    edge_index = _edges(y, classes, round(nodes * degree / 2), homophily, generator)
+    indices = _features(y, classes, features, active, generator)
+    return SparseGraph(
+        edge_index=edge_index,
+        y=y,
+        indptr=torch.arange(nodes + 1) * active,
+        indices=indices.flatten(),
+        values=torch.ones(nodes * active),
+        num_classes=classes,
+        num_features=features,
+    )
+
+
+def csbm(
+    nodes: int,
+    classes: int,
+    *,
+    degree: float = 10.0,
+    features: int = 512,
+    active: int = 32,
+    homophily: float = 0.8,
+    seed: int = 0,
+) -> Graph:
+    """Generate the same graph as :func:`csbm_sparse`, with dense features.
+
+    Parameters
+    ----------
+    nodes, classes, degree, features, active, homophily, seed
+        As for :func:`csbm_sparse`.
+
+    Returns
+    -------
+    Graph
+        Without masks.
+
+    Raises
+    ------
+    DataError
+        If a number is impossible, or the features would take more than 2 GB.
+    """
+    check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
+    parts = csbm_sparse(
+        nodes,
+        classes,
+        degree=degree,
+        features=features,
+        active=active,
+        homophily=homophily,
+        seed=seed,
+    )
+    columns = parts.indices.view(nodes, active).to(torch.int64)
+    x = torch.zeros(nodes, features).scatter_(1, columns, parts.values.view(nodes, active))
+    return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
+
+
+def _check(
+    nodes: int, classes: int, degree: float, features: int, active: int, homophily: float
+) -> None:
+    checks = (
+        ("data.classes", classes, 2 <= classes <= nodes, f"2 to data.nodes = {nodes}"),
+        ("data.degree", degree, 0 <= degree < nodes, f"at least 0, below data.nodes = {nodes}"),
+        ("data.active", active, 1 <= active <= features, f"1 to data.features = {features}"),
+        ("data.homophily", homophily, 0 <= homophily <= 1, "0 to 1"),
+    )
+    for key, value, valid, allowed in checks:
+        if not valid:
+            raise DataError(f"{key} = {value}: must be {allowed}")
+
+
+def _edges(
+    y: Tensor, classes: int, count: int, homophily: float, generator: torch.Generator
+) -> Tensor:
+    nodes = y.numel()
+    order = torch.argsort(y, stable=True)  # nodes of class 0, then of class 1, ...
+    sizes = torch.bincount(y, minlength=classes)
+    starts = torch.cumsum(sizes, 0) - sizes
+    source = torch.randint(nodes, (count,), generator=generator)
+    size, start = sizes[y[source]], starts[y[source]]
+    same = torch.rand(count, generator=generator) < homophily
+    # float64: float32 has fewer steps than there may be nodes.
+    share = torch.rand(count, generator=generator, dtype=torch.float64)
+    inside = start + (share * size).long()
+    outside = (share * (nodes - size)).long()
+    outside += torch.where(outside >= start, size, torch.zeros_like(size))  # skip the own class
+    target = order[torch.where(same, inside, outside)]
+    return to_undirected(torch.stack([source, target]), nodes)
+
+
+def _features(
+    y: Tensor, classes: int, features: int, active: int, generator: torch.Generator
+) -> Tensor:
+    bounds = torch.arange(active + 1) * features // active
+    starts, widths = bounds[:-1], bounds.diff()
+    favourites = (torch.rand(classes, active, generator=generator) * widths).int()
+    indices = torch.empty(y.numel(), active, dtype=torch.int32)
+    for first in range(0, y.numel(), ROWS):
+        labels = y[first : first + ROWS]
+        drawn = torch.rand(labels.numel(), active, generator=generator)
+        favoured = torch.rand(labels.numel(), active, generator=generator) < FAVOUR
+        # A product with a float32 just below 1 may round up to the width itself.
+        chosen = (drawn * widths).int().clamp_(max=widths.int() - 1)
+        chosen = torch.where(favoured, favourites[labels], chosen)
+        indices[first : first + ROWS] = chosen + starts.int()
+    return indices

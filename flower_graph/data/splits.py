@@ -1,0 +1,227 @@
+"""Splits into training, validation and test nodes: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_graph.errors import DataError
+
+
+class Masks(NamedTuple):
+    """Which nodes are for training, validation and test: boolean ``[n]`` each."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+def random_split(
+    y: Tensor,
+    num_classes: int,
+    *,
+    train_per_class: int,
+    num_val: int,
+    num_test: int,
+    generator: torch.Generator,
+) -> Masks:
+    """Draw a fixed number of training nodes of each class, then the rest by count.
+
+    Parameters
+    ----------
+    y
+        Class of each node, int64 ``[n]``.
+    num_classes
+        Number of classes; classes without any node are passed over.
+    train_per_class, num_val, num_test
+        Training nodes of each class; validation and test nodes of any class.
+    generator
+        CPU generator; the only source of randomness.
+
+    Returns
+    -------
+    Masks
+        Three disjoint masks.
+
+    Raises
+    ------
+    DataError
+        If a class, or what is left after training nodes, has too few nodes.
+    """
+    _check_counts(train_per_class, num_val, num_test)
+    train = _mask(y.numel(), _of_each_class(y, num_classes, train_per_class, generator))
+    rest = (~train).nonzero().flatten()
+    if rest.numel() < num_val + num_test:
+        raise DataError(
+            f"{rest.numel()} nodes are left after {int(train.sum())} training nodes, fewer than "
+            f"data.num_val + data.num_test = {num_val} + {num_test}"
+        )
+    rest = rest[torch.randperm(rest.numel(), generator=generator)]
+    val, test = rest[:num_val], rest[num_val : num_val + num_test]
+    return Masks(train, _mask(y.numel(), val), _mask(y.numel(), test))
+
+
+def _of_each_class(y: Tensor, num_classes: int, count: int, generator: torch.Generator) -> Tensor:
+    chosen = []
+    for label in range(num_classes):
+        members = (y == label).nonzero().flatten()
+        if 0 < members.numel() < count:
+            raise DataError(
+                f"class {label} has {members.numel()} nodes, fewer than "
+                f"data.train_per_class = {count}"
+            )
+        order = torch.randperm(members.numel(), generator=generator)
+        chosen.append(members[order[:count]])
+    return torch.cat(chosen)
+
+
+def _check_counts(train_per_class: int, num_val: int, num_test: int) -> None:
+    counts = {"train_per_class": train_per_class, "num_val": num_val, "num_test": num_test}
+    for key, count in counts.items():
+        if count < 1:
+            raise DataError(f"data.{key} = {count}: must be at least 1")
+
+
+def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
+    """Draw three shares of all nodes, whatever their class.
+
+    Parameters
+    ----------
+    num_nodes
+        Number of nodes.
+    ratios
+        Shares for training, validation and test; above 0, in sum at most 1.
+    generator
+        CPU generator; the only source of randomness.
+
+    Returns
+    -------
+    Masks
+        Three disjoint masks of ``round(share * num_nodes)`` nodes.
+
+    Raises
+    ------
+    DataError
+        If the shares are impossible, or one of them is less than one node.
+    """
+    shares = [float(share) for share in ratios]
+    # `not > 0` rather than `<= 0`, so that NaN is refused too.
+    if len(shares) != 3 or any(not share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
+        raise DataError(
+            f"data.ratios = {shares}: must be three numbers above 0 whose sum is at most 1"
+        )
+    # Rounding the running sum, so that shares that sum to 1 cover every node.
+    ends = [round(num_nodes * sum(shares[: k + 1])) for k in range(3)]
+    starts = [0, *ends[:2]]
+    if any(start >= end for start, end in zip(starts, ends, strict=True)):
+        raise DataError(f"data.ratios = {shares} leaves a part of {num_nodes} nodes empty")
+    order = torch.randperm(num_nodes, generator=generator)
+    parts = [order[start:end] for start, end in zip(starts, ends, strict=True)]
+    return Masks(*(_mask(num_nodes, part) for part in parts))
+
+
+def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
+    """Choose one split where a data set has several; masks ``[n]`` stay as they are.
+
+    Parameters
+    ----------
+    masks
+        Masks ``[n]`` or ``[n, k]``; both kinds may occur in one data set.
+    index
+        Which of the k splits; None stands for ``seed % k``.
+    seed
+        Seed of the run.
+
+    Returns
+    -------
+    Masks
+        Boolean masks ``[n]``.
+
+    Raises
+    ------
+    DataError
+        If there is no split ``index``.
+    """
+    columns = {mask.size(1) for mask in masks if mask.dim() == 2}
+    if not columns:
+        return Masks(*(mask.bool() for mask in masks))
+    if len(columns) != 1:
+        raise DataError(f"masks have different numbers of splits: {sorted(columns)}")
+    column = split_number(columns.pop(), index, seed)
+    return Masks(*((m[:, column] if m.dim() == 2 else m).bool() for m in masks))
+
+
+def split_number(count: int, index: int | None, seed: int) -> int:
+    """Return which of ``count`` splits is meant; None stands for ``seed % count``.
+
+    Parameters
+    ----------
+    count
+        How many splits there are.
+    index
+        The number that was asked for, or None.
+    seed
+        Seed of the run.
+
+    Returns
+    -------
+    int
+        A number in ``[0, count)``.
+
+    Raises
+    ------
+    DataError
+        If ``index`` is out of range.
+    """
+    if index is None:
+        return seed % count
+    if not 0 <= index < count:
+        raise DataError(f"data.split_index = {index}: must be 0 to {count - 1}, or null")
+    return index
+
+
+def geom_gcn_file(folder: Path, name: str, fold: int) -> Path:
+    """Return the path of one split of geom-gcn, whether it exists or not."""
+    return folder / f"{name.lower()}_split_0.6_0.2_{fold}.npz"
+
+
+def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
+    """Read one split file of geom-gcn; some of them leave nodes out.
+
+    Parameters
+    ----------
+    path
+        An npz file with ``train_mask``, ``val_mask`` and ``test_mask``.
+    num_nodes
+        Nodes that each mask must have.
+
+    Returns
+    -------
+    Masks
+        Boolean masks ``[n]``.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read or does not fit the graph.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = [file[f"{part}_mask"] for part in ("train", "val", "test")]
+    except (OSError, KeyError, ValueError, EOFError) as error:
+        raise DataError(f"split file {path} cannot be read: {error}") from error
+    for array in arrays:
+        if array.shape != (num_nodes,):
+            raise DataError(f"split file {path} has masks {array.shape}, not ({num_nodes},)")
+    return Masks(*(torch.from_numpy(array.astype(bool)) for array in arrays))
+
+
+def _mask(num_nodes: int, members: Tensor) -> Tensor:
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[members] = True
+    return mask

@@ -1,0 +1,149 @@
+"""Checks of a graph before training; each message names the value that is wrong."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_graph.errors import DataError
+
+PARTS = ("train_mask", "val_mask", "test_mask")
+
+
+def check_data(data: Any) -> None:
+    """Check that a graph can be trained on. Isolated nodes are allowed.
+
+    Parameters
+    ----------
+    data
+        A PyG ``Data`` or a :class:`~flower_graph.data.Graph`: ``x`` float32 ``[n, f]``,
+        ``edge_index`` int64 ``[2, E]``, ``y`` int64 ``[n]``, three boolean masks ``[n]``,
+        and ``num_classes`` (without it: the largest label plus one).
+
+    Raises
+    ------
+    DataError
+        If something is missing, of the wrong shape or type, NaN, infinite, out of
+        range, empty or overlapping.
+    """
+    for key in ("x", "edge_index", "y", *PARTS):
+        if not isinstance(getattr(data, key, None), Tensor):
+            raise DataError(f"the graph has no tensor {key!r}")
+    check_features(data.x)
+    nodes = int(data.x.size(0))
+    check_edges(data.edge_index, nodes)
+    check_labels(data.y, nodes, getattr(data, "num_classes", None))
+    check_masks({key: getattr(data, key) for key in PARTS}, nodes)
+
+
+def check_features(x: Tensor) -> None:
+    """Check the feature matrix.
+
+    Parameters
+    ----------
+    x
+        Must be finite float32 ``[n, f]`` with n and f at least 1.
+
+    Raises
+    ------
+    DataError
+        If it is not.
+    """
+    if x.dim() != 2 or x.numel() == 0:
+        raise DataError(f"x has shape {list(x.shape)}: must be [nodes, features], not empty")
+    if x.dtype != torch.float32:
+        raise DataError(f"x has dtype {x.dtype}: must be torch.float32")
+    if not torch.isfinite(x).all():
+        row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
+        raise DataError(f"x[{row}, {column}] is {x[row, column].item()}: must be finite")
+
+
+def check_edges(edge_index: Tensor, num_nodes: int) -> None:
+    """Check that edges are pairs of existing nodes.
+
+    Parameters
+    ----------
+    edge_index
+        Must be int64 ``[2, E]``; E may be 0.
+    num_nodes
+        Number of nodes.
+
+    Raises
+    ------
+    DataError
+        If it is not, or names a node that does not exist.
+    """
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        raise DataError(
+            f"edge_index is {edge_index.dtype} {list(edge_index.shape)}: must be int64 [2, E]"
+        )
+    wrong = (edge_index < 0) | (edge_index >= num_nodes)
+    if wrong.any():
+        row, column = wrong.nonzero()[0].tolist()
+        raise DataError(
+            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: "
+            f"must be 0 to {num_nodes - 1}"
+        )
+
+
+def check_labels(y: Tensor, num_nodes: int, num_classes: int | None) -> None:
+    """Check that every node has one class.
+
+    Parameters
+    ----------
+    y
+        Must be int64 ``[n]``.
+    num_nodes
+        Number of nodes.
+    num_classes
+        Number of classes; None allows every label from 0.
+
+    Raises
+    ------
+    DataError
+        If it is not, or a label is out of range.
+    """
+    if y.shape != (num_nodes,) or y.dtype != torch.int64:
+        raise DataError(
+            f"y is {y.dtype} {list(y.shape)}: must be int64 [{num_nodes}], one class a node "
+            "(several labels a node, and regression, are not supported)"
+        )
+    wrong = y < 0
+    if num_classes is not None:
+        wrong = wrong | (y >= num_classes)
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        allowed = "at least 0" if num_classes is None else f"0 to {num_classes - 1}"
+        raise DataError(f"y[{node}] is {int(y[node])}: labels must be {allowed}")
+
+
+def check_masks(masks: dict[str, Tensor], num_nodes: int) -> None:
+    """Check that the three parts exist, have nodes and share none.
+
+    Parameters
+    ----------
+    masks
+        Name of each mask and the mask, boolean ``[n]``.
+    num_nodes
+        Number of nodes.
+
+    Raises
+    ------
+    DataError
+        If a mask is malformed or empty, or two of them overlap.
+    """
+    for key, mask in masks.items():
+        if mask.shape != (num_nodes,) or mask.dtype != torch.bool:
+            raise DataError(f"{key} is {mask.dtype} {list(mask.shape)}: must be bool [{num_nodes}]")
+        if not mask.any():
+            raise DataError(f"{key} is empty: every part needs at least one node")
+    for (first, left), (second, right) in combinations(masks.items(), 2):
+        both = left & right
+        if both.any():
+            raise DataError(
+                f"{first} and {second} overlap in {int(both.sum())} nodes, "
+                f"the first is node {int(both.nonzero()[0])}"
+            )

@@ -1,0 +1,17 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """Folder of raw data outside the package; without it the test is skipped."""
+    value = os.environ.get("FLOWER_GRAPH_DATA")
+    if not value:
+        pytest.skip("FLOWER_GRAPH_DATA is unset: no raw data outside the package")
+    return Path(value)

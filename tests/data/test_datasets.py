@@ -1,0 +1,207 @@
+"""From a config to a checked graph: real sets, splits, generated graphs, own files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from flower_graph.data import Graph, csbm, describe, load_data, load_graph
+from flower_graph.errors import DataError
+
+Settings = Callable[..., SimpleNamespace]
+
+COUNTS = ("nodes", "edges", "features", "classes", "isolated", "train", "val", "test")
+REAL = [
+    ("Cora", "public", (2708, 5278, 1433, 7, 0, 140, 500, 1000)),
+    ("Cora", "geom-gcn", (2708, 5278, 1433, 7, 0, 1192, 796, 497)),
+    ("CiteSeer", "public", (3327, 4552, 3703, 6, 48, 120, 500, 1000)),
+    ("CiteSeer", "geom-gcn", (3327, 4552, 3703, 6, 48, 1596, 1065, 666)),
+    ("PubMed", "public", (19717, 44324, 500, 3, 0, 60, 500, 1000)),
+    ("PubMed", "geom-gcn", (19717, 44324, 500, 3, 0, 9463, 6310, 3944)),
+    ("chameleon", "geom-gcn", (2277, 31371, 2325, 5, 0, 1092, 729, 456)),
+    ("squirrel", "geom-gcn", (5201, 198353, 2089, 5, 0, 2496, 1664, 1041)),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize(("name", "split", "counts"), REAL)
+def test_real_sets(
+    name: str,
+    split: str,
+    counts: tuple[int, ...],
+    settings: Settings,
+    data_root: Path,
+    shared_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(shared_cache))
+    data = load_data(settings(name=name, split=split, root=str(data_root)), download=False)
+    assert isinstance(data, Data)
+    assert describe(data) == dict(zip(COUNTS, counts, strict=True))
+    assert data.is_undirected()
+    assert not data.has_self_loops()
+    assert data.is_coalesced()
+    sums = data.x.sum(1)
+    assert ((sums - 1).abs() < 1e-5).logical_or(sums == 0).all()
+
+
+def test_some_folds_of_citeseer_leave_nodes_out(
+    settings: Settings, data_root: Path, cache: Path
+) -> None:
+    options = {"name": "CiteSeer", "split": "geom-gcn", "root": str(data_root)}
+    by_index = load_data(settings(split_index=4, **options))
+    by_seed = load_data(settings(**options), seed=14)
+    assert torch.equal(by_index.train_mask, by_seed.train_mask)
+    parts = by_index.train_mask | by_index.val_mask | by_index.test_mask
+    assert int((~parts).sum()) == 1207
+
+
+def test_real_data_is_only_read(settings: Settings, data_root: Path, cache: Path) -> None:
+    def listing() -> dict[Path, tuple[int, int]]:
+        stats = {path: path.stat() for path in data_root.rglob("*")}
+        return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+
+    before = listing()
+    for name in ("Cora", "chameleon"):
+        load_data(settings(name=name, root=str(data_root), split="geom-gcn"))
+    load_data(settings(name="Cora", root=str(data_root), split="random"))
+    assert listing() == before
+    raw = {path.name for path in cache.rglob("raw/*")}
+    assert any(name.startswith("chameleon_split") for name in raw)
+    assert not any("citeseer" in name or "squirrel" in name for name in raw)
+
+
+def test_geom_gcn_splits_come_from_their_folder(
+    settings: Settings, data_root: Path, cache: Path
+) -> None:
+    path = data_root / "geom-gcn-splits" / "pubmed_split_0.6_0.2_7.npz"
+    with np.load(path, allow_pickle=False) as file:
+        expected = torch.from_numpy(file["val_mask"].astype(bool))
+    options = {"name": "PubMed", "split": "geom-gcn", "root": str(data_root)}
+    assert torch.equal(load_data(settings(split_index=7, **options)).val_mask, expected)
+
+
+def test_a_fold_that_does_not_exist_is_refused(settings: Settings, root: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.split_index = 10: must be 0 to 9"):
+        load_data(settings(name="Cora", split="geom-gcn", split_index=10))
+
+
+@pytest.mark.parametrize("name", ["cora-linqs", "csbm", "WikiCS", "CitationFull/Cora"])
+def test_geom_gcn_is_refused_where_it_does_not_exist(
+    name: str, settings: Settings, root: Path
+) -> None:
+    with pytest.raises(DataError, match=f"no such split of '{name}'"):
+        load_data(settings(name=name, split="geom-gcn", nodes=100))
+
+
+def test_unknown_splits_and_names_are_refused(settings: Settings) -> None:
+    with pytest.raises(DataError, match=r"data\.split = 'full': must be one of public, geom-gcn"):
+        load_data(settings(split="full"))
+    with pytest.raises(DataError, match="did you mean 'csbm'"):
+        load_data(settings(name="csbn"))
+
+
+def members(graph: Graph) -> list[list[int]]:
+    masks = (graph.train_mask, graph.val_mask, graph.test_mask)
+    return [mask.nonzero().flatten().tolist() for mask in masks if mask is not None]
+
+
+def test_random_splits_depend_on_split_seed_and_not_on_the_seed(settings: Settings) -> None:
+    first = load_graph(settings(split="random"), seed=0)
+    again = load_graph(settings(split="random"), seed=1)
+    other = load_graph(settings(split="random", split_seed=1), seed=0)
+    assert members(first) == members(again)
+    assert members(first)[0] != members(other)[0]
+    ratios = describe(load_graph(settings(split="random", ratios=[0.6, 0.2, 0.2])))
+    assert [ratios[part] for part in ("train", "val", "test")] == [1625, 541, 542]
+
+
+def test_normalisation_can_be_left_out(settings: Settings) -> None:
+    raw = load_graph(settings(normalize=False)).x
+    rows = load_graph(settings(normalize=True)).x
+    assert raw.sum(1).max() == 30
+    torch.testing.assert_close(rows * raw.sum(1, keepdim=True), raw)
+
+
+def test_generated_graphs(settings: Settings) -> None:
+    options: dict[str, Any] = {"name": "csbm", "nodes": 300, "classes": 3, "features": 16}
+    options |= {"active": 4, "degree": 5.0, "num_val": 30, "num_test": 60}
+    with pytest.raises(DataError, match=r"'csbm' has no public split: use data\.split=random"):
+        load_data(settings(**options))
+    graph = load_graph(settings(split="random", split_seed=4, normalize=False, **options))
+    counts = describe(graph)
+    assert [counts[part] for part in ("train", "val", "test")] == [60, 30, 60]
+    expected = csbm(300, 3, degree=5.0, features=16, active=4, homophily=0.8, seed=4)
+    assert torch.equal(graph.edge_index, expected.edge_index)
+    assert torch.equal(graph.x, expected.x)
+
+
+def own_graph(**changes: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "x": torch.eye(4),
+        "edge_index": torch.tensor([[0, 1, 1], [1, 2, 1]]),
+        "y": torch.tensor([0, 1, 0, 1]),
+        "train_mask": torch.eye(4, dtype=torch.bool)[:, :2],
+        "val_mask": torch.eye(4, dtype=torch.bool).roll(1, 0)[:, :2],
+        "test_mask": torch.tensor([False, False, False, True]),
+    }
+    return {**parts, **changes}
+
+
+def test_a_graph_of_the_user(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "mine.pt"
+    torch.save(Data(**own_graph()), path)
+    data = load_data(settings(name=str(path), split_index=1))
+    assert data.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert data.train_mask.tolist() == [False, True, False, False]
+    assert data.val_mask.tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"val_mask": None}, r"has no public split: use data\.split=random"),
+        ({"x": torch.full((4, 2), float("nan"))}, r"x\[0, 0\] is nan"),
+        ({"edge_index": torch.tensor([[0], [7]])}, r"edge_index\[1, 0\] is 7"),
+        ({"y": torch.tensor([0, 1, 0, -5])}, r"y\[3\] is -5"),
+        ({"train_mask": torch.zeros(4, 2, dtype=torch.bool)}, "train_mask is empty"),
+        ({"test_mask": torch.tensor([True] * 4)}, "train_mask and test_mask overlap in 1 nodes"),
+    ],
+)
+def test_unfit_graphs_of_the_user_are_refused(
+    changes: dict[str, Any], message: str, settings: Settings, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.pt"
+    torch.save(own_graph(**changes), path)
+    with pytest.raises(DataError, match=message):
+        load_data(settings(name=str(path)))
+
+
+IMPORTS = """
+import sys
+from types import SimpleNamespace
+import flower_graph.data as data
+assert "torch_geometric" not in sys.modules
+graph = data.csbm(50, 2, features=8, active=2)
+config = SimpleNamespace(name="cora-linqs", split="public", split_index=None, normalize=True)
+data.load_graph(config)
+loaded = {"torch_geometric", "flwr", "ray", "scipy", "pandas", "ogb"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_importing_and_the_bundled_set_need_neither_pyg_nor_flower() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=120)

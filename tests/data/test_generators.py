@@ -1,0 +1,108 @@
+"""The contextual stochastic block model: sizes, structure, determinism, learnability."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from flower_graph.data import csbm, csbm_sparse
+from flower_graph.errors import DataError
+
+
+def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
+    graph = csbm_sparse(20_000, 4, degree=6.0, features=64, active=8, homophily=0.7, seed=3)
+    assert torch.bincount(graph.y).tolist() == [5000] * 4
+    assert graph.edge_index.size(1) / 20_000 == pytest.approx(6.0, rel=0.01)
+    source, target = graph.edge_index
+    assert (graph.y[source] == graph.y[target]).float().mean() == pytest.approx(0.7, abs=0.01)
+
+
+@pytest.mark.parametrize(("homophily", "share"), [(0.0, 0.0), (1.0, 1.0)])
+def test_extremes_of_homophily_hold_exactly(homophily: float, share: float) -> None:
+    # 7 nodes in 3 classes: unequal class sizes, where wrong offsets would show.
+    graph = csbm_sparse(7, 3, degree=4.0, features=4, active=2, homophily=homophily)
+    source, target = graph.edge_index
+    assert source.numel() > 0
+    assert (graph.y[source] == graph.y[target]).float().mean() == share
+
+
+def test_edges_are_undirected_and_simple() -> None:
+    source, target = csbm_sparse(30, 3, degree=20.0, features=4, active=2).edge_index
+    pairs = set(zip(source.tolist(), target.tolist(), strict=True))
+    assert len(pairs) == source.numel()
+    assert all((b, a) in pairs and a != b for a, b in pairs)
+
+
+@pytest.mark.parametrize(("features", "active"), [(512, 32), (10, 3), (7, 7), (5, 1)])
+def test_every_node_has_exactly_the_active_features(features: int, active: int) -> None:
+    # More nodes than are drawn at a time.
+    graph = csbm_sparse(70_000, 2, degree=1.0, features=features, active=active)
+    rows = graph.indices.view(70_000, active)
+    assert torch.equal(graph.indptr, torch.arange(70_001) * active)
+    assert (rows.diff(dim=1) > 0).all()  # ascending, so distinct
+    assert rows.min() >= 0
+    assert rows.max() < features
+    assert torch.equal(graph.values, torch.ones(70_000 * active))
+    assert (graph.indices.dtype, graph.values.dtype) == (torch.int32, torch.float32)
+
+
+def test_dense_and_sparse_form_are_the_same_graph() -> None:
+    arguments: dict[str, Any] = {"degree": 5.0, "features": 20, "active": 6, "seed": 9}
+    sparse, dense = csbm_sparse(50, 3, **arguments), csbm(50, 3, **arguments)
+    parts = (part.numpy() for part in (sparse.values, sparse.indices, sparse.indptr))
+    csr = csr_matrix(tuple(parts), shape=(50, 20))
+    assert torch.equal(torch.from_numpy(csr.toarray()), dense.x)
+    assert torch.equal(sparse.edge_index, dense.edge_index)
+    assert torch.equal(sparse.y, dense.y)
+    assert dense.train_mask is None
+
+
+def test_the_seed_decides_and_the_global_generator_does_not() -> None:
+    before = torch.get_rng_state()
+    first, again, other = (csbm_sparse(200, 2, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    for part in ("edge_index", "y", "indices"):
+        assert torch.equal(getattr(first, part), getattr(again, part))
+        assert not torch.equal(getattr(first, part), getattr(other, part))
+
+
+def test_features_tell_classes_apart_better_over_a_neighbourhood() -> None:
+    graph = csbm(4000, 4, features=128, active=16, seed=0)
+    x = graph.x - graph.x.mean(0)
+    adjacency = torch.sparse_coo_tensor(
+        graph.edge_index, torch.ones(graph.edge_index.size(1)), (4000, 4000), check_invariants=True
+    )
+    half = torch.arange(4000) < 2000  # class means from one half, accuracy on the other
+    accuracy = {}
+    for kind, h in (("own", x), ("neighbours", x + adjacency @ x)):
+        means = torch.stack([h[half & (graph.y == label)].mean(0) for label in range(4)])
+        guess = torch.cdist(h[~half], means).argmin(1)
+        accuracy[kind] = float((guess == graph.y[~half]).float().mean())
+    assert 0.35 < accuracy["own"] < 0.9  # 0.25 is chance
+    assert accuracy["neighbours"] > accuracy["own"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": 1}, "data.classes = 1: must be 2 to data.nodes = 100"),
+        ({"classes": 101}, "data.classes = 101"),
+        ({"degree": -1.0}, "data.degree = -1.0"),
+        ({"degree": 100.0}, "data.degree = 100.0"),
+        ({"degree": float("nan")}, "data.degree = nan"),
+        ({"active": 0}, "data.active = 0"),
+        ({"active": 9, "features": 8}, "data.active = 9: must be 1 to data.features = 8"),
+        ({"homophily": 1.5}, "data.homophily = 1.5: must be 0 to 1"),
+    ],
+)
+def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        csbm_sparse(**{"nodes": 100, "classes": 2, **changes})
+
+
+def test_dense_features_beyond_the_limit_are_refused_at_once() -> None:
+    with pytest.raises(DataError, match=r"2\.0 GB.*csbm_sparse"):
+        csbm(1_000_000, 7, features=512)

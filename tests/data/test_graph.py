@@ -1,0 +1,82 @@
+"""Undirected edges, row normalisation, dense features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import coalesce, remove_self_loops
+from torch_geometric.utils import to_undirected as pyg_to_undirected
+
+from flower_graph.data.cache import copy_tree
+from flower_graph.data.graph import check_dense_size, dense_features, normalize_rows, to_undirected
+from flower_graph.errors import DataError
+
+
+def test_to_undirected_drops_loops_and_duplicates_and_sorts() -> None:
+    edges = torch.tensor([[2, 0, 1, 2, 0], [0, 2, 1, 0, 1]])
+    assert to_undirected(edges, 3).tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+
+
+@pytest.mark.parametrize("edges", [[[], []], [[1, 0], [1, 0]]])
+def test_to_undirected_of_no_edges_or_loops_only_is_empty(edges: list[list[int]]) -> None:
+    assert to_undirected(torch.tensor(edges, dtype=torch.int64), 2).shape == (2, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40))
+def test_to_undirected_is_what_pyg_gives(pairs: list[tuple[int, int]]) -> None:
+    edges = torch.tensor(pairs).t()
+    expected = coalesce(pyg_to_undirected(remove_self_loops(edges)[0], num_nodes=7), num_nodes=7)
+    assert torch.equal(to_undirected(edges, 7), expected)
+
+
+def test_rows_are_divided_by_their_sum_of_absolute_values() -> None:
+    x = torch.tensor([[1.0, 3.0], [0.0, 0.0], [-1.0, 1.0], [0.1, 0.1]])
+    expected = torch.tensor([[0.25, 0.75], [0.0, 0.0], [-0.5, 0.5], [0.5, 0.5]])
+    torch.testing.assert_close(normalize_rows(x), expected)
+    assert x[0, 1] == 3.0  # not in place
+
+
+@pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
+def test_rows_are_normalised_as_pyg_does_it(name: str, data_root: Path, tmp_path: Path) -> None:
+    copy_tree(data_root / "Planetoid" / name, tmp_path / name)
+    data = Planetoid(str(tmp_path), name)[0]
+    torch.testing.assert_close(
+        normalize_rows(data.x), NormalizeFeatures()(Data(x=data.x.clone())).x, atol=1e-7, rtol=0
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("kind", ["dense", "coo", "csr", "half"])
+def test_features_become_dense_float32(kind: str) -> None:
+    x = torch.tensor([[0.0, 2.0], [1.0, 0.0]])
+    given = {
+        "dense": x.to(torch.float64),
+        "coo": x.to_sparse_coo(),
+        "csr": x.to_sparse_csr(),
+        "half": x.half(),
+    }
+    dense = dense_features(given[kind], "set")
+    assert dense.dtype == torch.float32
+    assert dense.layout == torch.strided
+    assert torch.equal(dense, x)
+
+
+def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made() -> None:
+    huge = torch.sparse_coo_tensor(
+        torch.zeros(2, 0, dtype=torch.int64), [], (10**6, 10**5), check_invariants=True
+    )
+    with pytest.raises(DataError, match=r"400\.0 GB; the limit is 2\.0 GB.*'NELL'"):
+        dense_features(huge, "NELL")
+
+
+def test_the_size_limit_is_two_gigabytes() -> None:
+    check_dense_size(1_000_000, 500, "")
+    with pytest.raises(DataError, match="do that"):
+        check_dense_size(1_000_000, 501, "do that")

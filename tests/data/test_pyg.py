@@ -1,0 +1,289 @@
+"""PyG's loaders, on small raw files in the format of the real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from flower_graph.data import load_data
+from flower_graph.data.names import PygName
+from flower_graph.data.pyg import load_pyg
+from flower_graph.errors import DataError
+
+Settings = Callable[..., SimpleNamespace]
+Listing = dict[str, tuple[int, int]]
+
+X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
+# Rows of X divided by their sums.
+NORMALISED = [[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0], [0.25, 0.25, 0.5]]
+# The directed edges 0-1, 1-0, 1-2, 2-2; node 3 is isolated.
+UNDIRECTED = [[0, 1, 1, 2], [1, 0, 2, 1]]
+
+
+def write_wikics(root: Path) -> None:
+    raw = root / "WikiCS" / "raw"
+    raw.mkdir(parents=True)
+    # 20 splits: split k trains on node k % 2 and stops on the other one.
+    train = [[node == k % 2 for node in range(4)] for k in range(20)]
+    val = [[node == 1 - k % 2 for node in range(4)] for k in range(20)]
+    content = {
+        "features": X.tolist(),
+        "labels": [0, 1, 2, 1],
+        "links": [[1], [0, 2], [2], []],
+        "train_masks": train,
+        "val_masks": val,
+        "stopping_masks": val,
+        "test_mask": [False, False, True, True],
+    }
+    (raw / "data.json").write_text(json.dumps(content))
+
+
+def write_lastfm(root: Path) -> None:
+    raw = root / "LastFMAsia" / "raw"
+    raw.mkdir(parents=True)
+    edges = np.array([[0, 1], [1, 0], [1, 2], [2, 2]])
+    np.savez(raw / "lastfm_asia.npz", features=X, target=np.array([0, 1, 0, 1]), edges=edges)
+
+
+def write_flickr(root: Path) -> None:
+    raw = root / "Flickr" / "raw"
+    raw.mkdir(parents=True)
+    links = sp.csr_matrix((np.ones(4), ([0, 1, 1, 2], [1, 0, 2, 2])), shape=(4, 4))
+    parts = {"data": links.data, "indices": links.indices, "indptr": links.indptr}
+    np.savez(raw / "adj_full.npz", shape=np.array(links.shape), **parts)
+    np.save(raw / "feats.npy", X.astype(np.float64))
+    (raw / "class_map.json").write_text(json.dumps({"0": 1, "1": 0, "2": 1, "3": 0}))
+    (raw / "role.json").write_text(json.dumps({"tr": [3, 0], "va": [1], "te": [2]}))
+
+
+def write_actor(root: Path) -> None:
+    raw = root / "Actor" / "raw"
+    raw.mkdir(parents=True)
+    nodes = ["node_id\tfeature\tlabel", "0\t0,2\t0", "1\t1\t1", "2\t0\t1", "3\t0,1,2\t0", ""]
+    (raw / "out1_node_feature_label.txt").write_text("\n".join(nodes))
+    (raw / "out1_graph_edges.txt").write_text("a\tb\n0\t1\n1\t0\n1\t2\n2\t2\n")
+    for fold in range(10):
+        masks = {part: np.arange(4) == (fold + k) % 4 for k, part in enumerate("abc")}
+        train, val, test = masks.values()
+        np.savez(
+            raw / f"film_split_0.6_0.2_{fold}.npz", train_mask=train, val_mask=val, test_mask=test
+        )
+
+
+def write_amazon(root: Path) -> None:
+    raw = root / "Amazon" / "Photo" / "raw"
+    raw.mkdir(parents=True)
+    links = sp.csr_matrix((np.ones(3), ([0, 1, 1], [1, 0, 2])), shape=(4, 4))
+    matrices = {"adj": links, "attr": sp.csr_matrix(X)}
+    parts = {
+        f"{name}_{key}": getattr(matrix, key)
+        for name, matrix in matrices.items()
+        for key in ("data", "indices", "indptr", "shape")
+    }
+    np.savez(raw / "amazon_electronics_photo.npz", labels=np.array([0, 1, 0, 1]), **parts)
+
+
+def listing(folder: Path) -> Listing:
+    """Size and time of change of everything in a folder."""
+    stats = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*")}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def members(mask: torch.Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(("index", "seed", "train"), [(0, 0, 0), (19, 0, 1), (None, 5, 1)])
+def test_wikics(
+    index: int | None, seed: int, train: int, settings: Settings, cache: Path, root: Path
+) -> None:
+    write_wikics(root)
+    data = load_data(settings(name="WikiCS", split_index=index), seed=seed)
+    torch.testing.assert_close(data.x, torch.tensor(NORMALISED))
+    assert data.edge_index.tolist() == UNDIRECTED
+    assert data.y.tolist() == [0, 1, 2, 1]
+    assert data.num_classes == 3
+    assert [members(data[f"{part}_mask"]) for part in ("train", "val", "test")] == [
+        [train],
+        [1 - train],
+        [2, 3],
+    ]
+
+
+def test_lastfm_asia_has_no_public_split(settings: Settings, cache: Path, root: Path) -> None:
+    write_lastfm(root)
+    with pytest.raises(DataError, match=r"'LastFMAsia' has no public split: use data.split=random"):
+        load_data(settings(name="LastFMAsia"))
+    counts = {"train_per_class": 1, "num_val": 1, "num_test": 1}
+    data = load_data(settings(name="lastfmasia", split="random", **counts))
+    torch.testing.assert_close(data.x, torch.tensor(NORMALISED))
+    assert data.edge_index.tolist() == UNDIRECTED
+    assert [int(data[f"{part}_mask"].sum()) for part in ("train", "val", "test")] == [2, 1, 1]
+
+
+def test_flickr(settings: Settings, cache: Path, root: Path) -> None:
+    write_flickr(root)
+    data = load_data(settings(name="Flickr", normalize=False))
+    torch.testing.assert_close(data.x, torch.from_numpy(X))
+    assert data.x.dtype == torch.float32
+    assert data.edge_index.tolist() == UNDIRECTED
+    assert data.y.tolist() == [1, 0, 1, 0]
+    assert members(data.train_mask) == [0, 3]
+    assert (members(data.val_mask), members(data.test_mask)) == ([1], [2])
+
+
+def test_actor_has_the_splits_of_geom_gcn(settings: Settings, cache: Path, root: Path) -> None:
+    write_actor(root)
+    data = load_data(settings(name="Actor", split="geom-gcn"), seed=13)
+    assert data.edge_index.tolist() == UNDIRECTED
+    assert [members(data[f"{part}_mask"]) for part in ("train", "val", "test")] == [[3], [0], [1]]
+
+
+def test_amazon_takes_a_name(settings: Settings, cache: Path, root: Path) -> None:
+    write_amazon(root)
+    ratios = {"split": "random", "ratios": [0.5, 0.25, 0.25]}
+    data = load_data(settings(name="Amazon/Photo", **ratios))
+    assert data.x.shape == (4, 3)
+    assert data.edge_index.tolist() == UNDIRECTED
+    assert [int(data[f"{part}_mask"].sum()) for part in ("train", "val", "test")] == [2, 1, 1]
+
+
+def test_karate_club_needs_no_files(settings: Settings, cache: Path) -> None:
+    counts = {"train_per_class": 2, "num_val": 5, "num_test": 5}
+    data = load_data(settings(name="KarateClub", split="random", **counts))
+    assert (data.x.shape, data.edge_index.size(1) // 2, data.num_classes) == ((34, 34), 78, 4)
+    assert not cache.exists()
+
+
+def test_the_root_is_only_read(settings: Settings, cache: Path, root: Path) -> None:
+    write_wikics(root)
+    write_flickr(root)
+    before = listing(root)
+    load_data(settings(name="WikiCS"))
+    load_data(settings(name="Flickr"))
+    assert listing(root) == before
+    # Each folder of the cache has the raw files of its own set, and no others.
+    raw = sorted(path.name for path in cache.glob("*/raw/*"))
+    assert raw == ["adj_full.npz", "class_map.json", "data.json", "feats.npy", "role.json"]
+
+
+def test_a_second_load_uses_the_cache_and_new_raw_files_are_noticed(
+    settings: Settings, cache: Path, root: Path
+) -> None:
+    write_wikics(root)
+    first = load_data(settings(name="WikiCS"))
+    before = listing(cache)
+    assert torch.equal(load_data(settings(name="WikiCS")).x, first.x)
+    assert listing(cache) == before
+    raw = root / "WikiCS" / "raw" / "data.json"
+    raw.write_text(raw.read_text().replace("[0, 1, 2, 1]", "[1, 0, 2, 10]"))
+    assert load_data(settings(name="WikiCS")).y.tolist() == [1, 0, 2, 10]
+
+
+def test_broken_raw_files_are_reported_and_leave_nothing(
+    settings: Settings, cache: Path, root: Path
+) -> None:
+    write_wikics(root)
+    (root / "WikiCS" / "raw" / "data.json").write_text("{}")
+    with pytest.raises(DataError, match=r"'WikiCS' cannot be loaded by PyG: KeyError"):
+        load_data(settings(name="WikiCS"))
+    assert list(cache.iterdir()) == []
+
+
+def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
+    settings: Settings, cache: Path, root: Path, no_network: None
+) -> None:
+    raw = root / "Planetoid" / "Cora" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "ind.cora.x").touch()  # one of eight is there
+    with pytest.raises(DataError) as caught:
+        load_data(settings(name="Cora"))
+    message = str(caught.value)
+    assert "no ind.cora.tx, ind.cora.allx, ind.cora.y and 4 more files" in message
+    assert str(raw) in message
+    assert str(cache) in message
+    assert "Set data.root or FLOWER_GRAPH_DATA to a folder that holds Planetoid/Cora/raw" in message
+    assert "github.com/: [Errno" in message
+    assert list(cache.iterdir()) == []
+    assert sorted(path.name for path in raw.iterdir()) == ["ind.cora.x"]
+
+
+def test_a_missing_split_of_geom_gcn_is_named(
+    settings: Settings, cache: Path, root: Path, no_network: None
+) -> None:
+    message = r"no geom-gcn-splits/cora_split_0\.6_0\.2_3\.npz.*Planetoid/Cora/geom-gcn/raw.*failed"
+    with pytest.raises(DataError, match=message):
+        load_data(settings(name="Cora", split="geom-gcn"), seed=3)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_missing_set_without_any_root_is_reported_too(
+    settings: Settings, cache: Path, no_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
+    # Flickr's addresses are not to be found on its class: the download itself fails.
+    with pytest.raises(DataError, match=r"no adj_full\.npz.*no data root is set.*switched off"):
+        load_data(settings(name="Flickr"))
+    with pytest.raises(DataError, match="downloads are switched off"):
+        load_data(settings(name="Flickr"), download=False)
+    assert list(cache.iterdir()) == []
+
+
+def test_what_was_downloaded_is_found_again_without_a_network(
+    settings: Settings,
+    cache: Path,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch_geometric.datasets.wikics as module
+
+    write_wikics(tmp_path / "server")
+    served = tmp_path / "server" / "WikiCS" / "raw" / "data.json"
+
+    def fetch(url: str, folder: str) -> None:
+        (Path(folder) / url.rpartition("/")[2]).write_bytes(served.read_bytes())
+
+    monkeypatch.setattr(module, "download_url", fetch)
+    monkeypatch.setattr("flower_graph.data.pyg.check_reachable", lambda urls: None)
+    first = load_data(settings(name="WikiCS"))
+    served.unlink()
+    again = load_data(settings(name="WikiCS"), download=False)
+    assert torch.equal(first.x, again.x)
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (PygName("WikiCS", "extra"), "takes no name, but 'extra' is given"),
+        (PygName("Airports", None), "needs a name: Airports/<name>"),
+        (PygName("FakeDataset", None), "is generated, not loaded"),
+        (PygName("MixHopSyntheticDataset", None), "homophily"),
+        (PygName("AmazonBook", None), "AmazonBook"),
+        (PygName("Airports", "atlantis"), "Airports/atlantis"),
+    ],
+)
+def test_classes_that_cannot_be_used_are_reported(
+    name: PygName, message: str, cache: Path, root: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load_pyg(name, root=root, download=False)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_several_graphs_are_refused(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_geometric.datasets as datasets
+
+    graphs: list[Any] = [object()] * count
+    monkeypatch.setattr(datasets.KarateClub, "__len__", lambda self: len(graphs))
+    with pytest.raises(DataError, match="'KarateClub' is not one graph"):
+        load_pyg(PygName("KarateClub", None), root=None, download=False)

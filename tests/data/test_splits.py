@@ -1,0 +1,175 @@
+"""Splits: sizes, disjointness, determinism, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_graph.data.splits import (
+    Masks,
+    geom_gcn_split,
+    random_split,
+    ratio_split,
+    select_column,
+)
+from flower_graph.errors import DataError
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(y: torch.Tensor, seed: int = 0, per_class: int = 2, val: int = 3, test: int = 4) -> Masks:
+    return random_split(
+        y,
+        int(y.max()) + 1,
+        train_per_class=per_class,
+        num_val=val,
+        num_test=test,
+        generator=seeded(seed),
+    )
+
+
+def assert_disjoint(masks: Masks) -> None:
+    assert int(torch.stack(masks).sum(0).max()) <= 1
+
+
+def test_random_split_has_the_sizes_that_were_asked_for() -> None:
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 0, 1, 2, 2, 2])
+    masks = draw(y)
+    assert torch.bincount(y[masks.train]).tolist() == [2, 2, 2]
+    assert [int(mask.sum()) for mask in masks] == [6, 3, 4]
+    assert_disjoint(masks)
+
+
+def test_random_split_depends_on_the_seed_only() -> None:
+    y = torch.arange(100) % 4
+    torch.manual_seed(1)
+    first = draw(y, seed=5)
+    torch.manual_seed(2)
+    again, other = draw(y, seed=5), draw(y, seed=6)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first.train, other.train)
+
+
+def test_random_split_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    draw(torch.arange(100) % 4)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_random_split_names_the_class_that_is_too_small() -> None:
+    with pytest.raises(DataError, match=r"class 1 has 1 nodes.*train_per_class = 2"):
+        draw(torch.tensor([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
+
+
+def test_random_split_passes_over_classes_without_nodes() -> None:
+    y = torch.tensor([0, 2] * 10)
+    assert torch.bincount(y[draw(y).train]).tolist() == [2, 0, 2]
+
+
+def test_random_split_says_how_many_nodes_are_left() -> None:
+    with pytest.raises(DataError, match=r"6 nodes are left after 4 .* 3 \+ 4"):
+        draw(torch.tensor([0, 1] * 5))
+
+
+@pytest.mark.parametrize("key", ["per_class", "val", "test"])
+def test_random_split_refuses_empty_parts(key: str) -> None:
+    with pytest.raises(DataError, match="= 0: must be at least 1"):
+        draw(torch.tensor([0, 1] * 10), **{key: 0})
+
+
+@given(
+    nodes=st.integers(10, 300),
+    ratios=st.tuples(*[st.floats(0.15, 0.33) for _ in range(3)]),
+    seed=st.integers(0, 99),
+)
+def test_ratio_split_is_disjoint_and_near_the_shares(
+    nodes: int, ratios: tuple[float, float, float], seed: int
+) -> None:
+    masks = ratio_split(nodes, ratios, generator=seeded(seed))
+    assert_disjoint(masks)
+    for mask, share in zip(masks, ratios, strict=True):
+        assert abs(int(mask.sum()) - share * nodes) <= 1
+
+
+def test_ratio_split_that_sums_to_one_covers_every_node() -> None:
+    # 0.6 * 7, 0.2 * 7 and 0.2 * 7 rounded one by one would be 4 + 1 + 1.
+    masks = ratio_split(7, [0.6, 0.2, 0.2], generator=seeded())
+    assert torch.stack(masks).sum(0).tolist() == [1] * 7
+
+
+@pytest.mark.parametrize(
+    "ratios",
+    [[0.5, 0.5], [0.6, 0.3, 0.2], [0.5, 0.5, 0.0], [-0.1, 0.5, 0.5], [float("nan"), 0.2, 0.2]],
+)
+def test_ratio_split_refuses_impossible_shares(ratios: list[float]) -> None:
+    with pytest.raises(DataError, match=r"data.ratios = \["):
+        ratio_split(100, ratios, generator=seeded())
+
+
+def test_ratio_split_refuses_a_part_without_nodes() -> None:
+    with pytest.raises(DataError, match="leaves a part of 10 nodes empty"):
+        ratio_split(10, [0.5, 0.01, 0.4], generator=seeded())
+
+
+def columns() -> Masks:
+    train = torch.eye(4, dtype=torch.uint8)[:, :3]
+    return Masks(train, train.roll(1, 0), torch.tensor([True, False, False, True]))
+
+
+@pytest.mark.parametrize(("index", "seed", "column"), [(2, 0, 2), (None, 4, 1), (None, 3, 0)])
+def test_select_column_chooses_by_index_or_seed(index: int | None, seed: int, column: int) -> None:
+    chosen = select_column(columns(), index, seed)
+    assert all(mask.dtype == torch.bool for mask in chosen)
+    assert chosen.train.nonzero().flatten().tolist() == [column]
+    assert chosen.val.nonzero().flatten().tolist() == [column + 1]
+    assert chosen.test.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_select_column_refuses_a_split_that_is_not_there(index: int) -> None:
+    with pytest.raises(DataError, match=f"data.split_index = {index}: must be 0 to 2"):
+        select_column(columns(), index, 0)
+
+
+def test_select_column_refuses_different_numbers_of_splits() -> None:
+    train, val, test = columns()
+    with pytest.raises(DataError, match=r"\[2, 3\]"):
+        select_column(Masks(train, val[:, :2], test), 0, 0)
+
+
+def write_split(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_geom_gcn_split_reads_bytes_as_booleans(tmp_path: Path) -> None:
+    path = write_split(
+        tmp_path / "split.npz",
+        train_mask=np.array([1, 0, 0, 0], np.uint8),
+        val_mask=np.array([False, True, False, False]),
+        test_mask=np.array([0, 0, 1, 0], np.uint8),
+    )
+    masks = geom_gcn_split(path, 4)
+    assert [mask.tolist().index(True) for mask in masks] == [0, 1, 2]
+    assert all(mask.dtype == torch.bool for mask in masks)
+
+
+def test_geom_gcn_split_refuses_another_graph_a_missing_key_and_a_pickle(tmp_path: Path) -> None:
+    mask = np.array([True, False])
+    path = write_split(tmp_path / "a.npz", train_mask=mask, val_mask=mask, test_mask=mask)
+    with pytest.raises(DataError, match=r"masks \(2,\), not \(3,\)"):
+        geom_gcn_split(path, 3)
+    with pytest.raises(DataError, match="test_mask"):
+        geom_gcn_split(write_split(tmp_path / "b.npz", train_mask=mask, val_mask=mask), 2)
+    pickled = np.array([{}, {}], dtype=object)
+    path = write_split(tmp_path / "c.npz", train_mask=pickled, val_mask=mask, test_mask=mask)
+    with pytest.raises(DataError, match="allow_pickle"):
+        geom_gcn_split(path, 2)
