@@ -1,0 +1,125 @@
+"""The figures of one run, and of several runs together."""
+
+from __future__ import annotations
+
+import math
+import platform
+import resource
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_graph import __version__
+from flower_graph.files import plain, write_json
+
+if TYPE_CHECKING:
+    from flower_graph.report import RoundReport
+
+
+def make_result(
+    config: Mapping[str, Any], reports: Sequence[RoundReport], total: float
+) -> dict[str, Any]:
+    """Work out what the rounds say about the run as a whole.
+
+    Parameters
+    ----------
+    config : mapping
+        The resolved settings.
+    reports : sequence of RoundReport
+        All rounds, at least one.
+    total : float
+        Seconds that the run took.
+
+    Returns
+    -------
+    dict
+        The keys of ``result.json`` that follow from the rounds; docs/outputs.md lists them.
+    """
+    last = reports[-1]
+    best = best_round(reports)
+    seconds = [report.seconds for report in reports]
+    return {
+        "config": config,
+        "seed": config.get("seed"),
+        "rounds": len(reports),
+        "test-accuracy": last.test_accuracy,
+        "val-accuracy": last.val_accuracy,
+        "train-accuracy": last.train_accuracy,
+        "test-accuracy-at-best-val": best.test_accuracy if best else None,
+        "best-val-accuracy": best.val_accuracy if best else None,
+        "best-round": best.round if best else None,
+        "loss": last.loss,
+        "bytes": last.bytes,
+        "wire-bytes": last.wire_bytes,
+        "seconds": {
+            "total": total,
+            "first-round": seconds[0],
+            "per-round-median": statistics.median(seconds),
+        },
+        "peak-memory-bytes": peak_memory_bytes(),
+        "rejected": sum(len(report.rejected) for report in reports),
+        "versions": _versions(),
+    }
+
+
+def best_round(reports: Sequence[RoundReport]) -> RoundReport | None:
+    """Find the first round of the highest validation accuracy; None where all are NaN."""
+    measured = [report for report in reports if math.isfinite(report.val_accuracy)]
+    return max(measured, key=lambda report: report.val_accuracy, default=None)
+
+
+def peak_memory_bytes() -> int:
+    """Give the most memory that this process has held so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"flower-graph": __version__}
+    for name in ("flwr", "torch", "torch-geometric"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {**versions, "python": platform.python_version()}
+
+
+def summarise(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put the results of several seeds together and write ``summary.json``.
+
+    Parameters
+    ----------
+    out : Path
+        Folder to write to.
+    results : sequence of mapping
+        What ``result.json`` holds, for each seed; at least one.
+
+    Returns
+    -------
+    dict
+        The shape of a result. Each number is ``{"mean", "std", "values"}``, where ``std`` is the
+        sample deviation (n - 1; 0 for one value) and values are in the order of the results.
+        Anything else is kept where all agree, and is a list of values where not.
+    """
+    if not results:
+        raise ValueError("results: none given; at least one is needed")
+    summary: dict[str, Any] = _join([plain(result) for result in results])
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def _join(values: list[Any]) -> Any:
+    given = [value for value in values if value is not None]
+    if given and all(isinstance(value, Mapping) for value in given):
+        keys = dict.fromkeys(key for value in given for key in value)
+        return {key: _join([(value or {}).get(key) for value in values]) for key in keys}
+    if given and all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+        # A figure that one seed lacks (null: it was not finite) has no mean over the seeds.
+        whole = len(given) == len(values)
+        mean = statistics.mean(given) if whole else None
+        spread = (statistics.stdev(given) if len(given) > 1 else 0.0) if whole else None
+        return {"mean": mean, "std": spread, "values": values}
+    return values[0] if all(value == values[0] for value in values) else values

@@ -1,0 +1,349 @@
+"""The command: what it hands on, what it prints, and how it ends. Nothing is trained here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_graph import cli, errors
+from flower_graph.checkpoint import round_folder, save_server
+from flower_graph.cli_run import default_folder
+from flower_graph.config import RunConfig, list_configs, load_config, to_dict, to_yaml
+from flower_graph.progress import RoundPrinter
+from flower_graph.report import RoundReport, RunWriter
+
+Call = dict[str, Any]
+
+
+def report(number: int) -> RoundReport:
+    sizes = {"up": {"latent": 64 * number}, "down": {"gradient": 64 * number}}
+    return RoundReport(number, 1.0, 1.0, 0.0, 0.9, 0.5, 0.4, 2, 2, bytes=sizes, seconds=0.01)
+
+
+class Runner:
+    """Stands for the runner: notes its calls, reports the rounds, writes real outputs."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.fail: Callable[[RunConfig, Path], None] = lambda config, out: None
+
+    def run(self, config: RunConfig, out: Path, **rest: Any) -> dict[str, Any]:
+        self.calls.append({"config": config, "out": out, **rest})
+        writer = RunWriter(out, to_dict(config), resume_round=0 if rest["resume"] else None)
+        self.fail(config, out)
+        for number in range(1, config.rounds + 1):
+            writer.write_round(report(number))
+            rest["progress"](writer.reports[-1])
+        return writer.finish({"clients": 2, "engine": "in-process"})
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    fake = ModuleType(f"flower_graph.{name}")
+    vars(fake).update(members)
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
+    runner = Runner()
+    module(monkeypatch, "apps.runner", run=runner.run)
+    monkeypatch.chdir(tmp_path)
+    return runner
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_one_run(runner: Runner, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["run", "quickstart", "rounds=2", "--out", "here", "model.hidden=4"]) == 0
+    (call,) = runner.calls
+    assert call["config"] == load_config("quickstart", ["rounds=2", "model.hidden=4"])
+    assert (call["out"], call["resume"], call["supernodes"]) == (tmp_path / "here", False, 1)
+    shown = capsys.readouterr()
+    assert shown.err.count("round ") == 2 and "round 2/2  loss 1" in shown.err
+    assert "quickstart: 2 users, 2 rounds, seed 0" in shown.out
+    assert f"outputs   {tmp_path / 'here'}" in shown.out
+    assert not (tmp_path / "here" / "summary.json").exists()
+
+
+def test_quiet_prints_the_summary_only(runner: Runner, capsys: Captured) -> None:
+    assert cli.main(["run", "quickstart", "rounds=2", "--quiet", "--supernodes", "3"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "" and "accuracy" in shown.out
+    assert runner.calls[0]["supernodes"] == 3
+
+
+def test_default_folder_names_config_and_time(runner: Runner, tmp_path: Path) -> None:
+    assert cli.main(["run", "nfedgnn/cora", "rounds=1"]) == 0
+    out = runner.calls[0]["out"]
+    assert out.parent == tmp_path / "runs"
+    assert out.name.startswith("nfedgnn-cora-2")
+    assert default_folder("some/where/mine.yaml").name.startswith("mine-2")
+
+
+def test_several_seeds_get_folders_and_a_summary(runner: Runner, tmp_path: Path) -> None:
+    words = ["run", "quickstart", "--seeds", "0,1, 5", "rounds=1", "seed=9", "--out", "all"]
+    assert cli.main(words) == 0
+    assert [call["config"].seed for call in runner.calls] == [0, 1, 5]
+    assert [call["out"].name for call in runner.calls] == ["seed-0", "seed-1", "seed-5"]
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert summary["test-accuracy"] == {"mean": 0.4, "std": 0.0, "values": [0.4] * 3}
+    assert summary["seed"]["values"] == [0, 1, 5]
+
+
+def test_one_seed_needs_no_sub_folder(runner: Runner, tmp_path: Path) -> None:
+    assert cli.main(["run", "quickstart", "rounds=1", "--seeds", "4", "--out", "one"]) == 0
+    assert runner.calls[0]["out"] == tmp_path / "one"
+    assert runner.calls[0]["config"].seed == 4
+
+
+def test_an_existing_folder_is_refused_before_any_run(
+    runner: Runner, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "result").write_text("mine")
+    assert cli.main(["run", "quickstart", "--seeds", "0,1", "--out", "old"]) == 2
+    assert runner.calls == []
+    assert "old: exists and is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "quikstart"], "did you mean quickstart?"),
+        (["run", "quickstart", "rouns=3"], "rouns: unknown key; did you mean rounds?"),
+        (["run", "quickstart", "rounds=-1"], "rounds: -1 is not allowed"),
+        (["run", "quickstart", "rounds"], "override 'rounds': write key=value"),
+        (["run", "quickstart", "--seeds", "0,x"], "--seeds '0,x': write whole numbers"),
+        (["run", "quickstart", "--seeds", "1,1"], "a seed is there twice"),
+        (["run", "quickstart", "--seeds", ""], "write whole numbers"),
+        (["run", "quickstart", "--seeds=-1"], "write whole numbers"),
+        (["run", "quickstart", "--supernodes", "0"], "--supernodes 0: at least 1"),
+        (["run"], "CONFIG: missing"),
+        (["run", "rounds=3"], "CONFIG: missing"),
+        (["run", "--resume", "nowhere"], "--resume nowhere: no run to resume"),
+        (["show", "quickstart", "model.name=gatt"], "did you mean gat?"),
+        (["reproduce", "nfedgnn", "--only", "data"], "--only 'data': write KEY=VALUE"),
+        (["reproduce", "nfedgnn", "--rounds", "0"], "--rounds 0: at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    runner: Runner, capsys: Captured, words: list[str], said: str
+) -> None:
+    assert cli.main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
+    assert said in shown.err and shown.out == ""
+    assert runner.calls == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["run", "quickstart", "--seed", "1"],
+        ["run", "quickstart", "--engine", "ray"],
+        ["run", "quickstart", "--out", "a", "--resume", "b"],
+        ["list", "more"],
+        ["run", "quickstart", "--supernodes", "many"],
+    ],
+)
+def test_unknown_words_show_the_usage(capsys: Captured, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    assert "usage: flower-graph" in capsys.readouterr().err
+
+
+NAMED = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and kind.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("kind", NAMED, ids=lambda kind: kind.__name__)
+def test_every_named_error_ends_with_exit_2(
+    runner: Runner, capsys: Captured, kind: type[Exception]
+) -> None:
+    def fail(config: RunConfig, out: Path) -> None:
+        raise kind("what was wrong")
+
+    runner.fail = fail
+    assert cli.main(["run", "quickstart", "--quiet"]) == 2
+    assert capsys.readouterr().err == "error: what was wrong\n"
+
+
+def test_our_own_mistakes_keep_their_traceback(runner: Runner) -> None:
+    def fail(config: RunConfig, out: Path) -> None:
+        raise ZeroDivisionError
+
+    runner.fail = fail
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["run", "quickstart", "--quiet"])
+
+
+def test_ctrl_c_names_the_checkpoint_and_how_to_go_on(
+    runner: Runner, tmp_path: Path, capsys: Captured
+) -> None:
+    def interrupt(config: RunConfig, out: Path) -> None:
+        for number in (10, 20):
+            save_server(out / "checkpoints", number, {"round": number})
+        round_folder(out / "checkpoints", 30).mkdir()  # not complete
+        raise KeyboardInterrupt
+
+    runner.fail = interrupt
+    assert cli.main(["run", "quickstart", "--out", "my run"]) == 130
+    said = capsys.readouterr().err
+    assert f"the last checkpoint is {tmp_path / 'my run' / 'checkpoints' / 'round-000020'};" in said
+    assert f"flower-graph run --resume '{tmp_path / 'my run'}'" in said
+
+
+def test_ctrl_c_without_a_checkpoint_says_so(runner: Runner, capsys: Captured) -> None:
+    def interrupt(config: RunConfig, out: Path) -> None:
+        raise KeyboardInterrupt
+
+    runner.fail = interrupt
+    assert cli.main(["run", "quickstart"]) == 130
+    assert "no checkpoint (checkpoint_every=0)" in capsys.readouterr().err
+
+
+def test_resume_needs_neither_config_nor_seeds(runner: Runner, tmp_path: Path) -> None:
+    start = ["run", "quickstart", "rounds=2", "--quiet"]
+    assert cli.main([*start, "seed=7", "--out", "one"]) == 0
+    first = runner.calls[0]["config"]
+    assert cli.main(["run", "--resume", "one", "rounds=3", "--quiet"]) == 0
+    assert runner.calls[1]["resume"] is True
+    assert runner.calls[1]["out"] == tmp_path / "one"
+    assert (runner.calls[1]["config"].seed, runner.calls[1]["config"].rounds) == (7, 3)
+    assert first.data == runner.calls[1]["config"].data
+
+
+def test_resuming_a_finished_run_only_reads_it(runner: Runner, capsys: Captured) -> None:
+    assert cli.main(["run", "quickstart", "rounds=2", "--out", "one", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert cli.main(["run", "--resume", "one"]) == 0
+    assert len(runner.calls) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == shown.splitlines()[1:]
+
+
+def test_resuming_several_seeds_does_what_is_left(runner: Runner, tmp_path: Path) -> None:
+    def interrupt(config: RunConfig, out: Path) -> None:
+        if config.seed == 1:
+            raise KeyboardInterrupt
+
+    runner.fail = interrupt
+    words = ["run", "quickstart", "rounds=1", "--seeds", "0,1,2", "--out", "all", "--quiet"]
+    assert cli.main(words) == 130
+    runner.fail = lambda config, out: None
+    runner.calls.clear()
+    assert cli.main(["run", "--resume", "all", "--quiet"]) == 0
+    done = [(call["config"].seed, call["resume"]) for call in runner.calls]
+    assert done == [(1, True), (2, False)]
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert summary["seed"]["values"] == [0, 1, 2]
+
+
+def test_flwr_engine_gets_paths_in_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured
+) -> None:
+    calls: list[tuple[tuple[Any, ...], Call]] = []
+
+    def flwr_run(*given: Any, **rest: Any) -> dict[str, Any]:
+        calls.append((given, rest))
+        rest["echo"]("a line of the log")
+        writer = RunWriter(given[2], {"seed": rest["seed"]})
+        writer.write_round(report(1))
+        return writer.finish({"clients": 2, "engine": "flwr"})
+
+    module(monkeypatch, "launch", flwr_run=flwr_run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my graph.pt").write_bytes(b"")
+    (tmp_path / "mine.yaml").write_text("data: {name: my graph.pt, root: raw}\nseed: 3\n")
+    words = ["run", "mine.yaml", "--engine", "flwr", "--supernodes", "4", "--out", "out"]
+    assert cli.main(words) == 0
+    ((config, overrides, out), rest) = calls[0]
+    assert (config, out) == (str(tmp_path / "mine.yaml"), tmp_path / "out")
+    assert (rest["supernodes"], rest["seed"], rest["resume"]) == (4, 3, False)
+    there = load_config(config, overrides)
+    assert there.data.name == str(tmp_path / "my graph.pt")
+    assert there.data.root == str(tmp_path / "raw")
+    assert "a line of the log" in capsys.readouterr().err
+
+
+def test_flwr_engine_that_fails_is_exit_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
+) -> None:
+    def flwr_run(*given: Any, **rest: Any) -> dict[str, Any]:
+        raise RuntimeError("`flwr run` ended without a result")
+
+    module(monkeypatch, "launch", flwr_run=flwr_run)
+    words = ["run", "quickstart", "--engine", "flwr", "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 1
+    assert "ended without a result" in capsys.readouterr().err
+
+
+def test_show_prints_the_resolved_yaml(capsys: Captured) -> None:
+    assert cli.main(["show", "nfedgnn/cora", "model.name=gat"]) == 0
+    assert capsys.readouterr().out == to_yaml(load_config("nfedgnn/cora", ["model.name=gat"]))
+
+
+def test_list_names_apps_configs_and_data(capsys: Captured) -> None:
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name in [*list_configs(), "nfedgnn", "cora-linqs", "csbm", "PubMed", "Coauthor/CS"]:
+        assert f"  {name}" in shown
+
+
+def test_reproduce_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[tuple[tuple[Any, ...], Call]] = []
+    module(monkeypatch, "apps.reproduce", main=lambda *given, **rest: calls.append((given, rest)))
+    words = ["reproduce", "nfedgnn", "--out", str(tmp_path), "--only", "data=Cora"]
+    words += ["--only", "data=PubMed", "--only", "model=gcn", "--seeds", "0,1", "--rounds", "5"]
+    assert cli.main(words) == 0
+    assert cli.main(["reproduce", "nfedgnn", "--out", str(tmp_path)]) == 0
+    only = {"data": ["Cora", "PubMed"], "model": ["gcn"]}
+    assert calls == [
+        (("nfedgnn", tmp_path), {"only": only, "seeds": [0, 1], "rounds": 5}),
+        (("nfedgnn", tmp_path), {"only": {}, "seeds": None, "rounds": None}),
+    ]
+
+
+def test_a_closed_pipe_is_no_fault() -> None:
+    command = f"{sys.executable} -m flower_graph.cli show quickstart | true"
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_version(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("flower-graph 0.")
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5, unique=True))
+def test_seeds_come_back_as_written(seeds: list[int]) -> None:
+    assert cli.parse_seeds(",".join(map(str, seeds))) == seeds
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    printer = RoundPrinter(4, label="seed 0")
+    printer(report(3))  # a resumed run starts here
+    printer(report(4))
+    printer.close()
+    shown = capsys.readouterr().err
+    assert "seed 0: 100%" in shown and "4/4" in shown and "test 0.400" in shown
+    assert "users" not in shown
