@@ -1,0 +1,51 @@
+# Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
+# from the package registry that pip is set up for.
+.POSIX:
+.PHONY: install run test lint types check bench clean
+
+BIN = .venv/bin
+STAMP = .venv/.installed
+
+install: $(STAMP)
+
+# `pip install -e`: a change of the sources needs no new installation, a change of what is
+# depended on does.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; for python in "$$PYTHON" python3.11 python3 python; do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "Building .venv with $$python"; "$$python" -m venv .venv; break; \
+		fi; \
+	done
+	@test -x $(BIN)/python || { echo "No Python 3.11 or later was found; set PYTHON" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --editable '.[dev,ogb]' --constraint constraints.txt
+	@touch $@
+
+# The main job: 2,708 users on the bundled Cora, 200 rounds, on Ray.
+run: $(STAMP)
+	@$(BIN)/flower-graph run quickstart --engine flwr
+
+test: lint types check
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+# mypy does not follow `__path__`: it sees the package as it is once installed, by links.
+types: $(STAMP)
+	@rm -rf build/types && mkdir -p build/types/flower_graph
+	@for part in flower_graph/* apps strategies; do \
+		ln -s "$$PWD/$$part" build/types/flower_graph/; \
+	done
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
+		--cache-dir ../../.mypy_cache --package flower_graph
+
+check: $(STAMP)
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+# Everything that can be made again; outputs of runs stay.
+clean:
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,163 @@
+"""`flwr run` on Ray: the same figures as in-process, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_graph import launch
+from flower_graph.config import load_config
+from flower_graph.processes import end_processes, marked_processes
+
+MARK = "FLOWER_GRAPH_TEST_MARK"
+SMALL = ["rounds=3"]
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Mark all that a test starts; a test that fails half-way leaves nothing either."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    end_processes(MARK, value)
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Let the launcher put its temporary folders where a test sees them."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))
+    monkeypatch.setattr(launch, "_short_temporary_folder", lambda: str(folder))
+    return folder
+
+
+def _rounds(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.flwr
+def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
+    tmp_path: Path, mark: str, scratch: Path
+) -> None:
+    from flower_graph.apps.runner import run
+
+    lines: list[str] = []
+    started = time.monotonic()
+    result = launch.flwr_run(
+        "quickstart", SMALL, tmp_path / "ray", seed=4, supernodes=2, echo=lines.append
+    )
+    assert time.monotonic() - started < 180
+    assert marked_processes(MARK, mark) == []
+    assert list(scratch.iterdir()) == []
+    config = load_config("quickstart", [*SMALL, "seed=4"])
+    expected = run(config, tmp_path / "here")
+    assert (result["engine"], expected["engine"]) == ("flwr", "in-process")
+    assert result["seed"] == expected["seed"] == 4
+    assert result["bytes"] == expected["bytes"]
+    for ray, here in zip(_rounds(tmp_path / "ray"), _rounds(tmp_path / "here"), strict=True):
+        assert ray["loss"] == pytest.approx(here["loss"], rel=1e-4)
+        for part in ("train", "val", "test"):
+            key = f"{part}-accuracy"
+            assert ray[key] == pytest.approx(here[key], abs=2.1e-3), (key, ray["round"])
+    assert sum("round" in line and "/3" in line for line in lines) >= 3
+
+
+@pytest.mark.flwr
+def test_a_run_that_fails_says_why(tmp_path: Path, mark: str, scratch: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)the run failed.*model\.nmae"):
+        launch.flwr_run("quickstart", ["model.nmae=gat"], tmp_path / "out", echo=lambda _: None)
+    assert marked_processes(MARK, mark) == []
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.flwr
+def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "flower_graph.cli", "run", "quickstart", "rounds=100000"]
+    command += ["--engine", "flwr", "--out", str(out)]
+    root = str(Path(launch.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not (out / "metrics.jsonl").exists() or not _rounds(out):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert len(marked_processes(MARK, mark)) > 5
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert process.wait(timeout=30) == 130
+    assert time.monotonic() - started < 10
+    assert marked_processes(MARK, mark) == []
+    assert _rounds(out)  # what was written stands
+
+
+def test_no_supernodes_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="supernodes=0"):
+        launch.flwr_run("quickstart", [], tmp_path / "out", supernodes=0)
+
+
+def test_a_superlink_that_does_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scratch: Path
+) -> None:
+    homes: list[Path] = []
+
+    def run_in(home: Path, *_: object) -> list[str]:
+        homes.append(home)
+        if len(homes) < launch.ATTEMPTS:
+            raise launch._NotStartedError("port taken")
+        (tmp_path / "result.json").write_text('{"rounds": 1}', encoding="utf-8")
+        return []
+
+    monkeypatch.setattr(launch, "_run_in", run_in)
+    assert launch.flwr_run("quickstart", [], tmp_path) == {"rounds": 1}
+    assert len(set(homes)) == launch.ATTEMPTS
+    assert list(scratch.iterdir()) == []
+
+
+def test_an_old_result_is_not_taken_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scratch: Path
+) -> None:
+    (tmp_path / "result.json").write_text('{"rounds": 1}', encoding="utf-8")
+    monkeypatch.setattr(launch, "_run_in", lambda *_: ["all went wrong"])
+    with pytest.raises(RuntimeError, match="all went wrong"):
+        launch.flwr_run("quickstart", [], tmp_path)
+
+
+def test_output_is_passed_on_without_colours_until_the_time_is_up(tmp_path: Path) -> None:
+    code = "import time; print('\\x1b[92mINFO\\x1b[0m a', flush=True); time.sleep(600)"
+    lines: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        with pytest.raises(RuntimeError, match=r"(?s)no result within 2 s.*INFO a"):
+            launch._follow(process, 2, lines.append)
+        process.kill()
+    assert lines == ["INFO a"]
+
+
+def test_environment_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
+    first, second = launch._environment(tmp_path / "a"), launch._environment(tmp_path / "b")
+    assert "RAY_ADDRESS" not in first
+    ports = ["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT"]
+    assert len({environment[port] for environment in (first, second) for port in ports}) >= 3
+    for name in ("FLWR_HOME", "RAY_TMPDIR"):
+        assert first[name] != second[name]
+    assert first["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_sockets_of_ray_fit_below_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/var/folders/" + "x" * 40)
+    assert len(launch._short_temporary_folder()) <= 30

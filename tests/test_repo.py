@@ -1,0 +1,102 @@
+"""What holds for the files of the repository as a whole."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import flower_graph
+from flower_graph import launch
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = {".py", ".toml", ".yaml", ".md", ".txt", ".json", ".in", ".cfg", ""}
+# Folders that only one machine has. `/tmp` is common to all, so code may name it on its own.
+MACHINE_PATH = re.compile(r"(?<![\w./-])/(home|root|work|Users|mnt|tmp)/(?!\*)[\w.-]+")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def _tracked() -> list[Path]:
+    """Return what is committed or would be; all files where this is no git checkout."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        names = run.stdout.splitlines()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        names = [str(p.relative_to(ROOT)) for p in ROOT.glob("[a-zA-Z]*/**/*") if p.is_file()]
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+    found = []
+    for path in _tracked():
+        if path.suffix not in TEXT or path == Path(__file__).resolve():
+            continue
+        text = path.read_text(encoding="utf-8")
+        for match in MACHINE_PATH.finditer(text):
+            found.append(f"{path.relative_to(ROOT)}: {match.group()}")
+    assert found == []
+
+
+def test_the_search_for_machine_paths_finds_them() -> None:
+    for text in ("x = '/home/me/data'", "see /root/x", "(/work/main)", "/tmp/run-1"):
+        assert MACHINE_PATH.search(text)
+    for text in ("network/work/x", "https://a.org/home/x", "apps/root/x", "/tmp", "./tmp/x"):
+        assert not MACHINE_PATH.search(text)
+
+
+def test_version_is_the_same_in_both_places() -> None:
+    assert PYPROJECT["project"]["version"] == flower_graph.__version__
+
+
+def test_every_package_is_listed_for_the_wheel() -> None:
+    inner = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "flower_graph").rglob("__init__.py")
+    }
+    outer = {"flower_graph.apps", "flower_graph.conf", "flower_graph.strategies"}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == inner | outer
+
+
+def test_dependencies_are_what_the_code_imports() -> None:
+    declared = PYPROJECT["project"]["dependencies"]
+    declared += PYPROJECT["project"]["optional-dependencies"]["ogb"]
+    names = {re.split(r"[\[<>=~! ]", one)[0].lower().replace("-", "_") for one in declared}
+    modules = {"yaml": "pyyaml"}
+    imported: set[str] = set()
+    for folder in ("flower_graph", "strategies", "apps"):
+        for path in (ROOT / folder).rglob("*.py"):
+            imported |= _third_party(path)
+    unseen = {"scipy"}  # PyG needs it to read Planetoid's files, and does not ask for it
+    assert {modules.get(name, name) for name in imported} | unseen == names
+
+
+def _third_party(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module).split(".")[0])
+    return {n for n in names if n not in sys.stdlib_module_names and n != "flower_graph"}
+
+
+def test_launcher_sets_the_run_config_that_the_root_app_declares(tmp_path: Path) -> None:
+    settings = launch._settings("a/b", ["x=[1, 2]", "name='q\"\\\\'"], tmp_path, 3, True)
+    folder = launch._write_app(tmp_path / "app", settings)
+    app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]
+    assert app["app"]["config"] == settings
+    assert set(settings) == set(PYPROJECT["tool"]["flwr"]["app"]["config"])
+    assert shlex.split(str(settings["overrides"])) == ["seed=3", "x=[1, 2]", "name='q\"\\\\'"]
+
+
+def test_bundled_data_is_the_same_in_a_flower_app_bundle_as_in_a_wheel() -> None:
+    folder = ROOT / "flower_graph" / "data" / "cora_linqs"
+    text = json.loads((folder / "cora.npz.json").read_text(encoding="utf-8"))
+    assert base64.b64decode(text["base64"]) == (folder / "cora.npz").read_bytes()

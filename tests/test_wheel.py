@@ -1,0 +1,152 @@
+"""The distributions: what is in them, and that they work where no checkout is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
+FOLDERS = ("apps", "conf", "flower_graph", "strategies")
+DATA = "flower_graph/data/cora_linqs"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy what the distributions are built from: building writes beside its sources."""
+    copy = tmp_path_factory.mktemp("source") / "flower-graph"
+    copy.mkdir()
+    for name in PARTS:
+        shutil.copy(ROOT / name, copy)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def distributions(source: Path) -> Path:
+    """Build the sdist, and the wheel from the sdist."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "."]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    return source / "dist"
+
+
+@pytest.fixture(scope="module")
+def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into a new environment that borrows the libraries of this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    (wheel,) = distributions.glob("*.whl")
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    subprocess.run([*install, "--no-index", str(wheel)], check=True, capture_output=True)
+    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    (site,) = folder.glob("lib/python*/site-packages")
+    # Plain paths after its own: no .pth of theirs is read, so no editable install comes along.
+    (site / "borrowed.pth").write_text("\n".join(sorted(paths)), encoding="utf-8")
+    return folder
+
+
+def _run(installed: Path, tmp_path: Path, *command: str) -> str:
+    """Run a program of the environment, far from the checkout."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("FLOWER_GRAPH_DATA", None)
+    run = subprocess.run(
+        [str(installed / "bin" / command[0]), *command[1:]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_wheel_installs_one_name_only(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "flower_graph",
+        "flower_graph-0.1.0.dist-info",
+    }
+    sources = {str(p.relative_to(ROOT)) for folder in FOLDERS for p in _shipped(ROOT / folder)}
+    expected = {n if n.startswith("flower_graph/") else f"flower_graph/{n}" for n in sources}
+    packed = {name for name in names if "dist-info" not in name}
+    assert packed == expected | {f"{DATA}/cora.npz", f"{DATA}/README.md", "flower_graph/py.typed"}
+
+
+def _shipped(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.suffix in (".py", ".yaml")]
+
+
+def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "LICENSE", "README.md", f"{DATA}/cora.npz"} <= names
+    assert {"conf/quickstart.yaml", "apps/server_app.py"} <= names
+
+
+def test_installed_package_is_the_one_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    code = """
+        import json
+        import flower_graph
+        from flower_graph.apps import client_app, server_app
+        from flower_graph.strategies import split_gradient_relay as relay
+        print(json.dumps([flower_graph.__file__, relay.__file__, server_app.__file__]))
+        relay.SplitGradientRelay, relay.NodeClient, client_app.app
+        import importlib.util
+        assert not any(importlib.util.find_spec(n) for n in ("strategies", "apps", "conf"))
+    """
+    code = "\n".join(line.strip() for line in code.splitlines())
+    for path in json.loads(_run(installed, tmp_path, "python", "-c", code)):
+        assert path.startswith(str(installed)), path
+
+
+def test_installed_command_lists_shows_and_runs(installed: Path, tmp_path: Path) -> None:
+    listed = _run(installed, tmp_path, "flower-graph", "list")
+    assert "nfedgnn/cora" in listed
+    assert "quickstart" in listed
+    assert "cora-linqs" in _run(installed, tmp_path, "flower-graph", "show", "quickstart")
+    _run(installed, tmp_path, "flower-graph", "run", "quickstart", "rounds=2", "--out", "out")
+    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+    assert (result["rounds"], result["clients"]) == (2, 2708)
+
+
+def test_flower_app_bundle_has_all_that_it_needs(source: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "app.fab"
+    bundle.write_bytes(build_fab_from_disk(source))
+    with zipfile.ZipFile(bundle) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "app")
+    sources = {str(p.relative_to(ROOT)) for folder in FOLDERS for p in _shipped(ROOT / folder)}
+    assert sources <= names
+    code = """
+        import flower_graph
+        from flower_graph.data import load_data
+        from flower_graph.config import DataConfig
+        data = load_data(DataConfig(name="cora-linqs"))
+        print(flower_graph.__file__, data.num_nodes, int(data.edge_index.shape[1]) // 2)
+    """
+    code = "\n".join(line.strip() for line in code.splitlines())
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "app",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    origin, nodes, edges = run.stdout.split()
+    assert (Path(origin).parents[1], nodes, edges) == (tmp_path / "app", "2708", "5278")
