@@ -67,11 +67,13 @@ def train_centralised(config: RunConfig, data: Data) -> list[Epoch]:
             logits = network(data.x, data.edge_index)
         loss = functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         network.eval()
         with torch.no_grad():
-            right = (network(data.x, data.edge_index).argmax(1) == data.y).float()
-        val, test = (right[mask].mean().item() for mask in (data.val_mask, data.test_mask))
+            right = network(data.x, data.edge_index).argmax(1) == data.y
+        val, test = (
+            int(right[mask].sum()) / int(mask.sum()) for mask in (data.val_mask, data.test_mask)
+        )
         epochs.append(Epoch(loss.item(), val, test))
     return epochs

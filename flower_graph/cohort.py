@@ -20,6 +20,8 @@ from flower_graph.ops.active_rows import ActiveRows, adam_, project, sum_by_feat
 from flower_graph.rng import generator
 
 Tensors = dict[str, Tensor]
+# What Adam changes, by its name in a cohort's state
+ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 
 
 class UserSettings(NamedTuple):
@@ -88,6 +90,23 @@ def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
 
 
+def _adam(
+    rows: ActiveRows, tensors: list[Tensor], gradient: Tensor, step: Tensor, settings: UserSettings
+) -> None:
+    """Take an Adam step on ``ADAM_TENSORS``, in place."""
+    weight, exp_avg, exp_avg_sq = tensors
+    adam_(
+        rows,
+        weight,
+        exp_avg,
+        exp_avg_sq,
+        gradient.to(weight.device),
+        step,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+    )
+
+
 class LinearCohort:
     """Users with a linear map each, stored by active rows.
 
@@ -122,25 +141,21 @@ class LinearCohort:
     def step(self, users: Tensor | None, gradient: Tensor) -> None:
         """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         state = self._state
-        options = {
-            "learning_rate": self.settings.learning_rate,
-            "weight_decay": self.settings.weight_decay,
-        }
-        names = ("weight", "exp-avg", "exp-avg-sq")
         if users is None:
             state["step"] += 1
-            adam_(self.rows, *(state[n] for n in names), gradient, state["step"], **options)
+            whole = [state[name] for name in ADAM_TENSORS]
+            _adam(self.rows, whole, gradient, state["step"], self.settings)
         else:
             state["step"][users] += 1
             rows, place = take(self.rows, users)
-            part = [state[name][place] for name in names]
-            adam_(rows, *part, gradient, state["step"][users], **options)
-            for name, value in zip(names, part, strict=True):
+            part = [state[name][place] for name in ADAM_TENSORS]
+            _adam(rows, part, gradient, state["step"][users], self.settings)
+            for name, value in zip(ADAM_TENSORS, part, strict=True):
                 state[name][place] = value
         if "inactive-weight" in state:
-            self._step_inactive(options)
+            self._step_inactive()
 
-    def _step_inactive(self, options: dict[str, float]) -> None:
+    def _step_inactive(self) -> None:
         """Move the rows that users do not store: only weight decay acts on them.
 
         All users started from the same row and are averaged together, so one matrix stands for
@@ -151,13 +166,8 @@ class LinearCohort:
         index = torch.arange(f, dtype=torch.int32, device=state["step"].device)
         nothing = torch.zeros_like(state["inactive-weight"])
         rows = ActiveRows(index, index, torch.ones_like(nothing[:, 0]), index, index, f)
-        adam_(
-            rows,
-            *(state[f"inactive-{name}"] for name in ("weight", "exp-avg", "exp-avg-sq")),
-            nothing,
-            state["step"][:1].expand(f),
-            **options,
-        )
+        part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
+        _adam(rows, part, nothing, state["step"][:1].expand(f), self.settings)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum the users' weights.
@@ -279,7 +289,7 @@ class ModuleCohort:
             out = torch.func.functional_call(self._module, parameters, (value[None],))
             return out[0]  # type: ignore[no-any-return]
 
-        return torch.func.vmap(one)(weights, x)  # type: ignore[no-any-return]
+        return torch.func.vmap(one)(weights, x)
 
     def _weights(self, users: Tensor) -> Tensors:
         return {name: self._state[f"weight.{name}"][users] for name in self._names}
@@ -294,8 +304,8 @@ class ModuleCohort:
         """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         users = self._all(users)
         run: Callable[[Tensors], Tensor] = lambda weights: self._call(weights, self.x[users])  # noqa: E731
-        _, pull_back = torch.func.vjp(run, self._weights(users))
-        (grads,) = pull_back(gradient)
+        pull_back = torch.func.vjp(run, self._weights(users))[1]
+        (grads,) = pull_back(gradient.to(self.x.device))
         self._state["step"][users] += 1
         step = self._state["step"][users]
         for name in self._names:
@@ -303,19 +313,12 @@ class ModuleCohort:
 
     def _adam(self, name: str, users: Tensor, grad: Tensor, step: Tensor) -> None:
         """Step one parameter of the users: each is a row of width ``w`` with value 1."""
-        keys = [f"{kind}.{name}" for kind in ("weight", "exp-avg", "exp-avg-sq")]
+        keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
         part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
         index = torch.arange(users.numel(), dtype=torch.int32, device=grad.device)
         ones = torch.ones(users.numel(), device=grad.device)
         rows = ActiveRows(index, index, ones, index, index, users.numel())
-        adam_(
-            rows,
-            *part,
-            grad.reshape(users.numel(), -1),
-            step,
-            learning_rate=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
-        )
+        _adam(rows, part, grad.reshape(users.numel(), -1), step, self.settings)
         for key, value in zip(keys, part, strict=True):
             self._state[key][users] = value.view_as(self._state[key][users])
 

@@ -33,9 +33,9 @@ class _GraphCache(Generic[T]):
         self._value: T | None = None
 
     def __call__(self, edge_index: Tensor, n: int) -> T:
-        if self._value is None or self._key is None or self._key[0] is not edge_index:
-            self._value = self._build(edge_index, n)
-            self._key = (edge_index, n)
+        known = self._key is not None and self._key[0] is edge_index and self._key[1] == n
+        if self._value is None or not known:
+            self._value, self._key = self._build(edge_index, n), (edge_index, n)
         return self._value
 
 

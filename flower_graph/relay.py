@@ -68,6 +68,7 @@ class RelayServer:
         seed: int,
         device: torch.device,
     ) -> None:
+        _check_numbers(latent_size, reg_weight, learning_rate, weight_decay)
         n = data.y.shape[0]
         self.num_nodes, self.device, self.seed, self.reg_weight = n, device, seed, reg_weight
         self.model = model.to(device)
@@ -132,7 +133,7 @@ class RelayServer:
                 f"round {server_round}: the loss is {loss.item()}; lower the learning rate"
             )
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
@@ -166,10 +167,25 @@ def resolve_device(name: str) -> torch.device:
     """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` into a device that exists."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device: {name!r} is not there; {torch.cuda.device_count()} GPUs found")
     return device
+
+
+def _check_numbers(
+    latent_size: int, reg_weight: float, learning_rate: float, weight_decay: float
+) -> None:
+    if latent_size < 1:
+        raise ValueError(f"latent_size: {latent_size} is not at least 1")
+    for name, value in (("reg_weight", reg_weight), ("weight_decay", weight_decay)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}: {value} is not at least 0 and finite")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate: {learning_rate} is not above 0 and finite")
 
 
 def _mask(data: ServerData, name: str, n: int, device: torch.device) -> Tensor:
@@ -182,4 +198,4 @@ def _mask(data: ServerData, name: str, n: int, device: torch.device) -> Tensor:
 
 
 def _share(right: Tensor) -> float:
-    return right.float().mean().item() if right.numel() else math.nan
+    return int(right.sum()) / right.numel() if right.numel() else math.nan

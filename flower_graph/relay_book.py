@@ -35,6 +35,8 @@ class RelayBook:
     ) -> None:
         if not 0 < participation <= 1:
             raise ValueError(f"participation: {participation} is not above 0 and at most 1")
+        if average_every < 0:
+            raise ValueError(f"average_every: {average_every} is not at least 0")
         if settings.average_over not in ("holders", "all"):
             raise ValueError(
                 f"average_over: {settings.average_over!r} is neither 'holders' nor 'all'"
@@ -100,9 +102,10 @@ class RelayBook:
         requests = {}
         for node in connected:
             users = self.nodes.get(node, np.zeros(0, np.int64))
-            users = users[asked[users]]
-            if not users.size:
+            # For a checkpoint every host is asked, even if none of its users takes part.
+            if not (checkpoint and users.size) and not asked[users].any():
                 continue
+            users = users[asked[users]]
             due = self._average is not None and bool(
                 (self._has_average[users] < self._average_round).any()
             )
@@ -160,11 +163,14 @@ class RelayBook:
 
     def average(self, server_round: int, replies: list[RelayReply]) -> None:
         """Average the weights that came with the replies; NaN in rows that nobody holds."""
-        sums = [(r.weight_sum, r.holders) for r in replies if r.holders is not None]
-        if not sums:
+        sent = [r for r in replies if r.weight_sum is not None and r.holders is not None]
+        if not sent:
             return
-        total = np.sum([total for total, _ in sums], axis=0, dtype=np.float64)
-        count = np.sum([count for _, count in sums], axis=0, dtype=np.int64)[:, None]
+        total, count = np.zeros(self.weight_shape), np.zeros((self.weight_shape[0], 1), np.int64)
+        for reply in sent:
+            assert reply.weight_sum is not None and reply.holders is not None
+            total += reply.weight_sum
+            count += reply.holders.astype(np.int64)[:, None]
         mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
         self._average = mean.astype(np.float32)
         self._average_round = server_round

@@ -8,14 +8,17 @@ or to and from the process that runs the ClientApp. So, by size and by ``state-d
   the next message without a copy being made; ``Context.state`` holds where, and the version;
 * ``state-dir = ":memory:"`` (the in-process engine): in this process.
 
-The version is the number of messages handled. Tensors of another version than the context's, or
-those that a dead process left half changed, are refused: ``StateLostError``.
+The version is the number of messages handled. Tensors of an older version than the context's, or
+those that a dead process left half changed, are refused: ``StateLostError``. Newer ones are not:
+Flower takes a context back when something fails after the message was handled (a mod, a full
+disk), which for the server is a lost reply, and a client must stand those anyway.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -37,6 +40,7 @@ T = TypeVar("T")
 
 # Live objects of this process, by (run, node): with the right version they spare a reload.
 _LIVE: dict[tuple[int, int], tuple[int, Any]] = {}
+_TOKENS: dict[tuple[int, int], str] = {}
 _FIXED: dict[tuple[int, int], Any] = {}
 
 
@@ -58,6 +62,7 @@ class StateStore:
         self._in_process = folder == IN_PROCESS
         self._folder = Path(folder) / f"run-{context.run_id}"
         self._file = self._folder / f"node-{context.node_id}.bin"
+        self._found = 0  # version of the tensors that were loaded
 
     @property
     def version(self) -> int:
@@ -84,19 +89,29 @@ class StateStore:
             If the tensors are gone, half changed or of another version.
         """
         record = self._context.state.config_records[self._name]
-        if record["kind"] == "file":
-            self._check_file()
         version, live = _LIVE.get(self._key, (-1, None))
-        if version == self.version:
+        self._found = self.version
+        if record["kind"] == "file":
+            self._found = self._file_version()
+        elif record["kind"] == "process":
+            self._found = max(version, self.version)
+        # A version of small tensors may exist twice, if Flower took a context back; a token may not.
+        same = record["kind"] != "context" or _TOKENS.get(self._key) == record["token"]
+        if version == self._found and same:
             return live
         if record["kind"] == "process":
+            what = "left half changed by a message that failed"
+            if live is None or version >= 0:
+                what = "kept in a process that is gone"
+            found = "none" if live is None else version
             raise StateLostError(
-                f"client {self._key[1]}: version {self.version} of its state was kept in a process "
-                f"that is gone (this one has {'none' if live is None else version})"
+                f"client {self._key[1]}: version {self.version} of its state was {what} "
+                f"(this process has {found})"
             )
         kept = self._mapped(json.loads(str(record["layout"]))) if record["kind"] == "file" else None
         live = build(self._small() if kept is None else kept)
-        _LIVE[self._key] = (self.version, live)
+        _LIVE[self._key] = (self._found, live)
+        _TOKENS[self._key] = str(record.get("token", ""))
         return live
 
     def once(self, build: Callable[[], T]) -> T:
@@ -117,7 +132,8 @@ class StateStore:
         self.begin()
         if self._kind(tensors) != "file":
             return tensors
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _own_folder(self._folder.parent)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
         layout, size = _layout(tensors)
         _check_room(self._folder, size)
         with self._file.open("wb") as stream:
@@ -139,20 +155,21 @@ class StateStore:
         """
         from flwr.app import ConfigRecord
 
-        version, kind = self.version + 1, self._kind(tensors)
+        version, kind = max(self._found, self.version) + 1, self._kind(tensors)
         record = ConfigRecord({"version": version, "kind": kind})
         if kind == "file":
             record["layout"] = json.dumps(_layout(tensors)[0])
             self._write_version(version)
         elif kind == "context":
+            record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
             self._keep_small(tensors)
         self._context.state[self._name] = record
         _LIVE[self._key] = (version, live)
 
     def drop(self) -> None:
         """Forget everything: the run is over."""
-        _LIVE.pop(self._key, None)
-        _FIXED.pop(self._key, None)
+        for kept in (_LIVE, _TOKENS, _FIXED):
+            kept.pop(self._key, None)  # type: ignore[attr-defined]
         for record in (self._name, f"{self._name}-tensors"):
             self._context.state.pop(record, None)
         self._file.unlink(missing_ok=True)
@@ -176,16 +193,17 @@ class StateStore:
         part.write_text(str(version))
         os.replace(part, self._version_file)
 
-    def _check_file(self) -> None:
+    def _file_version(self) -> int:
         if not self._file.exists() or not self._version_file.exists():
             raise StateLostError(f"client {self._key[1]}: its state {self._file} is gone")
         found = int(self._version_file.read_text())
-        if found != self.version:
+        if found < self.version:
             what = "half changed by a process that died" if found < 0 else f"at version {found}"
             raise StateLostError(
                 f"client {self._key[1]}: its state {self._file} is {what}, "
                 f"expected version {self.version}"
             )
+        return found
 
     def _mapped(self, layout: list[list[Any]]) -> Tensors:
         storage = torch.UntypedStorage.from_file(
@@ -218,10 +236,17 @@ def default_folder() -> Path:
     return base / f"flower-graph-{os.getuid()}"
 
 
+def _own_folder(folder: Path) -> None:
+    """Make the folder; refuse one that another user made first in a place open to all."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid():
+        raise StateLostError(f"{folder} belongs to another user; set state-dir to another folder")
+
+
 def forget_run(run_id: int, folder: Path | None = None) -> None:
     """Remove the state files that clients of a run left on this machine."""
     shutil.rmtree((folder or default_folder()) / f"run-{run_id}", ignore_errors=True)
-    for kept in (_LIVE, _FIXED):
+    for kept in (_LIVE, _TOKENS, _FIXED):
         for key in [key for key in kept if key[0] == run_id]:
             del kept[key]
 

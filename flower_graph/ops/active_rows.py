@@ -52,7 +52,8 @@ class ActiveRows(NamedTuple):
 
     def to(self, device: torch.device) -> ActiveRows:
         """Return the same rows on another device."""
-        return ActiveRows(*(t.to(device) for t in self[:5]), self.num_features)
+        ptr, feature, value, user, row = (tensor.to(device) for tensor in self[:5])
+        return ActiveRows(ptr, feature, value, user, row, self.num_features)
 
 
 def pack_csr(
@@ -133,7 +134,7 @@ def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
     tuple of ActiveRows and Tensor
         The users' rows as a set of its own, and ``[r']`` where these rows lie in ``rows``.
     """
-    users = users.long()
+    users = users.long().to(rows.ptr.device)
     start = rows.ptr[users].long()
     count = rows.ptr[users + 1].long() - start
     ptr = torch.zeros(users.numel() + 1, dtype=torch.int64, device=users.device)
@@ -215,9 +216,7 @@ def adam_(
     """
     size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate, betas))
     block = BLOCK_ROWS if weight.device.type == "cpu" else max(weight.shape[0], 1)
-    buffer = torch.empty(
-        2, min(block, weight.shape[0]), *weight.shape[1:], device=weight.device
-    )
+    buffer = torch.empty(2, min(block, weight.shape[0]), *weight.shape[1:], device=weight.device)
     uniform = step.numel() > 0 and bool((step == step[0]).all())
     for start in range(0, weight.shape[0], block):
         part = slice(start, min(start + block, weight.shape[0]))

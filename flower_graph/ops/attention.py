@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.ops.graph import csr_tensor, pointers, with_self_loops
 
+
 class AttentionGraph(NamedTuple):
     """Edges with self-loops, sorted by target, and their order sorted by source.
 

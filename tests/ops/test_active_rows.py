@@ -1,0 +1,303 @@
+"""Active rows against dense matrices, and against themselves in other blocks and dealings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flower_graph.ops import active_rows
+from flower_graph.ops.active_rows import (
+    ActiveRows,
+    adam_,
+    pack,
+    pack_csr,
+    project,
+    sum_by_feature,
+    take,
+)
+
+OPTIONS = {"learning_rate": 0.1, "weight_decay": 0.05}
+X = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, -3.0]])
+
+
+def random_features(n: int, f: int, seed: int) -> Tensor:
+    """Make sparse features of which user 0 has none."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, f, generator=draw) * (torch.rand(n, f, generator=draw) < 0.3)
+    x[0] = 0
+    return x
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def steps(
+    rows: ActiveRows, weight: Tensor, gradients: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one step per gradient ``[t, n, h]``; return weights and moments."""
+    weight = weight.clone()
+    exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
+    for number, gradient in enumerate(gradients):
+        adam_(rows, weight, exp_avg, exp_avg_sq, gradient, count + number, **OPTIONS)
+    return weight, exp_avg, exp_avg_sq
+
+
+def assert_rows(rows: ActiveRows, ptr: list[int], feature: list[int], value: list[float]) -> None:
+    assert rows.ptr.tolist() == ptr
+    assert rows.feature.tolist() == feature
+    assert rows.value.tolist() == value
+    assert rows.user.tolist() == [u for u in range(len(ptr) - 1) for _ in range(ptr[u], ptr[u + 1])]
+    assert rows.row.tolist() == list(range(len(feature)))
+    assert rows.ptr.dtype == rows.feature.dtype == rows.user.dtype == torch.int32
+    assert rows.value.dtype == torch.float32
+
+
+def test_pack_keeps_what_is_not_zero():
+    rows = pack(X)
+    assert_rows(rows, [0, 1, 1, 3], [1, 0, 2], [2.0, 1.0, -3.0])
+    assert (rows.num_features, rows.num_users) == (3, 3)
+
+
+def test_bias_is_one_more_feature_of_everybody():
+    rows = pack(X, bias=True)
+    assert_rows(rows, [0, 2, 3, 6], [1, 3, 3, 0, 2, 3], [2.0, 1.0, 1.0, 1.0, -3.0, 1.0])
+    assert rows.num_features == 4
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@given(seed=st.integers(0, 1000), n=st.integers(1, 8), f=st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_csr_gives_the_same_rows(bias: bool, seed: int, n: int, f: int):
+    x = random_features(n, f, seed)
+    csr = x.to_sparse_csr()
+    parts = csr.crow_indices(), csr.col_indices(), csr.values()
+    got, want = pack_csr(*parts, f, bias=bias), pack(x, bias=bias)
+    assert all(torch.equal(a, b) for a, b in zip(got[:5], want[:5], strict=True))
+    assert got.num_features == want.num_features
+    assert torch.equal(csr.crow_indices(), x.to_sparse_csr().crow_indices()), "input was changed"
+
+
+def test_take_reorders_users():
+    rows, place = take(pack(X), torch.tensor([2, 1, 0]))
+    assert_rows(rows, [0, 2, 2, 3], [0, 2, 1], [1.0, -3.0, 2.0])
+    assert place.tolist() == [1, 2, 0]
+
+
+def test_take_nobody():
+    rows, place = take(pack(X), torch.tensor([], dtype=torch.int64))
+    assert rows.num_users == 0
+    assert place.numel() == 0
+
+
+def test_project_by_hand():
+    weight = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])  # rows (0, 1), (2, 0), (2, 2)
+    expected = [[2.0, 20.0], [0.0, 0.0], [2.0 - 9.0, 20.0 - 90.0]]
+    assert project(pack(X), weight).tolist() == expected
+
+
+def test_project_without_any_row():
+    assert project(pack(torch.zeros(2, 3)), torch.zeros(0, 4)).tolist() == [[0.0] * 4] * 2
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 8), f=st.integers(1, 6), h=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_project_equals_dense_products(seed: int, n: int, f: int, h: int):
+    x = random_features(n, f, seed)
+    dense = torch.randn(n, f, h, generator=torch.Generator().manual_seed(seed))
+    rows = pack(x)
+    weight = dense[rows.user.long(), rows.feature.long()]
+    torch.testing.assert_close(project(rows, weight), torch.einsum("nf,nfh->nh", x, dense))
+
+
+def test_first_adam_step_by_hand():
+    # One user, x = 2, w = 1, g = 3, decay 0.5: gradient 2 * 3 + 0.5 * 1 = 6.5. The first step of
+    # Adam has length lr, whatever the gradient.
+    rows = pack(torch.tensor([[2.0]]))
+    weight, m, v = torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(1, 1)
+    gradient, step = torch.tensor([[3.0]]), torch.tensor([1])
+    adam_(rows, weight, m, v, gradient, step, learning_rate=0.1, weight_decay=0.5)
+    assert m.item() == pytest.approx(0.65)
+    assert v.item() == pytest.approx(0.001 * 6.5**2)
+    assert weight.item() == pytest.approx(1 - 0.1 * 6.5 / (6.5 + 1e-8))
+
+
+def dense_latents(x: Tensor, weight: Tensor, gradients: Tensor) -> list[Tensor]:
+    """Train dense matrices ``[n, f, h]`` with PyTorch's Adam; return the latents of every round."""
+    parameter = torch.nn.Parameter(weight.clone())
+    optimizer = torch.optim.Adam(
+        [parameter], lr=OPTIONS["learning_rate"], weight_decay=OPTIONS["weight_decay"]
+    )
+    latents = []
+    for gradient in gradients:
+        latent = torch.einsum("nf,nfh->nh", x, parameter)
+        optimizer.zero_grad()
+        latent.backward(gradient)
+        optimizer.step()
+        latents.append(torch.einsum("nf,nfh->nh", x, parameter.detach()))
+    return latents
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_equals_dense_adam_for_50_rounds_on_every_output(bias: bool):
+    n, f, h = 20, 12, 4
+    x = random_features(n, f, seed=3)
+    rows = pack(x, bias=bias)
+    if bias:
+        x = torch.cat([x, torch.ones(n, 1)], dim=1)
+    draw = torch.Generator().manual_seed(4)
+    dense = torch.randn(n, x.shape[1], h, generator=draw)
+    gradients = torch.randn(50, n, h, generator=draw)
+    weight = dense[rows.user.long(), rows.feature.long()].clone()
+    exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
+    for number, expected in enumerate(dense_latents(x, dense, gradients)):
+        step = torch.full((n,), number + 1)
+        adam_(rows, weight, exp_avg, exp_avg_sq, gradients[number], step, **OPTIONS)
+        torch.testing.assert_close(project(rows, weight), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_users_with_different_step_counts_match_their_own_adam():
+    # User 0 takes part in every round, user 1 in every second one.
+    x = torch.tensor([[1.0, 2.0], [3.0, 0.5]])
+    rows = pack(x)
+    draw = torch.Generator().manual_seed(0)
+    dense, gradients = torch.randn(2, 2, 3, generator=draw), torch.randn(10, 2, 3, generator=draw)
+    alone = dense_latents(x[1:], dense[1:], gradients[::2, 1:])
+    weight = dense.reshape(4, 3).clone()
+    exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
+    for number in range(10):
+        users = torch.tensor([0, 1] if number % 2 == 0 else [0])
+        part, place = take(rows, users)
+        own = [t[place] for t in (weight, exp_avg, exp_avg_sq)]
+        count = torch.tensor([number + 1, number // 2 + 1])[users]
+        adam_(part, *own, gradients[number][users], count, **OPTIONS)
+        for tensor, value in zip((weight, exp_avg, exp_avg_sq), own, strict=True):
+            tensor[place] = value
+        torch.testing.assert_close(project(rows, weight)[1:], alone[number // 2])
+
+
+@given(
+    seed=st.integers(0, 1000), n=st.integers(2, 30), h=st.integers(1, 17), count=st.integers(1, 300)
+)
+@settings(max_examples=30, deadline=None)
+def test_both_paths_for_step_counts_give_equal_bits(seed: int, n: int, h: int, count: int):
+    x = random_features(n, 9, seed)
+    rows = pack(x)
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows.feature.numel(), h, generator=draw)
+    gradients = torch.randn(3, n, h, generator=draw)
+    uniform = torch.full((n,), count)
+    mixed = uniform.clone()
+    mixed[0] = count + 7  # user 0 has no rows, so nothing but the path differs
+    one, other = steps(rows, weight, gradients, uniform), steps(rows, weight, gradients, mixed)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("block", [1, 7, 33])
+@pytest.mark.parametrize("h", [1, 3, 16])
+def test_block_size_changes_no_bit(block: int, h: int, monkeypatch: pytest.MonkeyPatch):
+    rows = pack(random_features(31, 15, seed=8))
+    draw = torch.Generator().manual_seed(9)
+    weight = torch.randn(rows.feature.numel(), h, generator=draw)
+    gradients, count = torch.randn(4, 31, h, generator=draw), torch.ones(31, dtype=torch.int32)
+    want = steps(rows, weight, gradients, count)
+    monkeypatch.setattr(active_rows, "BLOCK_ROWS", block)
+    got = steps(rows, weight, gradients, count)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@given(
+    seed=st.integers(0, 1000),
+    h=st.integers(1, 17),
+    cuts=st.lists(st.integers(0, 24), max_size=8),
+)
+@settings(max_examples=15, deadline=None)
+def test_dealing_changes_no_bit(seed: int, h: int, cuts: list[int]):
+    n = 24
+    rows = pack(random_features(n, 11, seed), bias=True)
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows.feature.numel(), h, generator=draw)
+    gradients, count = torch.randn(3, n, h, generator=draw), torch.arange(n) % 3 + 1
+    want = steps(rows, weight, gradients, count)
+    latent = project(rows, want[0])
+    order = torch.randperm(n, generator=draw)
+    for users in torch.tensor_split(order, sorted(cuts)):
+        part, place = take(rows, users)
+        got = steps(part, weight[place], gradients[:, users], count[users])
+        assert all(torch.equal(a, b[place]) for a, b in zip(got, want, strict=True))
+        assert torch.equal(project(part, got[0]), latent[users])
+
+
+def test_one_client_per_user_changes_no_bit():
+    rows = pack(random_features(20, 11, seed=1))
+    draw = torch.Generator().manual_seed(1)
+    weight = torch.randn(rows.feature.numel(), 5, generator=draw)
+    gradients, count = torch.randn(3, 20, 5, generator=draw), torch.ones(20, dtype=torch.int32)
+    want = steps(rows, weight, gradients, count)[0]
+    for user in range(20):
+        part, place = take(rows, torch.tensor([user]))
+        got = steps(part, weight[place], gradients[:, [user]], count[[user]])[0]
+        assert torch.equal(got, want[place])
+
+
+def test_blocks_of_real_size_and_two_threads_change_no_bit(two_threads: None):
+    # 3 blocks of the real size, the last one short, beside the same users one block at a time.
+    n, f = 2_200, 32
+    rows = pack(torch.ones(n, f))
+    assert 2 * active_rows.BLOCK_ROWS < n * f < 3 * active_rows.BLOCK_ROWS
+    draw = torch.Generator().manual_seed(2)
+    weight, gradients = torch.randn(n * f, 3, generator=draw), torch.randn(1, n, 3, generator=draw)
+    count = torch.ones(n, dtype=torch.int32)
+    want = steps(rows, weight, gradients, count)[0]
+    for users in torch.arange(n).split(997):
+        part, place = take(rows, users)
+        got = steps(part, weight[place], gradients[:, users], count[users])[0]
+        assert torch.equal(got, want[place])
+
+
+def test_adam_without_rows_or_users():
+    for x in (torch.zeros(2, 3), torch.zeros(0, 3)):
+        empty = torch.zeros(0, 4)
+        count = torch.ones(x.shape[0], dtype=torch.int32)
+        adam_(pack(x), empty, empty, empty, torch.ones(x.shape[0], 4), count, **OPTIONS)
+        assert project(pack(x), empty).shape == (x.shape[0], 4)
+
+
+def test_sum_by_feature_by_hand():
+    x = torch.tensor([[1.0, 2.0, 0.0], [0.0, 5.0, 0.0]])
+    weight = torch.tensor([[1.0], [10.0], [100.0]])  # rows (0, 0), (0, 1), (1, 1)
+    total, count = sum_by_feature(pack(x), weight)
+    assert total.tolist() == [[1.0], [110.0], [0.0]]
+    assert count.tolist() == [1, 2, 0]
+    assert total.dtype == torch.float64
+
+
+def test_sum_by_feature_keeps_small_numbers_beside_large_ones():
+    x = torch.ones(3, 1)
+    total, _ = sum_by_feature(pack(x), torch.tensor([[1e8], [1.0], [-1e8]]))
+    assert total.item() == 1.0
+    single = torch.zeros(1).index_add_(0, torch.zeros(3).long(), torch.tensor([1e8, 1.0, -1e8]))
+    assert single.item() == 0.0, "float32 would have lost it"
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(1, 8), f=st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_sums_of_parts_add_up(seed: int, n: int, f: int):
+    rows = pack(random_features(n, f, seed))
+    weight = torch.randn(rows.feature.numel(), 2, generator=torch.Generator().manual_seed(seed))
+    total, count = sum_by_feature(rows, weight)
+    parts = []
+    for users in torch.arange(n).split(3):
+        part, place = take(rows, users)
+        parts.append(sum_by_feature(part, weight[place]))
+    torch.testing.assert_close(sum(t for t, _ in parts), total)
+    assert torch.equal(sum(c for _, c in parts), count)

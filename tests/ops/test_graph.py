@@ -1,0 +1,146 @@
+"""Graph operators against PyG, dense matrices and equation 6 written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import to_dense_adj
+
+from flower_graph.ops.graph import (
+    adjacency,
+    csr,
+    gcn_adjacency,
+    laplacian_regulariser,
+    laplacian_term,
+    mean_adjacency,
+    propagate,
+    with_self_loops,
+)
+
+# A triangle 0-1-2 with a tail 2-3; node 4 is alone.
+EDGES = torch.tensor([[0, 1, 0, 2, 1, 2, 2, 3], [1, 0, 2, 0, 2, 1, 3, 2]])
+DIRECTED = torch.tensor([[0, 0, 2, 3], [1, 2, 1, 0]])
+NO_EDGES = torch.zeros(2, 0, dtype=torch.int64)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Tensor, int]:
+    """Draw directed edges without self-loops or duplicates, isolated nodes included."""
+    n = draw(st.integers(1, 7))
+    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+    kept = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return torch.tensor(kept, dtype=torch.int64).reshape(-1, 2).T.contiguous(), n
+
+
+def test_csr_adds_up_entries_with_the_same_place():
+    row, col, value = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2, 4])
+    dense = csr(row, col, value, 2) @ torch.eye(2)
+    assert dense.tolist() == [[0.0, 2.0], [5.0, 0.0]]
+
+
+def test_gcn_adjacency_by_hand():
+    # The path 0-1 and node 2 alone: degrees with self-loops 2, 2, 1.
+    dense = gcn_adjacency(torch.tensor([[0, 1], [1, 0]]), 3).matrix.to_dense()
+    torch.testing.assert_close(dense, torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]))
+
+
+@pytest.mark.parametrize("edge_index", [EDGES, DIRECTED, NO_EDGES])
+def test_gcn_adjacency_equals_pyg(edge_index: Tensor):
+    edges, weight = gcn_norm(edge_index, num_nodes=5)
+    expected = to_dense_adj(edges, edge_attr=weight, max_num_nodes=5)[0].T  # [target, source]
+    graph = gcn_adjacency(edge_index, 5)
+    torch.testing.assert_close(graph.matrix.to_dense(), expected)
+    torch.testing.assert_close(graph.transpose.to_dense(), expected.T)
+
+
+def test_mean_adjacency_by_hand():
+    x = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
+    mean = propagate(mean_adjacency(EDGES, 5), x)
+    torch.testing.assert_close(mean, torch.tensor([[3.0], [2.5], [11 / 3], [4.0], [0.0]]))
+
+
+def test_self_loops_come_last():
+    assert with_self_loops(DIRECTED, 4)[:, -4:].tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_propagate_goes_from_source_to_target():
+    graph = adjacency(torch.tensor([[0], [1]]), torch.tensor([3.0]), 2)
+    assert propagate(graph, torch.tensor([[1.0], [10.0]])).tolist() == [[0.0], [3.0]]
+
+
+@pytest.mark.parametrize("edge_index", [EDGES, DIRECTED, NO_EDGES])
+def test_gradient_of_propagate(edge_index: Tensor):
+    value = torch.linspace(0.5, 2, edge_index.shape[1], dtype=torch.float64)
+    graph = adjacency(edge_index, value, 5)
+    x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.autograd.gradcheck(lambda t: propagate(graph, t), x.requires_grad_())
+
+
+@given(graph=graphs(), seed=st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_propagate_equals_dense(graph: tuple[Tensor, int], seed: int):
+    edge_index, n = graph
+    draw = torch.Generator().manual_seed(seed)
+    value = torch.rand(edge_index.shape[1], generator=draw)
+    dense = torch.zeros(n, n)
+    dense[edge_index[1], edge_index[0]] = value
+    x, weight = torch.randn(2, n, 3, generator=draw)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out, expected = propagate(adjacency(edge_index, value, n), ours), dense @ theirs
+    torch.testing.assert_close(out, expected)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def equation_6(edge_index: Tensor, x: Tensor) -> Tensor:
+    """Write the double sum out, ``N_i`` with the node itself."""
+    total, size = x.new_zeros(()), 0
+    for i in range(x.shape[0]):
+        neighbours = [i] + [s for s, t in edge_index.T.tolist() if t == i]
+        size += len(neighbours)
+        for j in neighbours:
+            total = total + (x[i] - x[j]).square().sum()
+    return total / size
+
+
+def test_laplacian_by_hand_on_a_path():
+    # 0 - 1 - 2 with x = 0, 1, 3: sums 1, 1 + 4, 4; neighbourhoods of 2, 3 and 2 nodes.
+    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    x = torch.tensor([[0.0], [1.0], [3.0]], requires_grad=True)
+    value = laplacian_regulariser(laplacian_term(path, 3), x)
+    assert value.item() == pytest.approx(10 / 7)
+    (gradient,) = torch.autograd.grad(value, x)
+    # Each edge counts twice: d/dx_0 = 2 * 2 (0 - 1), d/dx_1 = 4 (1 - 0) + 4 (1 - 3), ...
+    torch.testing.assert_close(gradient * 7, torch.tensor([[-4.0], [-4.0], [8.0]]))
+
+
+def test_laplacian_without_edges_is_zero():
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    assert laplacian_regulariser(laplacian_term(NO_EDGES, 4), x).item() == 0
+
+
+def test_laplacian_of_heads_is_the_sum_over_heads():
+    x = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0))  # 3 heads
+    term = laplacian_term(EDGES, 5)
+    together = laplacian_regulariser(term, x.reshape(5, 6))
+    apart = sum(laplacian_regulariser(term, x[:, head]) for head in range(3))
+    torch.testing.assert_close(together, apart)
+
+
+@given(graph=graphs(), seed=st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_laplacian_equals_the_double_sum(graph: tuple[Tensor, int], seed: int):
+    edge_index, n = graph
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    value = laplacian_regulariser(laplacian_term(edge_index, n), ours)
+    expected = equation_6(edge_index, theirs)
+    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,323 @@
+"""Cohorts against a plain loop over users, each with an ``nn.Linear`` and an optimiser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flower_graph.cohort import (
+    Cohort,
+    LinearCohort,
+    ModuleCohort,
+    UserSettings,
+    shared_linear_weight,
+)
+from flower_graph.ops.active_rows import pack
+from flower_graph.rng import seeded
+
+N, F, H = 12, 7, 3
+SETTINGS = UserSettings(H, False, 0.1, 0.01, 5, "holders")
+
+
+def features() -> Tensor:
+    """Make sparse features of which user 3 has none and feature 0 belongs to nobody."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(N, F, generator=draw) * (torch.rand(N, F, generator=draw) < 0.5)
+    x[3], x[:, 0] = 0, 0
+    return x
+
+
+def gradients(rounds: int) -> Tensor:
+    return torch.randn(rounds, N, H, generator=torch.Generator().manual_seed(2))
+
+
+def linear(settings: UserSettings, users: slice | list[int] = slice(None)) -> LinearCohort:
+    return LinearCohort(pack(features()[users], bias=settings.bias), settings)
+
+
+def module(settings: UserSettings, users: slice | list[int] = slice(None)) -> ModuleCohort:
+    """Build the same users as modules, from the weights that ``LinearCohort`` starts with."""
+    shared = shared_linear_weight(F, settings)
+    layer = nn.Linear(F, H, bias=settings.bias)
+    with torch.no_grad():
+        layer.weight.copy_(shared[:F].T)
+        if settings.bias:
+            layer.bias.copy_(shared[F])
+    return ModuleCohort(features()[users], layer, settings)
+
+
+KINDS: dict[str, Any] = {"linear": linear, "module": module}
+
+
+class Loop:
+    """The reference: one module and one optimiser per user."""
+
+    def __init__(self, settings: UserSettings) -> None:
+        shared = shared_linear_weight(F, settings)
+        self.x = features()
+        self.layers = [nn.Linear(F, H, bias=settings.bias) for _ in range(N)]
+        for layer in self.layers:
+            with torch.no_grad():
+                layer.weight.copy_(shared[:F].T)
+                if settings.bias:
+                    layer.bias.copy_(shared[F])
+        self.adams = [
+            torch.optim.Adam(
+                layer.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            )
+            for layer in self.layers
+        ]
+
+    def forward(self) -> Tensor:
+        return torch.stack([layer(x) for layer, x in zip(self.layers, self.x, strict=True)])
+
+    def step(self, users: list[int], gradient: Tensor) -> None:
+        for user in users:
+            self.adams[user].zero_grad()
+            self.layers[user](self.x[user]).backward(gradient[user])
+            self.adams[user].step()
+
+    def average_holders(self) -> None:
+        with torch.no_grad():
+            for k in range(F):
+                holders = [u for u in range(N) if self.x[u, k] != 0]
+                if holders:
+                    mean = torch.stack([self.layers[u].weight[:, k] for u in holders]).mean(0)
+                    for user in holders:
+                        self.layers[user].weight[:, k] = mean
+
+    def average_all(self) -> None:
+        with torch.no_grad():
+            for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
+                mean = torch.stack(list(group)).mean(0)
+                for parameter in group:
+                    parameter.copy_(mean)
+
+
+def average(cohorts: list[Cohort]) -> Tensor:
+    """Average over cohorts as the server does; NaN where nobody counts."""
+    sums = [cohort.weight_sum(None) for cohort in cohorts]
+    total, count = sum(s for s, _ in sums), sum(c for _, c in sums)
+    return (total / count[:, None]).float()
+
+
+def assert_equal(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_a_loop_over_users(kind: str, bias: bool):
+    settings = SETTINGS._replace(bias=bias)
+    cohort, loop = KINDS[kind](settings), Loop(settings)
+    assert_equal(cohort.forward(None), loop.forward())
+    for gradient in gradients(12):
+        cohort.step(None, gradient)
+        loop.step(list(range(N)), gradient)
+        assert_equal(cohort.forward(None), loop.forward())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_users_step_and_the_others_stay(kind: str):
+    settings = SETTINGS._replace(bias=True)
+    cohort, loop = KINDS[kind](settings), Loop(settings)
+    turns = [[0, 3, 11], [11, 2, 0], list(range(N)), [5], [5, 4, 3]]
+    for users, gradient in zip(turns, gradients(len(turns)), strict=True):
+        cohort.step(torch.tensor(users), gradient[users])
+        loop.step(users, gradient)
+        assert_equal(cohort.forward(None), loop.forward())
+        assert_equal(cohort.forward(torch.tensor(users)), loop.forward()[users])
+    assert cohort.tensors()["step"].tolist() == [3, 1, 2, 3, 2, 3, 1, 1, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_from_its_tensors(kind: str):
+    one = KINDS[kind](SETTINGS)
+    first, second = gradients(2)
+    one.step(None, first)
+    kept = {name: tensor.clone() for name, tensor in one.tensors().items()}
+    if kind == "linear":
+        other: Cohort = LinearCohort(one.rows, SETTINGS, kept)
+    else:
+        other = ModuleCohort(features(), nn.Linear(F, H, bias=False), SETTINGS, kept)
+    for cohort in (one, other):
+        cohort.step(None, second)
+    assert torch.equal(one.forward(None), other.forward(None))
+
+
+def test_all_users_start_from_one_seeded_matrix():
+    state = torch.random.get_rng_state()
+    shared = shared_linear_weight(F, SETTINGS._replace(bias=True))
+    assert torch.equal(torch.random.get_rng_state(), state), "the global generator was used"
+    assert shared.shape == (F + 1, H)
+    assert (shared[F] == 0).all()
+    assert shared.abs().max() <= (6 / (F + H)) ** 0.5  # Glorot
+    assert torch.equal(shared[:F], shared_linear_weight(F, SETTINGS))
+    assert not torch.equal(shared[:F], shared_linear_weight(F, SETTINGS._replace(seed=6)))
+    torch.testing.assert_close(linear(SETTINGS).forward(None), features() @ shared[:F])
+
+
+def test_weight_sum_by_hand():
+    settings = UserSettings(1, True, 0.1, 0.0, 0, "holders")
+    x = torch.tensor([[1.0, 0.0, 5.0], [2.0, 0.0, 0.0]])
+    cohort = LinearCohort(pack(x, bias=True), settings)
+    cohort.tensors()["weight"].copy_(torch.tensor([[1.0], [10.0], [7.0], [100.0], [8.0]]))
+    total, count = cohort.weight_sum(None)
+    assert total.tolist() == [[101.0], [0.0], [10.0], [0.0]], "the bias stays personal"
+    assert count.tolist() == [2, 0, 1, 0]
+    total, count = cohort.weight_sum(torch.tensor([1]))
+    assert total.tolist() == [[100.0], [0.0], [0.0], [0.0]]
+    assert count.tolist() == [1, 0, 0, 0]
+
+
+def test_set_weights_leaves_rows_that_nobody_averaged():
+    settings = UserSettings(1, True, 0.1, 0.0, 0, "holders")
+    cohort = LinearCohort(pack(torch.tensor([[1.0, 5.0], [2.0, 0.0]]), bias=True), settings)
+    weight = cohort.tensors()["weight"]  # rows (0, 0), (0, 1), (0, bias), (1, 0), (1, bias)
+    weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]))
+    nan = float("nan")
+    cohort.set_weights(torch.tensor([1]), torch.tensor([[9.0], [nan], [nan]]))
+    assert weight[:, 0].tolist() == [1, 2, 3, 9, 5]
+    cohort.set_weights(None, torch.tensor([[7.0], [8.0], [nan]]))
+    assert weight[:, 0].tolist() == [7, 8, 3, 7, 5]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_averages_over_holders_equal_a_loop(bias: bool):
+    settings = SETTINGS._replace(bias=bias)
+    cohorts, loop = [linear(settings, slice(0, 5)), linear(settings, slice(5, N))], Loop(settings)
+    for number, gradient in enumerate(gradients(8)):
+        cohorts[0].step(None, gradient[:5])
+        cohorts[1].step(None, gradient[5:])
+        loop.step(list(range(N)), gradient)
+        if number % 2:
+            mean = average(cohorts)
+            for cohort in cohorts:
+                cohort.set_weights(None, mean)
+            loop.average_holders()
+        assert_equal(torch.cat([c.forward(None) for c in cohorts]), loop.forward())
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_averages_over_all_equal_dense_matrices(kind: str, bias: bool, every: int):
+    """CNFGNN: weight decay also moves the rows that a user does not store."""
+    settings = SETTINGS._replace(bias=bias, average_over="all", weight_decay=0.3)
+    build = KINDS[kind]
+    cohorts, loop = [build(settings, slice(0, 5)), build(settings, slice(5, N))], Loop(settings)
+    for number, gradient in enumerate(gradients(9)):
+        cohorts[0].step(None, gradient[:5])
+        cohorts[1].step(None, gradient[5:])
+        loop.step(list(range(N)), gradient)
+        if (number + 1) % every == 0:
+            mean = average(cohorts)
+            for cohort in cohorts:
+                cohort.set_weights(None, mean)
+            loop.average_all()
+            if kind == "linear":
+                assert_equal(mean[:F], loop.layers[0].weight.detach().T)
+        assert_equal(torch.cat([c.forward(None) for c in cohorts]), loop.forward())
+        if kind == "linear":  # nobody has feature 0, so everybody's row of it is the spare one
+            spare = cohorts[1].tensors()["inactive-weight"]
+            assert_equal(spare[0], loop.layers[-1].weight.detach()[:, 0])
+
+
+DEALINGS = [
+    [list(range(N))],
+    [[0, 1, 2], list(range(3, N))],
+    [[user] for user in range(N)],
+    [list(range(0, N, 2)), list(range(1, N, 2))],
+]
+
+
+@pytest.mark.parametrize("dealing", DEALINGS[1:])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dealing_does_not_change_the_latents(kind: str, dealing: list[list[int]]):
+    """Bit by bit for active rows; ``vmap`` runs batched products whose order may differ."""
+    settings = SETTINGS._replace(bias=True)
+    whole = KINDS[kind](settings)
+    parts = [KINDS[kind](settings, users) for users in dealing]
+    for gradient in gradients(6):
+        whole.step(None, gradient)
+        for part, users in zip(parts, dealing, strict=True):
+            part.step(None, gradient[users])
+        for part, users in zip(parts, dealing, strict=True):
+            got, want = part.forward(None), whole.forward(None)[users]
+            if kind == "linear":
+                assert torch.equal(got, want)
+            else:
+                assert_equal(got, want)
+
+
+@pytest.mark.parametrize("over", ["holders", "all"])
+def test_dealing_does_not_change_the_averages(over: str):
+    settings = SETTINGS._replace(bias=True, average_over=over)
+    results = []
+    for dealing in DEALINGS:
+        cohorts = [linear(settings, users) for users in dealing]
+        for gradient in gradients(5):
+            for cohort, users in zip(cohorts, dealing, strict=True):
+                cohort.step(None, gradient[users])
+            mean = average(cohorts)
+            for cohort in cohorts:
+                cohort.set_weights(None, mean)
+        results.append(mean)
+    for other in results[1:]:
+        assert torch.equal(other.isnan(), results[0].isnan())
+        torch.testing.assert_close(other, results[0], rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
+    one, other = linear(SETTINGS), linear(SETTINGS)
+    everybody = torch.arange(N)
+    for gradient in gradients(4):
+        one.step(None, gradient)
+        other.step(everybody, gradient)
+    assert torch.equal(one.forward(None), other.forward(everybody))
+    for got, want in zip(other.weight_sum(everybody), one.weight_sum(None), strict=True):
+        assert torch.equal(got, want)
+
+
+class Small(nn.Module):
+    """A user model that is no linear map: two layers, a scalar, and dropout that must be off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(F, 5), nn.Linear(5, H)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.first(x).tanh(), 0.5, self.training)
+        return self.scale * self.second(hidden)
+
+
+def test_any_module_equals_a_loop():
+    with seeded(torch.device("cpu"), 0, "test"):
+        start = Small()
+    cohort = ModuleCohort(features(), start, SETTINGS)
+    assert start.training, "the user's module was changed"
+    models = [Small().eval() for _ in range(N)]
+    for model in models:
+        model.load_state_dict(start.state_dict())
+    adams = [torch.optim.Adam(m.parameters(), lr=0.1, weight_decay=0.01) for m in models]
+    for gradient in gradients(5):
+        cohort.step(None, gradient)
+        for user in range(N):
+            adams[user].zero_grad()
+            models[user](features()[user][None])[0].backward(gradient[user])
+            adams[user].step()
+        expected = torch.stack([m(x[None])[0] for m, x in zip(models, features(), strict=True)])
+        assert_equal(cohort.forward(None), expected)
+    total, count = cohort.weight_sum(None)
+    assert total.shape == (sum(p.numel() for p in start.parameters()), 1)
+    assert count.tolist() == [N] * total.shape[0]
+    cohort.set_weights(torch.tensor([1, 2]), (total / N).float())
+    with torch.no_grad():
+        for group in zip(*(model.parameters() for model in models), strict=True):
+            group[2].copy_(torch.stack(group).mean(0))
+    assert_equal(cohort.forward(torch.tensor([2]))[0], models[2](features()[2][None])[0])
+    assert_equal(cohort.forward(torch.tensor([0]))[0], models[0](features()[0][None])[0])

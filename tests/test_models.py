@@ -1,0 +1,203 @@
+"""Split models behind one shared linear map are PyG's two-layer networks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+from flower_graph.models import (
+    CentralModel,
+    SplitGAT,
+    SplitGCN,
+    SplitModel,
+    SplitSAGE,
+    build_server_model,
+)
+
+N, F, H, L, C = 12, 9, 4, 3, 5
+# Nodes 10 and 11 are isolated.
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 9]])
+UNDIRECTED = torch.cat([EDGES, EDGES.flip(0)], dim=1)
+OPTIONS = {"hidden": H, "heads": L, "classes": C, "dropout": 0.5, "seed": 3}
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def randomise(module: nn.Module) -> None:
+    """Give every parameter, biases too, a value that would show if it were lost."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+
+
+class PyGCN(nn.Module):
+    def __init__(self, weight: Tensor, split: SplitGCN) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(F, H), GCNConv(H, C)
+        self.shared = self.first.lin.weight
+        with torch.no_grad():
+            self.shared.copy_(weight)
+            self.first.bias.copy_(split.bias)
+            self.second.lin.weight.copy_(split.linear.weight)
+            self.second.bias.copy_(split.linear.bias)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.second(self.first(x, edges).relu(), edges)
+
+    def shared_gradient(self) -> Tensor:
+        return self.shared.grad
+
+
+class PyGAT(nn.Module):
+    def __init__(self, weight: Tensor, split: SplitGAT) -> None:
+        super().__init__()
+        self.first, self.second = GATConv(F, H, heads=L), GATConv(H * L, C)
+        self.shared = self.first.lin.weight
+        with torch.no_grad():
+            self.shared.copy_(weight)
+            self.first.att_src.copy_(split.source_1[None])
+            self.first.att_dst.copy_(split.target_1[None])
+            self.first.bias.copy_(split.bias_1)
+            self.second.lin.weight.copy_(split.linear.weight)
+            self.second.att_src.copy_(split.source_2[None])
+            self.second.att_dst.copy_(split.target_2[None])
+            self.second.bias.copy_(split.bias_2)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.second(functional.elu(self.first(x, edges)), edges)
+
+    def shared_gradient(self) -> Tensor:
+        return self.shared.grad
+
+
+class PySAGE(nn.Module):
+    def __init__(self, weight: Tensor, split: SplitSAGE) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(F, H), SAGEConv(H, C)
+        with torch.no_grad():
+            self.first.lin_r.weight.copy_(weight[:H])
+            self.first.lin_l.weight.copy_(weight[H:])
+            self.first.lin_l.bias.copy_(split.bias)
+            self.second.lin_r.weight.copy_(split.own.weight)
+            self.second.lin_l.weight.copy_(split.neighbours.weight)
+            self.second.lin_l.bias.copy_(split.own.bias)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.second(self.first(x, edges).relu(), edges)
+
+    def shared_gradient(self) -> Tensor:
+        return torch.cat([self.first.lin_r.weight.grad, self.first.lin_l.weight.grad])
+
+
+REFERENCES: dict[str, Callable[[Tensor, SplitModel], nn.Module]] = {
+    "gcn": PyGCN,
+    "gat": PyGAT,
+    "sage": PySAGE,
+}
+
+
+@pytest.mark.parametrize("edge_index", [UNDIRECTED, EDGES], ids=["undirected", "directed"])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_equals_pyg_with_the_same_weights(name: str, edge_index: Tensor):
+    model = CentralModel(F, build_server_model(name, **OPTIONS), input_dropout=0.5).eval()
+    randomise(model)
+    reference = REFERENCES[name](model.linear.weight.detach(), model.server)
+    x, weight = normal(N, F), normal(N, C, seed=2)
+    out, expected = model(x, edge_index), reference(x, edge_index)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    got, want = model.linear.weight.grad, reference.shared_gradient()
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_every_parameter_is_trained(name: str):
+    model = build_server_model(name, **OPTIONS).eval()
+    randomise(model)
+    out = model(normal(N, model.latent_size), UNDIRECTED)
+    functional.cross_entropy(out, torch.arange(N) % C).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "size"), [("gcn", H), ("gat", H * L), ("sage", 2 * H)])
+def test_latent_size(name: str, size: int):
+    model = build_server_model(name, **OPTIONS)
+    assert model.latent_size == size
+    assert model(torch.zeros(N, size), UNDIRECTED).shape == (N, C)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_another_edge_index_refreshes_the_cache(name: str):
+    model = build_server_model(name, **OPTIONS).eval()
+    fresh = copy.deepcopy(model)
+    x = normal(N, model.latent_size)
+    before = model(x, UNDIRECTED)
+    assert torch.equal(model(x, UNDIRECTED), before)
+    changed = model(x, UNDIRECTED[:, 1:])
+    assert not torch.allclose(changed, before)
+    assert torch.equal(changed, fresh(x, UNDIRECTED[:, 1:]))
+    assert torch.equal(model(x, UNDIRECTED), before)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_more_nodes_refresh_the_cache(name: str):
+    model = build_server_model(name, **OPTIONS).eval()
+    x = normal(N, model.latent_size)
+    before = model(x, UNDIRECTED)
+    more = model(torch.cat([x, x[:2]]), UNDIRECTED)  # two isolated nodes besides
+    torch.testing.assert_close(more[:N], before)
+    assert more.shape == (N + 2, C)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_dropout_acts_in_training_alone(name: str):
+    model = build_server_model(name, **OPTIONS)
+    x = normal(N, model.latent_size)
+    assert not torch.allclose(model(x, UNDIRECTED), model(x, UNDIRECTED))
+    model.eval()
+    assert torch.equal(model(x, UNDIRECTED), model(x, UNDIRECTED))
+
+
+def test_no_edges_at_all():
+    nothing = torch.zeros(2, 0, dtype=torch.int64)
+    for name in REFERENCES:
+        model = build_server_model(name, **OPTIONS).eval()
+        assert torch.isfinite(model(normal(N, model.latent_size), nothing)).all()
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_initial_weights_depend_on_the_seed_alone(name: str):
+    torch.manual_seed(11)
+    state = torch.random.get_rng_state()
+    one = build_server_model(name, **OPTIONS)
+    assert torch.equal(torch.random.get_rng_state(), state), "the global generator was used"
+    torch.manual_seed(12)
+    other = build_server_model(name, **OPTIONS)
+    third = build_server_model(name, **{**OPTIONS, "seed": 4})
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+    assert not all(map(torch.equal, one.state_dict().values(), third.state_dict().values()))
+
+
+def test_unknown_model_is_refused():
+    with pytest.raises(ValueError, match=r"'gin' is unknown; allowed are 'gcn', 'gat' and 'sage'"):
+        build_server_model("gin", **OPTIONS)
+
+
+def test_central_model_drops_features():
+    model = CentralModel(F, SplitGCN(H, C, dropout=0.0), input_dropout=0.5)
+    x = torch.ones(N, F)
+    assert not torch.allclose(model(x, UNDIRECTED), model(x, UNDIRECTED))
+    model.input_dropout = 0.0
+    expected = model.server(model.linear(x), UNDIRECTED)
+    assert torch.equal(model(x, UNDIRECTED), expected)
+    assert model.linear.bias is None

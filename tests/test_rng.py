@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_graph.rng import derive_seed, generator, seeded
+
+CPU = torch.device("cpu")
+
+
+def test_seeds_are_the_same_on_every_machine():
+    assert derive_seed(0, "server-dropout", 1) == 1007082716428990296
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**63), st.text(), st.integers(0, 10**6))
+def test_seeds_fit_a_generator(seed: int, label: str, number: int):
+    assert 0 <= derive_seed(seed, label, number) < 2**63
+    generator(seed, label, number)
+
+
+def test_every_purpose_client_and_round_has_its_own_seed():
+    labels = itertools.product((0, 1, 10), ("a", "b"), range(30), range(30))
+    seeds = [derive_seed(seed, *rest) for seed, *rest in labels]
+    assert len(set(seeds)) == len(seeds)
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+
+
+def test_generators_with_equal_labels_draw_equal_numbers():
+    one, same, other = (torch.rand(3, generator=generator(5, "x", number)) for number in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_seeded_repeats_and_leaves_no_trace():
+    torch.manual_seed(99)
+    state = torch.random.get_rng_state()
+    draws = []
+    for number in (1, 1, 2):
+        with seeded(CPU, 0, "test", number):
+            draws.append(torch.rand(4))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_seeded_restores_after_an_error():
+    state = torch.random.get_rng_state()
+    with pytest.raises(KeyError), seeded(CPU, 0, "test"):
+        torch.rand(1)
+        raise KeyError
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_seeded_blocks_nest():
+    with seeded(CPU, 0, "outer"):
+        expected = torch.rand(2)
+    with seeded(CPU, 0, "outer"):
+        first = torch.rand(1)
+        with seeded(CPU, 0, "inner"):
+            torch.rand(7)
+        second = torch.rand(1)
+    assert torch.equal(torch.cat([first, second]), expected)

@@ -1,0 +1,305 @@
+"""A client's tensors between two messages: in the context, in a file, in the process."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from flower_graph import state
+from flower_graph.errors import StateLostError
+from flower_graph.state import IN_PROCESS, SMALL_BYTES, StateStore, Tensors, forget_run
+
+NAME = "test-client"
+RUNS = itertools.count(100)
+LARGE = SMALL_BYTES // 4 + 16  # float32 numbers, just above the limit
+
+
+@pytest.fixture
+def run_id(tmp_path: Path) -> Iterator[int]:
+    """Give the test a run of its own, since this process remembers runs."""
+    number = next(RUNS)
+    yield number
+    forget_run(number, tmp_path)
+
+
+def context_of(run_id: int, folder: Path | str, node: int = 3) -> Context:
+    return Context(run_id, node, {"state-dir": str(folder)}, RecordDict(), {})
+
+
+def some(count: int) -> Tensors:
+    return {"weight": torch.zeros(count), "step": torch.tensor([1, 2, 3], dtype=torch.int32)}
+
+
+def start(context: Context, tensors: Tensors) -> Tensors:
+    """Handle the first message."""
+    store = StateStore(context, NAME)
+    assert store.version == 0
+    placed = store.create(tensors)
+    store.commit(placed, placed)
+    return placed
+
+
+def add(context: Context, value: float) -> Context:
+    """Handle one more message, perhaps in another process: add a number to every weight."""
+    store = StateStore(context, NAME)
+    tensors = store.load(lambda tensors: tensors)
+    store.begin()
+    tensors["weight"] += value
+    store.commit(tensors, tensors)
+    return context
+
+
+def die_halfway(context: Context) -> None:
+    store = StateStore(context, NAME)
+    tensors = store.load(lambda tensors: tensors)
+    store.begin()
+    tensors["weight"][:10] += 1
+    os._exit(1)
+
+
+def kept(context: Context) -> Tensors:
+    """Read the tensors as the next message would."""
+    return StateStore(context, NAME).load(lambda tensors: tensors)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[ProcessPoolExecutor]:
+    """Start one more process, which knows nothing of this one."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("count", "kind"), [(16, "context"), (LARGE, "file")])
+def test_another_process_takes_the_next_message(
+    count: int, kind: str, run_id: int, tmp_path: Path, other_process: ProcessPoolExecutor
+):
+    context = context_of(run_id, tmp_path)
+    start(context, some(count))
+    assert context.state.config_records[NAME]["kind"] == kind
+    assert bool(files(tmp_path)) == (kind == "file")
+    add(context, 1.0)  # here
+    context = other_process.submit(add, context, 2.0).result()  # there
+    context = other_process.submit(add, context, 4.0).result()  # there, still in memory
+    add(context, 8.0)  # and here again, where an older version is in memory
+    tensors = kept(context)
+    assert torch.equal(tensors["weight"], torch.full((count,), 15.0))
+    assert tensors["step"].tolist() == [1, 2, 3]
+    assert tensors["step"].dtype == torch.int32
+    assert StateStore(context, NAME).version == 5
+
+
+def test_another_process_cannot_take_over_what_is_kept_in_this_one(
+    run_id: int, other_process: ProcessPoolExecutor
+):
+    context = context_of(run_id, IN_PROCESS)
+    start(context, some(LARGE))
+    add(context, 1.0)
+    assert kept(context)["weight"][0] == 1
+    assert context.state.config_records[NAME]["kind"] == "process"
+    assert not context.state.array_records
+    with pytest.raises(StateLostError, match=r"version 2 .* process that is gone .*has none"):
+        other_process.submit(add, context, 2.0).result()
+
+
+def test_what_a_dead_process_left_half_changed_is_refused(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    start(context, some(LARGE))
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        pytest.raises(BrokenProcessPool),
+    ):
+        pool.submit(die_halfway, context).result()
+    with pytest.raises(StateLostError, match=r"client 3: .* half changed by a process that died"):
+        kept(context)
+
+
+@pytest.mark.parametrize("count", [16, LARGE])
+def test_a_failed_message_is_undone_or_refused(count: int, run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    tensors = start(context, some(count))
+    StateStore(context, NAME).begin()
+    tensors["weight"] += 5  # the client fails here
+    if count == 16:  # a copy was in the context
+        assert kept(context)["weight"].sum() == 0
+    else:
+        with pytest.raises(StateLostError, match="half changed"):
+            kept(context)
+
+
+def test_a_failed_message_in_process_is_refused(run_id: int):
+    context = context_of(run_id, IN_PROCESS)
+    start(context, some(16))
+    StateStore(context, NAME).begin()
+    with pytest.raises(StateLostError, match="left half changed by a message that failed"):
+        kept(context)
+
+
+@pytest.mark.parametrize(
+    ("count", "folder", "expected"),
+    [(16, None, 5.0), (LARGE, None, 7.0), (16, IN_PROCESS, 7.0)],
+    ids=["context", "file", "process"],
+)
+def test_a_context_that_was_taken_back(
+    count: int, folder: str | None, expected: float, run_id: int, tmp_path: Path
+):
+    """The message was handled, then something else failed: the next one must still work."""
+    context = context_of(run_id, folder or tmp_path)
+    start(context, some(count))
+    add(context, 1.0)
+    older = RecordDict(dict(context.state))
+    add(context, 2.0)
+    assert StateStore(context, NAME).version == 3
+    context = Context(run_id, 3, context.node_config, older, {})
+    add(context, 4.0)
+    # What lies in the context is taken back with it, the rest is not.
+    assert kept(context)["weight"][0] == expected
+    assert StateStore(context, NAME).version == (3 if count == 16 and not folder else 4)
+
+
+def test_an_older_file_is_refused(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    start(context, some(LARGE))
+    (path,) = tmp_path.rglob("*.version")
+    before = path.read_text()
+    add(context, 1.0)
+    path.write_text(before)
+    with pytest.raises(StateLostError, match="at version 1, expected version 2"):
+        kept(context)
+
+
+def test_a_file_that_is_gone_is_said(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    start(context, some(LARGE))
+    for path in tmp_path.rglob("*.bin"):
+        path.unlink()
+    with pytest.raises(StateLostError, match=r"client 3: its state .*node-3\.bin is gone"):
+        kept(context)
+
+
+def test_the_same_process_keeps_the_object(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    store = StateStore(context, NAME)
+    tensors = store.create(some(LARGE))
+    live = object()
+    store.commit(live, tensors)
+    assert StateStore(context, NAME).load(lambda _: pytest.fail("built twice")) is live
+
+
+def test_once_builds_once_per_client(run_id: int, tmp_path: Path):
+    first, second = (StateStore(context_of(run_id, tmp_path, node), NAME) for node in (1, 2))
+    built: list[int] = []
+
+    def build() -> int:
+        built.append(len(built))
+        return built[-1]
+
+    assert [first.once(build), first.once(build), second.once(build)] == [0, 0, 1]
+
+
+def test_all_types_and_shapes_survive(run_id: int, tmp_path: Path):
+    tensors: dict[str, Any] = {
+        "a": torch.arange(5, dtype=torch.int32),
+        "b": torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)),
+        "c": torch.tensor([True, False]),
+        "d": torch.zeros(0, 7),
+        "e": torch.tensor(2.5, dtype=torch.float64),
+        "f": torch.ones(LARGE),
+    }
+    context = context_of(run_id, tmp_path)
+    for value in start(context, tensors).values():
+        assert value.data_ptr() % 64 == 0 or not value.numel()
+    state._LIVE.clear()  # as a new process would be
+    for name, value in kept(context).items():
+        assert torch.equal(value, tensors[name])
+        assert value.dtype == tensors[name].dtype
+        assert value.shape == tensors[name].shape
+
+
+def test_a_commit_of_64_mb_copies_nothing(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    tensors = start(context, some(1 << 24))
+    (path,) = tmp_path.rglob("*.bin")
+    inode, address = path.stat().st_ino, tensors["weight"].data_ptr()
+    assert path.stat().st_size == (1 << 26) + 64
+    seconds = []
+    for _ in range(5):
+        store = StateStore(context, NAME)
+        loaded = store.load(lambda _: pytest.fail("loaded again"))
+        store.begin()
+        loaded["weight"][0] += 1
+        started = time.perf_counter()
+        store.commit(loaded, loaded)
+        seconds.append(time.perf_counter() - started)
+    assert loaded["weight"].data_ptr() == address
+    assert path.stat().st_ino == inode
+    assert min(seconds) < 0.01, "writing 64 MB takes longer"
+    assert sum(record.count_bytes() for record in context.state.values()) < 1000
+    assert not context.state.array_records
+    assert files(tmp_path) == ["node-3.bin", "node-3.version"]
+    state._LIVE.clear()
+    assert kept(context)["weight"][0] == 5, "the change is in the file"
+
+
+def test_drop_removes_everything(run_id: int, tmp_path: Path):
+    contexts = [context_of(run_id, tmp_path, node) for node in (1, 2)]
+    for context in contexts:
+        start(context, some(LARGE))
+    StateStore(contexts[0], NAME).drop()
+    assert files(tmp_path) == ["node-2.bin", "node-2.version"], "the neighbour's files stay"
+    assert not contexts[0].state
+    assert StateStore(contexts[0], NAME).version == 0
+    StateStore(contexts[1], NAME).drop()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", [IN_PROCESS, ""])
+def test_drop_without_files(folder: str, run_id: int):
+    context = context_of(run_id, folder)
+    start(context, some(16))
+    StateStore(context, NAME).drop()
+    assert not context.state
+    StateStore(context, NAME).drop()  # a second time does no harm
+
+
+def test_forget_run_removes_all_its_clients(run_id: int, tmp_path: Path):
+    contexts = [
+        context_of(run, tmp_path, node) for run in (run_id, run_id + 1000) for node in (1, 2)
+    ]
+    for context in contexts:
+        start(context, some(LARGE))
+    forget_run(run_id, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"run-{run_id + 1000}"]
+    with pytest.raises(StateLostError, match="is gone"):
+        kept(contexts[0])
+    assert kept(contexts[2])["step"].tolist() == [1, 2, 3]
+    forget_run(run_id + 1000, tmp_path)
+    forget_run(run_id, tmp_path)  # nothing is there
+
+
+def test_other_users_of_the_machine_cannot_read_it(run_id: int, tmp_path: Path):
+    start(context_of(run_id, tmp_path), some(LARGE))
+    assert (tmp_path / f"run-{run_id}").stat().st_mode & 0o077 == 0
+
+
+def test_no_room_is_said_before_writing(
+    run_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: type("U", (), {"free": 1_000}))
+    with pytest.raises(StateLostError, match=r"has 1,000 bytes free, 1,0.* set state-dir"):
+        start(context_of(run_id, tmp_path), some(LARGE))
+    assert files(tmp_path) == []
