@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -155,9 +155,13 @@ def _run(cell: Cell, seed: int, rounds: int, path: Path) -> float:
     return curves.test_at_best_val
 
 
-def _curves(reports: Iterable[Any], bytes_up: dict[str, int]) -> Curves:
-    rows = [(r.cross_entropy, r.val_accuracy, r.test_accuracy) for r in reports]
-    return Curves(*(list(column) for column in zip(*rows, strict=True)), dict(bytes_up))
+def _curves(reports: Sequence[Any], bytes_up: dict[str, int]) -> Curves:
+    return Curves(
+        [report.cross_entropy for report in reports],
+        [report.val_accuracy for report in reports],
+        [report.test_accuracy for report in reports],
+        dict(bytes_up),
+    )
 
 
 def row(

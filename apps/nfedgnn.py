@@ -62,7 +62,7 @@ def build_strategy(config: RunConfig, data: Data, out: Path | None) -> SplitGrad
         device=config.device,
         min_nodes=how.min_nodes,
         checkpoint_dir=None if out is None else out / CHECKPOINTS,
-        checkpoint_every=config.checkpoint_every,
+        checkpoint_every=0 if out is None else config.checkpoint_every,
     )
 
 
@@ -112,11 +112,14 @@ def deal(x: Tensor, part: int, parts: int) -> tuple[Tensor, Tensor]:
 
 def cached_data(config: RunConfig) -> Data:
     """Load the run's graph once a process; clients are built anew for every message."""
-    return _cached_data(to_yaml(config), config.seed)
+    file = Path(config.data.name)
+    saved = file.stat().st_mtime_ns if file.is_file() else 0
+    return _cached_data(to_yaml(config), config.seed, saved)
 
 
 @lru_cache(maxsize=2)
-def _cached_data(settings: str, seed: int) -> Data:
+def _cached_data(settings: str, seed: int, saved: int) -> Data:
+    """Load the graph; `saved`, the time of its file, is there to read a new file anew."""
     from omegaconf import OmegaConf
 
     return load_data(DataConfig(**OmegaConf.create(settings).data), seed=seed)
@@ -186,4 +189,9 @@ def configured(context: Context) -> tuple[RunConfig, Path | None]:
     overrides = parse_overrides(str(given.get("overrides", "")))
     config = load_config(str(given.get("config", "quickstart")), overrides)
     folder = str(given.get("output-dir", ""))
+    if config.checkpoint_every and not folder:
+        raise ConfigError(
+            f"checkpoint_every: {config.checkpoint_every} needs output-dir in the run config, "
+            "where clients save their part"
+        )
     return config, Path(folder).expanduser().absolute() if folder else None

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flower_graph.apps.nfedgnn import build_client, build_strategy, cached_data, run_server
 from flower_graph.client import make_client_app
 from flower_graph.config import RunConfig
+from flower_graph.errors import ConfigError
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient
@@ -74,7 +75,7 @@ def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
 def _grid(config: RunConfig, supernodes: int, out: Path | None) -> InProcessGrid:
     nodes = cached_data(config).num_nodes
     if supernodes > nodes:
-        raise ValueError(f"supernodes: {supernodes} for {nodes} users; at most one each")
+        raise ConfigError(f"supernodes: {supernodes} for {nodes} users; at most one each")
 
     def client_fn(context: Context) -> NodeClient:
         return build_client(config, context, out)

@@ -67,9 +67,9 @@ class SplitGCN(nn.Module):
         """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, h]``."""
         graph = self._graph(edge_index, x.shape[0])
         x = functional.dropout(x, self.dropout, self.training)
-        x = functional.relu(propagate(graph, x) + self.bias)
+        x = propagate(graph, x).add_(self.bias).relu_()  # in place: a large graph's tensors cost
         x = functional.dropout(x, self.dropout, self.training)
-        return propagate(graph, x @ self.linear.weight.T) + self.linear.bias
+        return propagate(graph, x @ self.linear.weight.T).add_(self.linear.bias)
 
 
 class SplitGAT(nn.Module):

@@ -117,14 +117,17 @@ class RelayServer:
         DivergedError
             If the loss is not finite.
         """
-        latent = self.latent.detach().clone().requires_grad_()
+        latent = self.latent.detach().requires_grad_()
         train = self.masks["train"] & self.known
-        if not train.any():
-            raise DataError("no user with a label has answered yet, so there is nothing to learn")
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
             logits = self.model(latent, self.edges)
-        entropy = functional.cross_entropy(logits[train], self.y[train])
+        # Until a labelled user has answered there is nothing but the regulariser to learn from.
+        entropy = (
+            functional.cross_entropy(logits[train], self.y[train])
+            if train.any()
+            else (0 * logits.sum())
+        )
         term = self._term
         smooth = laplacian_regulariser(term, latent) if term else torch.zeros_like(entropy)
         loss = entropy + self.reg_weight * smooth

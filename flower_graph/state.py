@@ -42,6 +42,9 @@ T = TypeVar("T")
 _LIVE: dict[tuple[int, int], tuple[int, Any]] = {}
 _TOKENS: dict[tuple[int, int], str] = {}
 _FIXED: dict[tuple[int, int], Any] = {}
+# Where a live object's file is mapped. Whichever process changed it since, it is the same memory:
+# mapping it anew for every message would cost half as much as the message's computation.
+_MAPS: dict[tuple[int, int], tuple[int, str]] = {}
 
 
 class StateStore:
@@ -93,9 +96,11 @@ class StateStore:
         self._found = self.version
         if record["kind"] == "file":
             self._found = self._file_version()
+            mapped = _MAPS.get(self._key) == self._place(str(record["layout"]))
+            version = self._found if mapped and live is not None else -1
         elif record["kind"] == "process":
             self._found = max(version, self.version)
-        # A version of small tensors may exist twice, if Flower took a context back; a token may not.
+        # If Flower took a context back, a version of small tensors may exist twice; a token not.
         same = record["kind"] != "context" or _TOKENS.get(self._key) == record["token"]
         if version == self._found and same:
             return live
@@ -108,8 +113,12 @@ class StateStore:
                 f"client {self._key[1]}: version {self.version} of its state was {what} "
                 f"(this process has {found})"
             )
-        kept = self._mapped(json.loads(str(record["layout"]))) if record["kind"] == "file" else None
-        live = build(self._small() if kept is None else kept)
+        if record["kind"] == "file":
+            layout = str(record["layout"])
+            live = build(self._mapped(json.loads(layout)))
+            _MAPS[self._key] = self._place(layout)
+        else:
+            live = build(self._small())
         _LIVE[self._key] = (self._found, live)
         _TOKENS[self._key] = str(record.get("token", ""))
         return live
@@ -158,8 +167,9 @@ class StateStore:
         version, kind = max(self._found, self.version) + 1, self._kind(tensors)
         record = ConfigRecord({"version": version, "kind": kind})
         if kind == "file":
-            record["layout"] = json.dumps(_layout(tensors)[0])
+            layout = record["layout"] = json.dumps(_layout(tensors)[0])
             self._write_version(version)
+            _MAPS[self._key] = self._place(layout)
         elif kind == "context":
             record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
             self._keep_small(tensors)
@@ -168,8 +178,8 @@ class StateStore:
 
     def drop(self) -> None:
         """Forget everything: the run is over."""
-        for kept in (_LIVE, _TOKENS, _FIXED):
-            kept.pop(self._key, None)  # type: ignore[attr-defined]
+        for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
+            kept.pop(self._key, None)
         for record in (self._name, f"{self._name}-tensors"):
             self._context.state.pop(record, None)
         self._file.unlink(missing_ok=True)
@@ -187,6 +197,9 @@ class StateStore:
     @property
     def _version_file(self) -> Path:
         return self._file.with_suffix(".version")
+
+    def _place(self, layout: str) -> tuple[int, str]:
+        return self._file.stat().st_ino, layout
 
     def _write_version(self, version: int) -> None:
         part = self._version_file.with_suffix(f".{os.getpid()}")
@@ -246,7 +259,7 @@ def _own_folder(folder: Path) -> None:
 def forget_run(run_id: int, folder: Path | None = None) -> None:
     """Remove the state files that clients of a run left on this machine."""
     shutil.rmtree((folder or default_folder()) / f"run-{run_id}", ignore_errors=True)
-    for kept in (_LIVE, _TOKENS, _FIXED):
+    for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
         for key in [key for key in kept if key[0] == run_id]:
             del kept[key]
 

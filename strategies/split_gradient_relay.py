@@ -30,25 +30,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from flower_graph import checkpoint
 from flower_graph.cohort import UserSettings
-from flower_graph.errors import CheckpointError, NoClientsError
-from flower_graph.exchange import Exchange, Replies
+from flower_graph.exchange import Replies
 from flower_graph.records import CONFIG, Hello, HelloReply, RelayReply, RelayRequest
 from flower_graph.relay import Losses, RelayServer, ServerData, resolve_device
 from flower_graph.relay_book import RelayBook
+from flower_graph.relay_session import RelaySession
 from flower_graph.report import RoundReport, format_round
 from flower_graph.user_host import ChosenUsers, UserHost
 
@@ -203,8 +202,6 @@ class SplitGradientRelay(Strategy):
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        if checkpoint_every and checkpoint_dir is None:
-            raise ValueError("checkpoint_every: a checkpoint_dir is needed")
         self.server = RelayServer(
             data,
             server_model,
@@ -215,6 +212,9 @@ class SplitGradientRelay(Strategy):
             seed=seed,
             device=resolve_device(device),
         )
+        if average_over not in ("holders", "all"):
+            raise ValueError(f"average_over: {average_over!r} is neither 'holders' nor 'all'")
+        # Without averages nobody needs the inactive rows that "all" keeps.
         over = average_over if average_every else "holders"
         settings = UserSettings(latent_size, user_bias, learning_rate, weight_decay, seed, over)
         self.book = RelayBook(
@@ -223,11 +223,13 @@ class SplitGradientRelay(Strategy):
             participation=participation,
             average_every=average_every,
         )
-        self.min_nodes = min_nodes
-        self.checkpoint_dir, self.checkpoint_every = checkpoint_dir, checkpoint_every
-        self._exchange: Exchange | None = None
-        self._requests: dict[int, RelayRequest] = {}
-        self._timeout, self._rounds = 600.0, 0
+        self.session = RelaySession(
+            self.server,
+            self.book,
+            min_nodes=min_nodes,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
 
     def start(
         self,
@@ -277,16 +279,18 @@ class SplitGradientRelay(Strategy):
         DivergedError
             If the loss is no longer a number.
         CheckpointError
-            If there is nothing to resume from.
+            If there is nothing to resume from, or what there is does not fit.
         """
         if num_rounds < 1:
             raise ValueError(f"num_rounds: {num_rounds} is not at least 1")
         if evaluate_config is not None:
             raise ValueError("evaluate_config: the server evaluates, clients are not asked")
+        if self.session.is_open and not resume:
+            raise ValueError("this strategy has run already: build a new one, or resume the run")
         if initial_arrays is not None:
             self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
-        self._exchange, self._timeout, self._rounds = Exchange(grid), timeout, num_rounds
-        first = self._resume() + 1 if resume else 1
+        self.session.open(grid, timeout, num_rounds)
+        first = self.session.resume() + 1 if resume else 1
         result = Result()
         for server_round in range(first, num_rounds + 1):
             started = time.perf_counter()
@@ -295,10 +299,11 @@ class SplitGradientRelay(Strategy):
             found = evaluate_fn(server_round, self._arrays()) if evaluate_fn else None
             if found is not None:
                 result.evaluate_metrics_serverapp[server_round] = found
-            self._checkpoint(server_round)
             report.seconds = time.perf_counter() - started
+            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported.
             (on_round or self._log)(report)
-        self._finish(num_rounds)
+            self.session.save(server_round)
+        self.session.finish(num_rounds)
         result.arrays = self._arrays()
         return result
 
@@ -306,37 +311,39 @@ class SplitGradientRelay(Strategy):
         """Run steps 1 to 4."""
         messages = self.configure_train(server_round, ArrayRecord(), config, grid)
         contents = {message.metadata.dst_node_id: message.content for message in messages}
-        replies = self._send("train", server_round, contents)
-        return self._report(server_round, self._learn(server_round, replies.values), replies)
+        replies = self.session.send(server_round, contents)
+        return self._report(server_round, self._learn(server_round, replies), replies)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
-        exchange = self._exchange = self._exchange or Exchange(grid)
-        connected = exchange.nodes(self.min_nodes, self._timeout)
-        self._enroll(connected)
-        every = self.checkpoint_every
-        save = bool(every) and (server_round % every == 0 or server_round == self._rounds)
-        self._requests = self.book.requests(server_round, connected, checkpoint=save)
-        for node, request in self._requests.items():
+        if not self.session.is_open:  # Flower's own round loop is running
+            self.session.open(grid, self.session.timeout, self.session.rounds)
+        for node, request in self.session.plan(server_round).items():
             content = request.to_record()
             content[CONFIG] = ConfigRecord({**config, **content.config_records[CONFIG]})
             yield Message(content, node, "train", group_id=str(server_round))
 
+    def _learn(self, server_round: int, replies: Replies[RelayReply]) -> Losses:
+        """Do steps 3 and 4: take in latent vectors, step the server, keep gradients for users."""
+        answered = self.session.answered(server_round, replies.values)
+        for node, request in answered.items():
+            latent = torch.tensor(replies.values[node].latent, dtype=torch.float32)
+            self.server.receive(torch.from_numpy(request.users), latent)
+        losses, gradient = self.server.step(server_round)
+        self.book.delivered(answered)
+        self.book.keep_gradients(server_round, answered, gradient.cpu().numpy())
+        self.book.average(server_round, list(replies.values.values()))
+        return losses
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Steps 3 and 4, for Flower's own round loop; ``start`` does not need it."""
-        values: dict[int, RelayReply] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                LOG.warning("round %d: node %d: %s", server_round, node, reply.error.reason)
-            elif node in self._requests:
-                values[node] = self._read(node, reply.content)
-        losses = self._learn(server_round, values)
-        report = self._report(server_round, losses, Replies(values))
+        """Do steps 3 and 4, for Flower's own round loop; ``start`` does not need it."""
+        read = self.session.read(server_round, replies)
+        report = self._report(server_round, self._learn(server_round, read), read)
+        self.session.save(server_round)
         return self._arrays(), _as_metrics(report)
 
     def configure_evaluate(
@@ -362,68 +369,11 @@ class SplitGradientRelay(Strategy):
             book.average_every,
         )
 
-    def _learn(self, server_round: int, replies: Mapping[int, RelayReply]) -> Losses:
-        """Steps 3 and 4: take in latent vectors, step the server, keep gradients for the users."""
-        if not replies:
-            raise NoClientsError(
-                f"round {server_round}: none of {len(self._requests)} SuperNodes gave a usable "
-                f"answer within {self._timeout:g} s; the log names the reasons"
-            )
-        answered = {node: self._requests[node] for node in replies}
-        for node, request in answered.items():
-            latent = torch.tensor(replies[node].latent, dtype=torch.float32)
-            self.server.receive(torch.from_numpy(request.users), latent)
-        losses, gradient = self.server.step(server_round)
-        self.book.delivered(answered)
-        self.book.keep_gradients(server_round, answered, gradient.cpu().numpy())
-        self.book.average(server_round, list(replies.values()))
-        return losses
-
-    def _enroll(self, connected: list[int], resume_round: int = 0) -> None:
-        """Ask SuperNodes that are new which users they host."""
-        new = [node for node in connected if node not in self.book.nodes]
-        if not new:
-            return
-        hello = Hello(self.book.settings, resume_round).to_record()
-        contents = dict.fromkeys(new, hello)
-        replies = self._send("query", resume_round, contents)
-        for node, reply in sorted(replies.values.items()):
-            if refused := self.book.enroll(node, reply, connected):
-                LOG.warning("node %d takes no part: %s", node, refused)
-        if resume_round and replies.rejected:
-            reasons = "; ".join(f"node {r.node_id}: {r.reason}" for r in replies.rejected)
-            raise NoClientsError(f"cannot resume from round {resume_round}: {reasons}")
-
-    def _send(self, kind: str, server_round: int, contents: Mapping[int, RecordDict]) -> Any:
-        assert self._exchange is not None
-        return self._exchange.send(
-            contents,
-            message_type=kind,
-            server_round=server_round,
-            timeout=self._timeout,
-            read=self._read_hello if kind == "query" else self._read,
-        )
-
-    def _read_hello(self, node: int, content: RecordDict) -> HelloReply:
-        return HelloReply.from_record(content, self.server.num_nodes)
-
-    def _read(self, node: int, content: RecordDict) -> RelayReply:
-        return RelayReply.from_record(content, self._requests[node], self.book.weight_shape)
-
-    def _finish(self, server_round: int) -> None:
-        """Deliver the last gradients, and let the clients forget the run."""
-        assert self._exchange is not None
-        connected = sorted(self._exchange.grid.get_node_ids())
-        self._requests = self.book.requests(server_round, connected, last=True)
-        contents = {node: request.to_record() for node, request in self._requests.items()}
-        replies = self._send("train.finish", server_round, contents)
-        self.book.delivered({node: self._requests[node] for node in replies.values})
-
     def _report(
         self, server_round: int, losses: Losses, replies: Replies[RelayReply]
     ) -> RoundReport:
         accuracy, ledger = self.server.accuracy(), self.book.ledger
-        assert self._exchange is not None
+        requests = self.session.requests
         return RoundReport(
             round=server_round,
             loss=losses.total,
@@ -432,11 +382,11 @@ class SplitGradientRelay(Strategy):
             train_accuracy=accuracy["train"],
             val_accuracy=accuracy["val"],
             test_accuracy=accuracy["test"],
-            asked=sum(r.users.size for r in self._requests.values()),
-            answered=sum(self._requests[node].users.size for node in replies.values),
+            asked=sum(request.users.size for request in requests.values()),
+            answered=sum(requests[node].users.size for node in replies.values),
             rejected=[{"node": r.node_id, "reason": r.reason} for r in replies.rejected],
             bytes=ledger.payload,
-            wire_bytes=self._exchange.ledger.wire,
+            wire_bytes=self.session.exchange.ledger.wire,
         )
 
     def _arrays(self) -> ArrayRecord:
@@ -448,34 +398,8 @@ class SplitGradientRelay(Strategy):
         model = {f"server.{name}": t for name, t in self.server.model.state_dict().items()}
         return model | {"latent": self.server.latent}
 
-    def _checkpoint(self, server_round: int) -> None:
-        """Complete the round's checkpoint; the clients have written theirs by now."""
-        if not any(request.checkpoint for request in self._requests.values()):
-            return
-        assert self.checkpoint_dir is not None and self._exchange is not None
-        state = {
-            "server": self.server.state_dict(),
-            "book": self.book.state_dict(),
-            "wire": self._exchange.ledger.state_dict(),
-        }
-        checkpoint.save_server(self.checkpoint_dir, server_round, state)
-
-    def _resume(self) -> int:
-        """Load the last complete checkpoint here and at the clients; return its round."""
-        if self.checkpoint_dir is None:
-            raise CheckpointError("resume: a checkpoint_dir is needed")
-        assert self._exchange is not None
-        server_round = checkpoint.last_round(self.checkpoint_dir)
-        state = checkpoint.load_server(self.checkpoint_dir, server_round)
-        connected = self._exchange.nodes(self.min_nodes, self._timeout)
-        self._enroll(connected, server_round)
-        self.server.load_state_dict(state["server"])
-        self.book.load_state_dict(state["book"])
-        self._exchange.ledger.load_state_dict(state["wire"])
-        return server_round
-
     def _log(self, report: RoundReport) -> None:
-        LOG.info(format_round(report, self._rounds))
+        LOG.info(format_round(report, self.session.rounds))
 
 
 def _as_metrics(report: RoundReport) -> MetricRecord:

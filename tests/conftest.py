@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# The tests' tensors are tiny: more threads only wait for each other, 20 times as long when the
+# machine has other work. It must be set before PyTorch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def data_root() -> Path:

@@ -263,9 +263,12 @@ def test_a_mask_of_another_length_is_refused():
 
 def test_nobody_with_a_label_has_answered():
     server = relay(server_model("gcn", 0.0))
-    server.receive(torch.tensor([1, 2]), torch.ones(2, 4))
-    with pytest.raises(DataError, match="no user with a label has answered yet"):
-        server.step(1)
+    assert not server.masks["train"][[1, 2]].any()
+    server.receive(torch.tensor([1, 2]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
+    losses, gradient = server.step(1)
+    assert losses.cross_entropy == 0
+    assert losses.total == pytest.approx(server.reg_weight * losses.regulariser)
+    assert bool(gradient.any()) == (losses.regulariser > 0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -1,0 +1,355 @@
+"""Small graphs, runs in process, a grid with faults, and the method written densely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.data import Data
+
+from flower_graph.client import make_client_app
+from flower_graph.models import build_server_model
+from flower_graph.report import RoundReport
+from flower_graph.rng import generator
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay import (
+    ACTIONS,
+    NodeClient,
+    SplitGradientRelay,
+)
+
+CLASSES, FEATURES = 3, 8
+
+
+def small_graph(n: int = 12, seed: int = 0) -> Data:
+    """A ring with chords inside the classes; every third node trains, validates or tests."""
+    draw = torch.Generator().manual_seed(seed)
+    place = torch.arange(n)
+    y = place % CLASSES
+    x = (torch.rand(n, FEATURES, generator=draw) < 0.3).float()
+    x[place, y] = 1.0  # no user without features, and something to learn
+    one_way = torch.cat(
+        [torch.stack([place, (place + 1) % n]), torch.stack([place, (place + 3) % n])], 1
+    )
+    edge_index = torch.cat([one_way, one_way.flip(0)], 1)
+    masks = {
+        f"{name}_mask": (place // CLASSES) % 3 == part
+        for part, name in enumerate(("train", "val", "test"))
+    }
+    return Data(x=x, edge_index=edge_index, y=y, **masks)
+
+
+def dealt(data: Data, context: Context) -> tuple[Tensor, Tensor]:
+    """Deal users in turn, unlike ``apps.nfedgnn.deal``: the numbers of a client have gaps."""
+    part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+    users = torch.arange(part, data.num_nodes, parts)
+    return data.x[users], users
+
+
+def client_app(data: Data, *, mods: Any = None, train_mods: Any = None, **options: Any) -> Any:
+    def client_fn(context: Context) -> NodeClient:
+        return NodeClient(context, *dealt(data, context), **options)
+
+    return make_client_app(client_fn, actions=ACTIONS, mods=mods, train_mods=train_mods)
+
+
+def strategy_for(data: Data, model: str = "gcn", **options: Any) -> SplitGradientRelay:
+    settings: dict[str, Any] = {"reg_weight": 1.0, "learning_rate": 0.05, "seed": 3, **options}
+    dropout = settings.pop("dropout", 0.5)
+    server = build_server_model(
+        model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=settings["seed"]
+    )
+    return SplitGradientRelay(data, server, latent_size=server.latent_size, **settings)
+
+
+@dataclass
+class Outcome:
+    """What a run left."""
+
+    strategy: SplitGradientRelay
+    reports: list[RoundReport] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+    @property
+    def figures(self) -> list[tuple[float, ...]]:
+        """Everything that a round's report says of the model."""
+        return [
+            (*losses, *accuracies, r.asked, r.answered)
+            for r, losses, accuracies in (
+                (
+                    r,
+                    (r.loss, r.cross_entropy, r.regulariser),
+                    (r.train_accuracy, r.val_accuracy, r.test_accuracy),
+                )
+                for r in self.reports
+            )
+        ]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return self.strategy.weights()
+
+
+def run(
+    data: Data,
+    *,
+    rounds: int = 5,
+    supernodes: int = 2,
+    grid: InProcessGrid | None = None,
+    model: str = "gcn",
+    timeout: float = 5.0,
+    **options: Any,
+) -> Outcome:
+    """Run the strategy; `options` are its arguments."""
+    outcome = Outcome(strategy_for(data, model, **options))
+    grid = grid or InProcessGrid(client_app(data), num_supernodes=supernodes)
+    outcome.strategy.start(
+        grid, num_rounds=rounds, timeout=timeout, on_round=outcome.reports.append
+    )
+    return outcome
+
+
+def same_weights(left: Outcome, right: Outcome) -> bool:
+    return left.weights.keys() == right.weights.keys() and all(
+        torch.equal(left.weights[name], right.weights[name]) for name in left.weights
+    )
+
+
+# A grid with faults --------------------------------------------------------------------------
+
+
+class FaultyGrid(InProcessGrid):
+    """Does to each message or reply what a word for (partition, round) says.
+
+    ``unsent``: the grid refuses the message. ``silent``: it never arrives. ``lost``: the reply
+    never arrives. ``late``: the reply comes in the next exchange. ``twice``: it comes two times.
+    The other words change the reply.
+    """
+
+    def __init__(
+        self, app: Any, *, num_supernodes: int, script: dict[tuple[int, int], str]
+    ) -> None:
+        super().__init__(app, num_supernodes=num_supernodes)
+        self.script = script
+        self.sent: list[Message] = []
+        self._held: dict[str, Message] = {}
+        self._again: list[Message] = []
+
+    def word(self, message: Message) -> str:
+        if message.metadata.message_type == "query":
+            return "good"
+        node = self.contexts[message.metadata.dst_node_id]
+        return self.script.get(
+            (int(node.node_config["partition-id"]), int(message.metadata.group_id)), "good"
+        )
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        self._replies.update(self._held)
+        self._held, ids = {}, []
+        for message in messages:
+            self.sent.append(message)
+            word = "good" if "finish" in message.metadata.message_type else self.word(message)
+            if word == "unsent":
+                continue
+            if word == "silent":
+                ids.append(self._number(message))
+                continue
+            (message_id,) = super().push_messages([message])
+            ids.append(message_id)
+            if word == "late":
+                self._held[message_id] = self._replies.pop(message_id)
+            elif word == "lost":
+                del self._replies[message_id]
+            elif word == "twice":
+                self._again.append(self._replies[message_id])
+            elif word != "good":
+                self._replies[message_id] = CHANGES[word](self._replies[message_id], message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(message_ids)
+        if replies:
+            replies, self._again = replies + self._again, []
+        return replies
+
+
+def _with_latent(change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Message]:
+    def apply(reply: Message, message: Message) -> Message:
+        latent = reply.content["arrays"]["relay"].numpy()
+        reply.content["arrays"]["relay"] = Array(change(latent.copy()))
+        return reply
+
+    return apply
+
+
+def _nan(latent: np.ndarray) -> np.ndarray:
+    latent[0, 0] = np.nan
+    return latent
+
+
+def _metrics_round(reply: Message, message: Message) -> Message:
+    reply.content["metrics"]["round"] += 1
+    return reply
+
+
+def _group(reply: Message, message: Message) -> Message:
+    reply.metadata.group_id = str(int(reply.metadata.group_id) - 1)
+    return reply
+
+
+def _empty(reply: Message, message: Message) -> Message:
+    reply.content = RecordDict({"arrays": ArrayRecord()})
+    return reply
+
+
+def _error(reply: Message, message: Message) -> Message:
+    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the mod said no")
+    return Message(error, reply_to=message)
+
+
+CHANGES: dict[str, Callable[..., Message]] = {
+    "shape": _with_latent(lambda latent: latent[:, :-1]),
+    "rows": _with_latent(lambda latent: latent[:-1]),
+    "nan": _with_latent(_nan),
+    "infinite": _with_latent(lambda latent: latent + np.inf),
+    "text": _with_latent(lambda latent: latent.astype("U8")),
+    "round": _metrics_round,
+    "group": _group,
+    "empty": _empty,
+    "error": _error,
+}
+
+
+class ChangingGrid(InProcessGrid):
+    """Connects each node in some rounds only; a round is one look at the nodes."""
+
+    def __init__(self, app: Any, rounds: dict[int, set[int]], supernodes: int) -> None:
+        super().__init__(app, num_supernodes=supernodes)
+        self.rounds, self.looks = rounds, 0
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return [
+            node
+            for node, context in self.contexts.items()
+            if self.looks in self.rounds.get(int(context.node_config["partition-id"]), {self.looks})
+        ]
+
+
+# The method, written densely ----------------------------------------------------------------
+
+
+def asked_users(n: int, participation: float, seed: int, server_round: int) -> Tensor:
+    if participation == 1:
+        return torch.arange(n)
+    draw = generator(seed, "participants", server_round)
+    return torch.randperm(n, generator=draw)[: max(1, round(participation * n))].sort().values
+
+
+@dataclass
+class Dense:
+    """Algorithm 1 with a full matrix per user and loops, without dropout."""
+
+    data: Data
+    model: torch.nn.Module
+    first_weight: Tensor  # [f, h], or [f + 1, h] with a bias
+    learning_rate: float = 0.05
+    weight_decay: float = 5e-4
+    reg_weight: float = 1.0
+    average_every: int = 0
+    average_over: str = "holders"
+    participation: float = 1.0
+    seed: int = 3
+
+    def __post_init__(self) -> None:
+        n, (f, h) = self.data.num_nodes, self.first_weight.shape
+        self.bias = f > self.data.x.shape[1]
+        ones = torch.ones(n, int(self.bias))
+        self.x = torch.cat([self.data.x, ones], 1)
+        self.weight = [self.first_weight.clone() for _ in range(n)]
+        self.adam = [torch.optim.Adam([w], **self._options()) for w in self.weight]
+        self.latent = torch.zeros(n, h)
+        self.known = torch.zeros(n, dtype=torch.bool)
+        self.waiting: dict[int, Tensor] = {}
+        self.mean: Tensor | None = None
+        self.lacks_mean: set[int] = set()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), **self._options())
+
+    def _options(self) -> dict[str, float]:
+        return {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+
+    def round(self, number: int) -> float:
+        users = asked_users(len(self.weight), self.participation, self.seed, number).tolist()
+        for i in users:
+            self._take_mean(i)
+            if i in self.waiting:
+                self.weight[i].grad = torch.outer(self.x[i], self.waiting.pop(i))
+                self.adam[i].step()
+            self.latent[i] = self.x[i] @ self.weight[i]
+            self.known[i] = True
+        loss, gradient = self._server()
+        self.waiting |= {i: gradient[i] for i in users}
+        if self.average_every and number % self.average_every == 0:
+            self._average(users)
+        return loss
+
+    def _rows(self, i: int) -> Tensor:
+        """Rows of user i's matrix that take part in averages."""
+        if self.average_over == "all":
+            return torch.ones(self.x.shape[1], dtype=torch.bool)
+        rows = self.x[i] != 0
+        if self.bias:
+            rows[-1] = False
+        return rows
+
+    def _take_mean(self, i: int) -> None:
+        if self.mean is None or i not in self.lacks_mean:
+            return
+        rows = self._rows(i) & ~self.mean.isnan().any(1)
+        self.weight[i][rows] = self.mean[rows]
+        self.lacks_mean.discard(i)
+
+    def _average(self, users: list[int]) -> None:
+        total = torch.zeros_like(self.first_weight, dtype=torch.float64)
+        count = torch.zeros(total.shape[0], 1)
+        for i in users:
+            rows = self._rows(i)
+            total[rows] += self.weight[i][rows].double()
+            count[rows] += 1
+        self.mean = (total / count).float()
+        self.lacks_mean = set(range(len(self.weight)))
+
+    def _server(self) -> tuple[float, Tensor]:
+        edges = self.data.edge_index
+        edges = edges[:, self.known[edges[0]] & self.known[edges[1]]]
+        latent = self.latent.clone().requires_grad_()
+        self.model.train()
+        logits = self.model(latent, edges)
+        train = self.data.train_mask & self.known
+        loss = functional.cross_entropy(logits[train], self.data.y[train])
+        if edges.numel():
+            apart = (latent[edges[0]] - latent[edges[1]]).square().sum()
+            neighbourhoods = edges.shape[1] + len(latent)  # each user is in its own
+            loss = loss + self.reg_weight * apart / neighbourhoods
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        assert latent.grad is not None
+        return loss.item(), latent.grad
+
+
+def checkpoint_tensors(folder: Path, server_round: int, client: int = 0) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / f"round-{server_round:06d}" / f"client-{client}.safetensors")

@@ -1,0 +1,294 @@
+"""nFedGNN on the in-process engine: dealing, bytes, participation, averaging, own models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from relay_helpers import (
+    CLASSES,
+    FEATURES,
+    Dense,
+    FaultyGrid,
+    Outcome,
+    asked_users,
+    checkpoint_tensors,
+    client_app,
+    run,
+    same_weights,
+    small_graph,
+    strategy_for,
+)
+from torch.nn import functional
+from torch_geometric.data import Data
+
+from flower_graph.cohort import UserSettings, shared_linear_weight
+from flower_graph.exchange import count_bytes
+from flower_graph.models import build_server_model
+from flower_graph.records import RelayRequest
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay import (
+    SplitGradientRelay,
+)
+
+# Dealing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("gcn", {}),
+        ("gat", {}),
+        ("sage", {"user_bias": True}),
+        ("gcn", {"participation": 0.3}),
+    ],
+)
+def test_any_dealing_gives_the_same_bits(model: str, options: dict[str, Any]) -> None:
+    data = small_graph(24)
+    one, *others = (
+        run(data, supernodes=k, model=model, rounds=4, **options) for k in (1, 2, 3, 24)
+    )
+    for other in others:
+        assert other.figures == one.figures
+        assert same_weights(other, one)
+        assert other.reports[-1].bytes == one.reports[-1].bytes
+    assert len(set(one.losses)) == 4
+
+
+@pytest.mark.parametrize("over", ["holders", "all"])
+def test_any_dealing_gives_the_same_averages(over: str) -> None:
+    data = small_graph(24)
+    options = {"average_every": 2, "average_over": over, "user_bias": True, "rounds": 5}
+    one, *others = (run(data, supernodes=k, **options) for k in (1, 3, 24))
+    for other in others:
+        assert other.losses == pytest.approx(one.losses, rel=1e-6)
+        assert torch.allclose(other.weights["latent"], one.weights["latent"], atol=1e-6)
+
+
+def test_the_seed_decides() -> None:
+    data = small_graph()
+    first, again, other = (run(data, seed=seed) for seed in (0, 0, 1))
+    assert first.figures == again.figures
+    assert same_weights(first, again)
+    assert first.losses != other.losses
+
+
+def test_it_learns() -> None:
+    losses = run(small_graph(60), rounds=40, dropout=0.0, reg_weight=0.1).losses
+    assert losses[-1] < 0.6 * losses[0]
+
+
+# Against the method written densely --------------------------------------------------------------
+
+
+def compare(data: Data, *, rounds: int = 6, bias: bool = False, **options: Any) -> Outcome:
+    """Run both; `options` are those that the two have in common."""
+    outcome = run(data, rounds=rounds, supernodes=3, dropout=0.0, user_bias=bias, **options)
+    server = build_server_model(
+        "gcn", hidden=4, heads=2, classes=CLASSES, dropout=0.0, seed=outcome.strategy.server.seed
+    )
+    settings = UserSettings(4, bias, 0.05, 5e-4, 3, "holders")
+    dense = Dense(data, server, shared_linear_weight(FEATURES, settings), **options)
+    losses = [dense.round(number) for number in range(1, rounds + 1)]
+    assert outcome.losses == pytest.approx(losses, rel=2e-5)
+    assert torch.allclose(outcome.weights["latent"], dense.latent, atol=2e-5)
+    return outcome
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"participation": 0.4},
+        {"average_every": 2},
+        {"average_every": 1},
+        {"average_every": 2, "participation": 0.5},
+        {"average_every": 2, "average_over": "all"},
+        {"average_every": 1, "average_over": "all", "reg_weight": 0.0},  # CNFGNN
+    ],
+)
+def test_it_equals_the_method_written_densely(options: dict[str, Any], bias: bool) -> None:
+    compare(small_graph(15), bias=bias, **options)
+
+
+def test_isolated_users_take_part() -> None:
+    data = small_graph(15)
+    lonely = (data.edge_index == 3).any(0)
+    data.edge_index = data.edge_index[:, ~lonely]
+    outcome = compare(data)
+    assert outcome.reports[-1].answered == 15
+
+
+def test_a_graph_without_edges_is_trained_on() -> None:
+    data = small_graph(12)
+    data.edge_index = torch.empty(2, 0, dtype=torch.int64)
+    outcome = compare(data)
+    assert [report.regulariser for report in outcome.reports] == [0.0] * 6
+
+
+# Bytes -------------------------------------------------------------------------------------------
+
+
+def test_bytes_by_hand() -> None:
+    # 12 users, 4 latent numbers, 4 bytes: 192 in every round. The last gradients are delivered
+    # after the last report.
+    outcome = run(small_graph(12), rounds=3)
+    assert [r.bytes["up"] for r in outcome.reports] == [{"latent": 192 * k} for k in (1, 2, 3)]
+    assert [r.bytes["down"] for r in outcome.reports] == [{"gradient": 192 * k} for k in (0, 1, 2)]
+    assert outcome.strategy.book.ledger.payload["down"] == {"gradient": 3 * 192}
+
+
+def test_bytes_of_averaging_by_hand() -> None:
+    # (8 features + bias) x 4 latent numbers x 4 bytes = 144 a user, in rounds 2 and 4; the mean
+    # of round 2 goes down in round 3, that of round 4 after the last report.
+    outcome = run(small_graph(12), rounds=4, average_every=2, user_bias=True)
+    assert [r.bytes["up"].get("weights", 0) for r in outcome.reports] == [0, 1728, 1728, 3456]
+    assert [r.bytes["down"].get("weights", 0) for r in outcome.reports] == [0, 0, 1728, 1728]
+    assert outcome.strategy.book.ledger.payload["down"]["weights"] == 3456
+
+
+def test_bytes_with_participation_by_hand() -> None:
+    # 4 of 12 users a round, 16 bytes each way; a gradient goes down when its user is asked again.
+    outcome = run(small_graph(12), rounds=3, participation=1 / 3)
+    rounds = [set(asked_users(12, 1 / 3, 3, number).tolist()) for number in (1, 2, 3)]
+    again = [0, len(rounds[1] & rounds[0]), len(rounds[2] & (rounds[0] | rounds[1]))]
+    assert [r.bytes["up"]["latent"] for r in outcome.reports] == [64, 128, 192]
+    found = [r.bytes["down"]["gradient"] for r in outcome.reports]
+    assert found == [0, 16 * again[1], 16 * (again[1] + again[2])]
+
+
+def test_wire_bytes_are_the_messages() -> None:
+    data = small_graph(12)
+    grid = FaultyGrid(client_app(data), num_supernodes=3, script={})
+    outcome = run(data, grid=grid, rounds=2)
+    before_finish = [m for m in grid.sent if m.metadata.message_type != "train.finish"]
+    assert outcome.reports[-1].wire_bytes["down"] == sum(
+        count_bytes(message.content) for message in before_finish
+    )
+    assert outcome.reports[-1].wire_bytes["up"] > outcome.reports[-1].bytes["up"]["latent"]
+
+
+# DESIGN.md, section 4: uplink of 200 rounds in MiB, GCN and GAT of nFedGNN, then of CNFGNN.
+TABLE = {
+    "Cora": ("33.06", "264.45", "4.74e+04", "3.79e+05"),
+    "CiteSeer": ("40.61", "324.90", "1.50e+05", "1.20e+06"),
+    "PubMed": ("240.69", "1.93e+03", "1.21e+05", "9.65e+05"),
+    "chameleon": ("27.80", "222.36", "6.47e+04", "5.17e+05"),
+    "squirrel": ("63.49", "507.91", "1.33e+05", "1.06e+06"),
+}
+CNFGNN = {"average_every": 1, "average_over": "all", "reg_weight": 0.0}
+
+
+def as_printed(mebibytes: float) -> str:
+    return f"{mebibytes:.2f}" if mebibytes < 1000 else f"{mebibytes:.2e}"
+
+
+def uplink_mebibytes(data: Data, model: str, **options: Any) -> float:
+    """MiB that the users send in 200 rounds, from the ledger of two."""
+    server = build_server_model(model, hidden=16, heads=8, classes=7, dropout=0.5, seed=0)
+    strategy = SplitGradientRelay(data, server, latent_size=server.latent_size, **options)
+    grid = InProcessGrid(client_app(data), num_supernodes=1)
+    strategy.start(grid, num_rounds=2, on_round=lambda report: None)
+    return sum(strategy.book.ledger.payload["up"].values()) * 100 / 2**20
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_uplink_formulas(model: str) -> None:
+    data, h = small_graph(12), {"gcn": 16, "gat": 128}[model]
+    n, f, bias = 12, FEATURES, model == "gcn"
+    assert uplink_mebibytes(data, model) == n * h * 4 * 200 / 2**20
+    cnfgnn = uplink_mebibytes(data, model, user_bias=bias, **CNFGNN)
+    assert cnfgnn == n * (f * h + h * bias + h) * 4 * 200 / 2**20
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_uplink_of_200_rounds_on_real_data(data_root: Path, name: str) -> None:
+    from flower_graph.config import DataConfig
+    from flower_graph.data import load_data
+    from flower_graph.errors import DataError
+
+    split = "public" if name in ("Cora", "CiteSeer", "PubMed") else "geom-gcn"
+    try:
+        data = load_data(DataConfig(name=name, split=split, root=str(data_root)), download=False)
+    except DataError as error:
+        pytest.skip(f"{name} is not in FLOWER_GRAPH_DATA: {error}")
+    # Payload depends on the numbers of users and features alone. One active feature a user
+    # spares the test the time and memory of the others.
+    data.x = functional.one_hot(data.x.abs().argmax(1), data.x.shape[1]).float()
+    found = [
+        uplink_mebibytes(data, "gcn"),
+        uplink_mebibytes(data, "gat"),
+        uplink_mebibytes(data, "gcn", user_bias=True, **CNFGNN),
+        uplink_mebibytes(data, "gat", **CNFGNN),
+    ]
+    assert tuple(as_printed(mebibytes) for mebibytes in found) == TABLE[name]
+
+
+# Participation -----------------------------------------------------------------------------------
+
+
+def kept_states(data: Data, folder: Path, rounds: int, **options: Any) -> list[dict[str, Any]]:
+    """Weights and counters of all users (one SuperNode) after each round."""
+    grid = InProcessGrid(client_app(data, checkpoint_dir=folder), num_supernodes=1)
+    strategy = strategy_for(data, checkpoint_dir=folder, checkpoint_every=1, **options)
+    states: list[dict[str, Any]] = []
+    strategy.start(
+        grid,
+        num_rounds=rounds,
+        on_round=lambda report: states.append(checkpoint_tensors(folder, report.round)),
+    )
+    return states
+
+
+def test_the_draw_is_by_seed_and_round_alone() -> None:
+    data, drawn = small_graph(20), {}
+    for supernodes in (1, 3):
+        grid = FaultyGrid(client_app(data), num_supernodes=supernodes, script={})
+        run(data, grid=grid, rounds=4, participation=0.3)
+        requests = [m for m in grid.sent if m.metadata.message_type == "train"]
+        drawn[supernodes] = [
+            sorted(
+                user
+                for message in requests
+                if message.metadata.group_id == str(number)
+                for user in RelayRequest.from_numpy(
+                    [None],
+                    dict(message.content["config"]),  # type: ignore[list-item]
+                ).users
+            )
+            for number in (1, 2, 3, 4)
+        ]
+    assert drawn[1] == drawn[3]
+    assert [len(users) for users in drawn[1]] == [6] * 4
+    assert drawn[1] == [asked_users(20, 0.3, 3, number).tolist() for number in (1, 2, 3, 4)]
+    assert len({tuple(users) for users in drawn[1]}) > 1
+
+
+def test_absent_users_keep_weights_and_get_their_gradient_once(tmp_path: Path) -> None:
+    n, rounds = 20, 8
+    states = kept_states(small_graph(n), tmp_path, rounds, participation=0.3)
+    asked = [set(asked_users(n, 0.3, 3, number).tolist()) for number in range(1, rounds + 1)]
+    user = (small_graph(n).x != 0).nonzero()[:, 0]  # whose each stored row is
+    heard = set[int]()
+    for before, after, now, last in zip(states, states[1:], asked[1:], asked, strict=False):
+        heard |= last
+        came_back = now & heard  # a gradient waits for those that have answered before
+        moved = (before["weight"] != after["weight"]).any(1)
+        assert set(user[moved].tolist()) == came_back
+        steps = (after["step"] - before["step"]).tolist()
+        assert steps == [int(i in came_back) for i in range(n)]
+    assert all(len(users) == 6 for users in asked)
+
+
+def test_users_that_never_answered_have_no_edges() -> None:
+    data = small_graph(20)
+    outcome = run(data, rounds=1, participation=0.3)
+    known = set(asked_users(20, 0.3, 3, 1).tolist())
+    server = outcome.strategy.server
+    pairs = {(a, b) for a, b in data.edge_index.T.tolist() if a in known and b in known}
+    assert set(map(tuple, server.edges.T.tolist())) == pairs
+    unheard = [i for i in range(20) if i not in known]
+    assert not server.latent[unheard].any()

@@ -1,0 +1,304 @@
+"""nFedGNN inside Flower and inside a program of somebody else's: loops, mods, models, arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.clientapp.mod import LocalDpMod, message_size_mod
+from flwr.serverapp.strategy import Strategy
+from relay_helpers import (
+    CLASSES,
+    FEATURES,
+    FaultyGrid,
+    client_app,
+    dealt,
+    run,
+    same_weights,
+    small_graph,
+    strategy_for,
+)
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+from flower_graph.client import make_client_app
+from flower_graph.errors import DivergedError
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
+
+# Flower's own loop -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": 0.4}, {"average_every": 2}])
+def test_flowers_own_loop_gives_the_same_metrics(options: dict[str, Any]) -> None:
+    data = small_graph(20)
+    ours = strategy_for(data, **options)
+    expected = ours.start(InProcessGrid(client_app(data), num_supernodes=2), num_rounds=3)
+    strategy = strategy_for(data, **options)
+    grid = InProcessGrid(client_app(data), num_supernodes=2)
+    result = Strategy.start(strategy, grid, initial_arrays=ArrayRecord(), num_rounds=3)
+    assert [dict(m) for m in result.train_metrics_clientapp.values()] == [
+        dict(m) for m in expected.train_metrics_clientapp.values()
+    ]
+    arrays = result.arrays.to_torch_state_dict()
+    for name, value in expected.arrays.to_torch_state_dict().items():
+        assert torch.equal(arrays[name], value)
+
+
+@pytest.mark.parametrize("word", ["shape", "nan", "round", "error", "empty"])
+def test_flowers_own_loop_survives_a_bad_reply(word: str) -> None:
+    data = small_graph(20)
+    results = []
+    for used in (word, "lost"):
+        grid = FaultyGrid(client_app(data), num_supernodes=3, script={(1, 2): used})
+        # Flower's loop waits for lost replies; a second is enough here.
+        result = Strategy.start(
+            strategy_for(data), grid, initial_arrays=ArrayRecord(), num_rounds=3, timeout=1
+        )
+        results.append([dict(m) for m in result.train_metrics_clientapp.values()])
+    assert results[0] == results[1]
+    assert [metrics["answered"] for metrics in results[0]] == [20, 13, 20]
+
+
+# What start takes and returns --------------------------------------------------------------------
+
+
+def test_initial_arrays_and_evaluate_fn() -> None:
+    data = small_graph()
+    first = run(data, rounds=2)
+    seen: list[int] = []
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        seen.append(number)
+        return MetricRecord({"size": len(arrays)}) if number == 2 else None
+
+    strategy = strategy_for(data, seed=3)
+    other = strategy_for(data, seed=9)  # other initial weights at the server, replaced below
+    arrays = ArrayRecord(strategy.server.model.state_dict())
+    other.server.seed = 3
+    other.book.settings = strategy.book.settings
+    result = other.start(
+        InProcessGrid(client_app(data), num_supernodes=2), arrays, 2, evaluate_fn=evaluate
+    )
+    losses = [metrics["loss"] for metrics in result.train_metrics_clientapp.values()]
+    assert losses == first.losses
+    assert seen == [1, 2]
+    assert {k: dict(v) for k, v in result.evaluate_metrics_serverapp.items()} == {2: {"size": 3}}
+    assert result.arrays is not None
+
+
+def test_train_config_travels_and_stays_the_callers() -> None:
+    data = small_graph()
+    grid = FaultyGrid(client_app(data), num_supernodes=2, script={})
+    given = ConfigRecord({"note": "hello", "round": 99})
+    strategy_for(data).start(grid, num_rounds=2, train_config=given)
+    assert dict(given) == {"note": "hello", "round": 99}
+    trained = [m.content["config"] for m in grid.sent if m.metadata.message_type == "train"]
+    assert [(c["note"], c["round"]) for c in trained] == [("hello", 1)] * 2 + [("hello", 2)] * 2
+
+
+def test_clients_forget_a_finished_run() -> None:
+    data = small_graph()
+    grid = InProcessGrid(client_app(data), num_supernodes=2)
+    run(data, grid=grid)
+    assert all(not context.state for context in grid.contexts.values())
+
+
+def test_a_strategy_runs_once() -> None:
+    data = small_graph()
+    outcome = run(data, rounds=1)
+    grid = InProcessGrid(client_app(data), num_supernodes=2)
+    with pytest.raises(ValueError, match="has run already"):
+        outcome.strategy.start(grid, num_rounds=1)
+
+
+def test_a_loss_that_is_no_number_stops_the_run() -> None:
+    with pytest.raises(DivergedError, match="lower the learning rate"):
+        run(small_graph(), rounds=50, learning_rate=1e20)
+
+
+# Mods --------------------------------------------------------------------------------------------
+
+
+def test_message_size_mod_changes_nothing() -> None:
+    data = small_graph()
+    plain = run(data)
+    grid = InProcessGrid(client_app(data, mods=[message_size_mod]), num_supernodes=2)
+    modded = run(data, grid=grid)
+    assert modded.figures == plain.figures
+    assert same_weights(modded, plain)
+
+
+def test_local_dp_mod_changes_latents_and_the_run_goes_on() -> None:
+    data = small_graph()
+    mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=10.0, delta=1e-5)
+    grid = InProcessGrid(client_app(data, train_mods=[mod]), num_supernodes=2)
+    outcome = run(data, grid=grid)
+    assert [report.answered for report in outcome.reports] == [12] * 5
+    assert not any(report.rejected for report in outcome.reports)
+    # Each SuperNode's reply differs from what it was sent by at most the norm, and noise.
+    first = run(data, rounds=1).weights["latent"]
+    grid = InProcessGrid(client_app(data, train_mods=[mod]), num_supernodes=1)
+    clipped = run(data, grid=grid, rounds=1).weights["latent"]
+    assert first.norm() > 1.5
+    assert clipped.norm() == pytest.approx(1.0, abs=0.2)
+    assert not torch.equal(clipped, first / first.norm())
+
+
+# Models of one's own -----------------------------------------------------------------------------
+
+
+class PygServer(nn.Module):
+    """Any module that takes (latent vectors, edge_index) will do."""
+
+    def __init__(self, latent_size: int) -> None:
+        super().__init__()
+        self.conv_1, self.conv_2 = GCNConv(latent_size, 8), GCNConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv_2(self.conv_1(x.relu(), edge_index).relu(), edge_index)
+
+
+def own_models(data: Data, supernodes: int, **options: Any) -> list[Any]:
+    torch.manual_seed(0)
+    user_model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 5))
+
+    def client_fn(context: Context) -> NodeClient:
+        return NodeClient(context, *dealt(data, context), user_model=user_model)
+
+    reports: list[Any] = []
+    strategy = SplitGradientRelay(
+        data, PygServer(5), latent_size=5, reg_weight=0.01, learning_rate=0.05, **options
+    )
+    grid = InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=supernodes)
+    strategy.start(grid, num_rounds=25, on_round=reports.append)
+    return reports
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"participation": 0.5}, {"average_every": 3}, {"average_every": 1}]
+)
+def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
+    data = small_graph(30)
+    one, three = (own_models(data, k, **options) for k in (1, 3))
+    assert [r.loss for r in one] == pytest.approx([r.loss for r in three], rel=1e-3)
+    assert one[-1].loss < (one[0].loss if options else 0.6 * one[0].loss)
+    assert one[-1].bytes["up"]["latent"] == 25 * one[0].answered * 5 * 4
+    if options == {"average_every": 1}:
+        size = FEATURES * 6 + 6 + 6 * 5 + 5
+        assert one[-1].bytes["up"]["weights"] == 25 * 30 * size * 4
+
+
+def test_a_module_without_hidden_layer_is_the_linear_map() -> None:
+    data = small_graph(15)
+    plain = run(data, rounds=6, dropout=0.0)
+    settings = plain.strategy.book.settings
+    from flower_graph.cohort import shared_linear_weight
+
+    user_model = nn.Linear(FEATURES, 4, bias=False)
+    user_model.weight.data = shared_linear_weight(FEATURES, settings).T.contiguous()
+    grid = InProcessGrid(client_app(data, user_model=user_model), num_supernodes=2)
+    module = run(data, grid=grid, rounds=6, dropout=0.0)
+    assert module.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_features_may_be_sparse() -> None:
+    data = small_graph()
+    expected = run(data, supernodes=1)
+    sparse = data.x.to_sparse_csr()
+
+    def client_fn(context: Context) -> NodeClient:
+        return NodeClient(context, sparse, torch.arange(12))
+
+    grid = InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=1)
+    outcome = run(data, grid=grid)
+    assert outcome.figures == expected.figures
+    assert same_weights(outcome, expected)
+
+
+def test_masks_but_for_training_may_be_missing() -> None:
+    data = small_graph()
+    del data.val_mask, data.test_mask
+    report = run(data).reports[-1]
+    assert report.val_accuracy != report.val_accuracy
+    assert report.test_accuracy != report.test_accuracy
+
+
+# Bad arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"participation": 0}, "participation: 0 "),
+        ({"participation": 1.5}, "participation: 1.5"),
+        ({"participation": float("nan")}, "participation: nan"),
+        ({"average_every": -1}, "average_every: -1"),
+        ({"average_over": "some"}, "average_over: 'some'"),
+        ({"average_every": 2, "average_over": "some"}, "average_over: 'some'"),
+        ({"average_every": 2, "average_over": "all", "participation": 0.5}, "'all' needs"),
+        ({"reg_weight": -1.0}, "reg_weight: -1.0"),
+        ({"reg_weight": float("nan")}, "reg_weight: nan"),
+        ({"learning_rate": 0.0}, "learning_rate: 0.0"),
+        ({"learning_rate": -0.1}, "learning_rate: -0.1"),
+        ({"weight_decay": -1e-3}, "weight_decay: -0.001"),
+        ({"min_nodes": 0}, "min_nodes: 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every: -1"),
+        ({"checkpoint_every": 5}, "checkpoint_every: .*checkpoint_dir"),
+        ({"device": "gpu"}, "device: 'gpu'"),
+        ({"device": "cuda:99"}, "device: 'cuda:99'"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        strategy_for(small_graph(), **options)
+
+
+def test_a_bad_latent_size_is_named() -> None:
+    with pytest.raises(ValueError, match="latent_size: 0"):
+        SplitGradientRelay(small_graph(), nn.Linear(1, 1), latent_size=0)
+
+
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_mask_of_another_length_is_named(name: str) -> None:
+    data = small_graph()
+    data[f"{name}_mask"] = torch.ones(5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=rf"{name}_mask: shape \(5,\), expected \(12,\)"):
+        strategy_for(data)
+
+
+def test_an_empty_training_mask_is_refused() -> None:
+    data = small_graph()
+    data.train_mask[:] = False
+    with pytest.raises(ValueError, match="train_mask: no node is marked"):
+        strategy_for(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_rounds": -1}, "num_rounds: -1"),
+        ({"num_rounds": 0}, "num_rounds: 0"),
+        ({"evaluate_config": ConfigRecord()}, "evaluate_config"),
+        ({"timeout": 0.0}, "timeout is 0.0"),
+        ({"timeout": float("inf")}, "timeout is inf"),
+        ({"resume": True}, "resume: a checkpoint_dir is needed"),
+    ],
+)
+def test_start_names_what_is_wrong(options: dict[str, Any], said: str) -> None:
+    data = small_graph()
+    grid = FaultyGrid(client_app(data), num_supernodes=2, script={})
+    with pytest.raises(ValueError, match=said):
+        strategy_for(data).start(grid, **options)
+    assert not grid.sent
+
+
+def test_a_client_needs_a_row_for_each_user() -> None:
+    grid = InProcessGrid(client_app(small_graph()), num_supernodes=1)
+    (context,) = grid.contexts.values()
+    for rows, users in ((3, 2), (0, 0)):
+        with pytest.raises(ValueError, match=f"x has {rows} rows for {users} users"):
+            NodeClient(context, torch.ones(rows, 2), torch.arange(users))

@@ -1,0 +1,292 @@
+"""Checkpoints of nFedGNN: going on gives the bits of the run that was never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
+from relay_helpers import (
+    ChangingGrid,
+    FaultyGrid,
+    Outcome,
+    checkpoint_tensors,
+    client_app,
+    same_weights,
+    small_graph,
+    strategy_for,
+)
+from torch import nn
+
+from flower_graph import checkpoint
+from flower_graph.errors import CheckpointError, NoClientsError
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+
+DATA, ROUNDS, EVERY = small_graph(20), 7, 2
+
+
+def start(
+    folder: Path,
+    *,
+    stop_at: int | None = None,
+    resume: bool = False,
+    supernodes: int = 3,
+    script: dict[tuple[int, int], str] | None = None,
+    data: Any = DATA,
+    app_options: dict[str, Any] | None = None,
+    rounds: int = ROUNDS,
+    **options: Any,
+) -> Outcome:
+    """Run with checkpoints; `stop_at` presses Ctrl-C once that round is reported."""
+    outcome = Outcome(strategy_for(data, checkpoint_dir=folder, checkpoint_every=EVERY, **options))
+    app = client_app(data, checkpoint_dir=folder, **(app_options or {}))
+    grid = FaultyGrid(app, num_supernodes=supernodes, script=script or {})
+    go(outcome, grid, stop_at=stop_at, resume=resume, rounds=rounds)
+    return outcome
+
+
+def go(
+    outcome: Outcome,
+    grid: InProcessGrid,
+    *,
+    stop_at: int | None,
+    resume: bool,
+    rounds: int = ROUNDS,
+) -> None:
+    def on_round(report: RoundReport) -> None:
+        outcome.reports.append(report)
+        if report.round == stop_at:
+            raise KeyboardInterrupt
+
+    def call() -> None:
+        outcome.strategy.start(
+            grid, num_rounds=rounds, timeout=0.1, on_round=on_round, resume=resume
+        )
+
+    if stop_at is None:
+        call()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+
+def assert_same_ending(resumed: Outcome, whole: Outcome) -> None:
+    first = resumed.reports[0].round
+    assert first > 1
+    assert resumed.figures == whole.figures[first - 1 :]
+    assert same_weights(resumed, whole)
+    assert resumed.reports[-1].bytes == whole.reports[-1].bytes
+    assert resumed.reports[-1].round == whole.reports[-1].round
+    ledger = whole.strategy.book.ledger.payload
+    assert resumed.strategy.book.ledger.payload == ledger
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"model": "gat"},
+    {"model": "sage", "user_bias": True},
+    {"participation": 0.3},
+    {"average_every": 3},
+    {"average_every": 2, "average_over": "all"},
+    {"average_every": 2, "participation": 0.5},
+]
+
+
+@pytest.mark.parametrize("stop_at", [3, 4, 5])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_resumed_run_has_the_bits_of_a_whole_one(
+    options: dict[str, Any], stop_at: int, tmp_path: Path
+) -> None:
+    whole = start(tmp_path / "whole", **options)
+    start(tmp_path / "cut", stop_at=stop_at, **options)
+    resumed = start(tmp_path / "cut", resume=True, **options)
+    assert_same_ending(resumed, whole)
+    for client in range(3):
+        left, right = (
+            checkpoint_tensors(tmp_path / name, ROUNDS, client) for name in ("whole", "cut")
+        )
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize("supernodes", [1, 20])
+def test_with_participation_every_client_has_its_part(supernodes: int, tmp_path: Path) -> None:
+    # 2 of 20 users a round: with one user a SuperNode, most are not asked in a saving round.
+    options = {"participation": 0.1, "seed": 2, "supernodes": supernodes}
+    whole = start(tmp_path / "whole", **options)
+    start(tmp_path / "cut", stop_at=5, **options)
+    assert_same_ending(start(tmp_path / "cut", resume=True, **options), whole)
+    assert [r.asked for r in whole.reports] == [2] * ROUNDS
+
+
+def test_own_user_models_are_resumed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, 4))
+    options = {"app_options": {"user_model": model}, "participation": 0.2, "supernodes": 10}
+    whole = start(tmp_path / "whole", **options)
+    start(tmp_path / "cut", stop_at=5, **options)
+    assert_same_ending(start(tmp_path / "cut", resume=True, **options), whole)
+
+
+def test_the_same_strategy_can_be_resumed_in_a_notebook(tmp_path: Path) -> None:
+    whole = start(tmp_path / "whole")
+    app = client_app(DATA, checkpoint_dir=tmp_path / "cut")
+    outcome = Outcome(strategy_for(DATA, checkpoint_dir=tmp_path / "cut", checkpoint_every=EVERY))
+    grid = InProcessGrid(app, num_supernodes=3)
+    go(outcome, grid, stop_at=5, resume=False)
+    outcome.reports.clear()
+    go(outcome, grid, stop_at=None, resume=True)
+    assert_same_ending(outcome, whole)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    # The last round is saved too; its gradients are delivered after it, or in the next round.
+    whole = start(tmp_path / "whole", rounds=9)
+    start(tmp_path / "short", rounds=5)
+    resumed = start(tmp_path / "short", rounds=9, resume=True)
+    assert resumed.reports[0].round == 6
+    assert_same_ending(resumed, whole)
+
+
+def test_faults_before_a_checkpoint_are_remembered(tmp_path: Path) -> None:
+    script = {(1, 3): "lost", (2, 1): "silent", (2, 2): "lost"}
+    # Round 2 cannot be saved: a client did not answer. Round 3 neither; round 4 is.
+    whole = start(tmp_path / "whole", script=script)
+    start(tmp_path / "cut", script=script, stop_at=5)
+    assert checkpoint.complete_rounds(tmp_path / "cut") == [4]
+    assert_same_ending(start(tmp_path / "cut", resume=True, script=script), whole)
+
+
+def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(tmp_path, script={(1, 4): "silent"}, stop_at=6)
+    assert checkpoint.complete_rounds(tmp_path) == [2, 5]
+    assert "round 4: no checkpoint, 1 SuperNodes did not answer" in caplog.text
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    start(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000006", "round-000007"]
+    names = sorted(path.name for path in (tmp_path / "round-000007").iterdir())
+    assert names == [*(f"client-{client}.safetensors" for client in range(3)), "server.pt"]
+
+
+def test_a_checkpoint_without_its_server_file_does_not_count(tmp_path: Path) -> None:
+    whole = start(tmp_path / "whole")
+    start(tmp_path / "cut", stop_at=6)  # stopped before the server had written round 6
+    assert (tmp_path / "cut" / "round-000006" / "client-0.safetensors").exists()
+    resumed = start(tmp_path / "cut", resume=True)
+    assert resumed.reports[0].round == 5
+    assert_same_ending(resumed, whole)
+
+
+def test_flowers_own_loop_makes_checkpoints(tmp_path: Path) -> None:
+    whole = start(tmp_path / "whole")
+    folder = tmp_path / "flower"
+    strategy = strategy_for(DATA, checkpoint_dir=folder, checkpoint_every=EVERY)
+    grid = InProcessGrid(client_app(DATA, checkpoint_dir=folder), num_supernodes=3)
+    Strategy.start(strategy, grid, initial_arrays=ArrayRecord(), num_rounds=5)
+    assert checkpoint.complete_rounds(folder) == [2, 4]
+    assert start(folder, resume=True).figures == whole.figures[4:]
+
+
+def test_a_client_that_joins_a_resumed_run_later_loads_its_part(tmp_path: Path) -> None:
+    start(tmp_path / "cut", stop_at=5)
+    outcome = Outcome(strategy_for(DATA, checkpoint_dir=tmp_path / "cut", checkpoint_every=EVERY))
+    app = client_app(DATA, checkpoint_dir=tmp_path / "cut")
+    # The first look is the one that resumes; the third SuperNode is there from round 6 on.
+    go(outcome, ChangingGrid(app, {2: {3, 4, 5}}, 3), stop_at=None, resume=True)
+    assert [(r.round, r.answered) for r in outcome.reports] == [(5, 14), (6, 20), (7, 20)]
+    absent = start(tmp_path / "whole", script={(2, 5): "silent"})
+    assert outcome.figures[1:] == absent.figures[5:]
+    assert outcome.losses == absent.losses[4:]
+
+
+# What cannot be resumed --------------------------------------------------------------------------
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no complete checkpoint is there"):
+        start(tmp_path / "none", resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", None])
+@pytest.mark.parametrize("name", ["server.pt", "client-1.safetensors"])
+def test_a_damaged_checkpoint(name: str, content: bytes | None, tmp_path: Path) -> None:
+    start(tmp_path, stop_at=5)
+    path = tmp_path / "round-000004" / name
+    path.write_bytes(path.read_bytes()[:-40] if content is None else content)
+    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read"):
+        start(tmp_path, resume=True)
+
+
+def test_a_client_without_its_part(tmp_path: Path) -> None:
+    start(tmp_path, stop_at=5)
+    (tmp_path / "round-000004" / "client-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"round 4: node \d+: .*client-1.*cannot be read"):
+        start(tmp_path, resume=True)
+
+
+def test_a_server_file_without_its_parts(tmp_path: Path) -> None:
+    start(tmp_path, stop_at=5)
+    torch.save({"server": {}}, tmp_path / "round-000004" / "server.pt")
+    with pytest.raises(CheckpointError, match="round-000004: does not fit this run"):
+        start(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("supernodes", [1, 2, 4])
+def test_another_number_of_supernodes(supernodes: int, tmp_path: Path) -> None:
+    start(tmp_path, stop_at=5)
+    with pytest.raises(CheckpointError, match=r"as many SuperNodes as before|cannot be read"):
+        start(tmp_path, resume=True, supernodes=supernodes)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 4}, "its seed is 3, this run's is 4"),
+        ({"learning_rate": 0.2}, r"its learning_rate is 0\.05, this run's is 0\.2"),
+        ({"user_bias": True}, "its bias is False, this run's is True"),
+        ({"model": "gat"}, "its latent_size is 4, this run's is 8"),
+        ({"data": small_graph(24)}, "its num_users is 20, this run's is 24"),
+    ],
+)
+def test_another_run(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    start(tmp_path, stop_at=5)
+    with pytest.raises(CheckpointError, match=said):
+        start(tmp_path, resume=True, **options)
+
+
+def test_a_client_without_a_folder_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = Outcome(strategy_for(DATA, checkpoint_dir=tmp_path, checkpoint_every=2))
+    grid = InProcessGrid(client_app(DATA), num_supernodes=2)
+    with pytest.raises(NoClientsError, match="round 2: none of 2 SuperNodes"):
+        outcome.strategy.start(grid, num_rounds=3)
+    assert "checkpoint_dir is not set" in caplog.text
+
+
+def test_a_full_disk_at_a_client_ends_neither_run_nor_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = start(tmp_path / "lost", script={(1, 4): "lost"})
+    real = checkpoint.save_client
+
+    def full(path: Path, tensors: dict[str, Any]) -> None:
+        if path.name == "client-1.safetensors" and "000004" in str(path):
+            raise OSError(28, "No space left on device")
+        real(path, tensors)
+
+    monkeypatch.setattr(checkpoint, "save_client", full)
+    outcome = start(tmp_path / "full")
+    assert "No space left on device" in caplog.text
+    assert [r.answered for r in outcome.reports] == [20, 20, 20, 13, 20, 20, 20]
+    assert checkpoint.complete_rounds(tmp_path / "full") == [6, 7]
+    assert outcome.figures == lost.figures
+    assert same_weights(outcome, lost)

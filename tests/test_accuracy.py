@@ -1,0 +1,25 @@
+"""The accuracies that this project promises, on real Cora with Planetoid's split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from flower_graph.apps.runner import simulate
+from flower_graph.config import load_config
+from flower_graph.report import RoundReport
+
+
+def at_best_validation(reports: list[RoundReport]) -> float:
+    return max(reports, key=lambda report: report.val_accuracy).test_accuracy
+
+
+@pytest.mark.parametrize(
+    ("name", "promised"), [("nfedgnn/cora", 0.72), ("nfedgnn/cora-averaged", 0.785)]
+)
+def test_mean_test_accuracy_at_best_validation(data_root: Path, name: str, promised: float) -> None:
+    configs = (load_config(name, [f"seed={seed}", f"data.root={data_root}"]) for seed in (0, 1, 2))
+    found = [at_best_validation(simulate(config)) for config in configs]
+    assert fmean(found) >= promised, found
