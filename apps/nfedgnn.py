@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from flower_graph import checkpoint
-from flower_graph.config import DataConfig, RunConfig, load_config, to_dict, to_yaml
+from flower_graph.config import DataConfig, RunConfig, load_config, to_dict
 from flower_graph.data import load_data
 from flower_graph.errors import ConfigError
 from flower_graph.models import build_server_model
@@ -114,15 +116,14 @@ def cached_data(config: RunConfig) -> Data:
     """Load the run's graph once a process; clients are built anew for every message."""
     file = Path(config.data.name)
     saved = file.stat().st_mtime_ns if file.is_file() else 0
-    return _cached_data(to_yaml(config), config.seed, saved)
+    # JSON, because writing YAML takes longer than a client's whole answer.
+    return _cached_data(json.dumps(asdict(config.data)), config.seed, saved)
 
 
 @lru_cache(maxsize=2)
 def _cached_data(settings: str, seed: int, saved: int) -> Data:
     """Load the graph; `saved`, the time of its file, is there to read a new file anew."""
-    from omegaconf import OmegaConf
-
-    return load_data(DataConfig(**OmegaConf.create(settings).data), seed=seed)
+    return load_data(DataConfig(**json.loads(settings)), seed=seed)
 
 
 def run_server(

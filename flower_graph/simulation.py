@@ -34,6 +34,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from flower_graph.memory import keep_freed_memory
+
 LOG = logging.getLogger(__name__)
 
 
@@ -83,6 +85,7 @@ class InProcessGrid(Grid):
     ) -> None:
         if num_supernodes < 1:
             raise ValueError(f"num_supernodes is {num_supernodes}, must be at least 1")
+        keep_freed_memory()  # the clients of all rounds share this process
         self.client_app = client_app
         self._run = Run.create_empty(_identify(run_id))
         self._replies: dict[str, Message] = {}

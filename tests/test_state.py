@@ -255,6 +255,33 @@ def test_a_commit_of_64_mb_copies_nothing(run_id: int, tmp_path: Path):
     assert kept(context)["weight"][0] == 5, "the change is in the file"
 
 
+def test_a_change_by_another_process_needs_no_new_mapping(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    start(context, some(LARGE))
+    here = state._LIVE.copy(), state._MAPS.copy()
+    state._LIVE.clear()  # another process takes the next message
+    store = StateStore(context, NAME)
+    there = store.load(lambda tensors: tensors)
+    store.begin()
+    there["weight"][0] = 17
+    store.commit(there, there)
+    state._LIVE.update(here[0])
+    state._MAPS.update(here[1])
+    loaded = StateStore(context, NAME).load(lambda _: pytest.fail("mapped again"))
+    assert loaded["weight"][0] == 17
+    assert loaded["weight"].data_ptr() != there["weight"].data_ptr()
+
+
+def test_a_new_file_in_the_same_place_is_mapped_anew(run_id: int, tmp_path: Path):
+    context = context_of(run_id, tmp_path)
+    start(context, some(LARGE))
+    (path,) = tmp_path.rglob("*.bin")
+    copied = path.with_suffix(".copy")
+    copied.write_bytes(bytes(path.stat().st_size))
+    copied.replace(path)
+    assert kept(context)["weight"][0] == 0
+
+
 def test_drop_removes_everything(run_id: int, tmp_path: Path):
     contexts = [context_of(run_id, tmp_path, node) for node in (1, 2)]
     for context in contexts:

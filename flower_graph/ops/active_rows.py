@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Rows a step handles at a time: small enough that the four working tensors stay in cache.
-BLOCK_ROWS = 32_768
+# Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
+# in cache, large enough that threads have something to share.
+BLOCK_NUMBERS = 524_288
 
 
 class ActiveRows(NamedTuple):
@@ -215,7 +216,8 @@ def adam_(
         As in ``torch.optim.Adam``.
     """
     size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate, betas))
-    block = BLOCK_ROWS if weight.device.type == "cpu" else max(weight.shape[0], 1)
+    on_cpu = weight.device.type == "cpu"
+    block = max(1, BLOCK_NUMBERS // weight.shape[1] if on_cpu else weight.shape[0])
     buffer = torch.empty(2, min(block, weight.shape[0]), *weight.shape[1:], device=weight.device)
     uniform = step.numel() > 0 and bool((step == step[0]).all())
     for start in range(0, weight.shape[0], block):

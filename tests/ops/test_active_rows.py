@@ -210,7 +210,7 @@ def test_block_size_changes_no_bit(block: int, h: int, monkeypatch: pytest.Monke
     weight = torch.randn(rows.feature.numel(), h, generator=draw)
     gradients, count = torch.randn(4, 31, h, generator=draw), torch.ones(31, dtype=torch.int32)
     want = steps(rows, weight, gradients, count)
-    monkeypatch.setattr(active_rows, "BLOCK_ROWS", block)
+    monkeypatch.setattr(active_rows, "BLOCK_NUMBERS", block * h)
     got = steps(rows, weight, gradients, count)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
@@ -251,11 +251,11 @@ def test_one_client_per_user_changes_no_bit():
 
 def test_blocks_of_real_size_and_two_threads_change_no_bit(two_threads: None):
     # 3 blocks of the real size, the last one short, beside the same users one block at a time.
-    n, f = 2_200, 32
+    n, f, h = 2_200, 32, 16
     rows = pack(torch.ones(n, f))
-    assert 2 * active_rows.BLOCK_ROWS < n * f < 3 * active_rows.BLOCK_ROWS
+    assert 2 * active_rows.BLOCK_NUMBERS < n * f * h < 3 * active_rows.BLOCK_NUMBERS
     draw = torch.Generator().manual_seed(2)
-    weight, gradients = torch.randn(n * f, 3, generator=draw), torch.randn(1, n, 3, generator=draw)
+    weight, gradients = torch.randn(n * f, h, generator=draw), torch.randn(1, n, h, generator=draw)
     count = torch.ones(n, dtype=torch.int32)
     want = steps(rows, weight, gradients, count)[0]
     for users in torch.arange(n).split(997):

@@ -1,0 +1,116 @@
+"""The benchmarks run, with tiny settings; nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import measure, page, run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def ratio_of(entry: dict[str, Any]) -> float:
+    return float(entry["round"]["median"] / entry["epoch"]["median"])
+
+
+def test_quick_run_writes_json_and_page(tmp_path: Path):
+    results, document = tmp_path / "results.json", tmp_path / "docs" / "performance.md"
+    where = ["--results", str(results), "--page", str(document)]
+    assert run.main(["--only", "round,scale,gpu", "--quick", *where]) == 0
+    found = json.loads(results.read_text(encoding="utf-8"))
+    assert set(found["parts"]) == {"round", "scale", "gpu"}
+    (cora,) = found["parts"]["round"]["entries"]
+    assert [entry["supernodes"] for entry in cora["runs"]] == [1, 2]
+    assert all(entry["ratio"] == ratio_of(entry) for entry in cora["runs"])
+    step = cora["user-step"]
+    assert step["weights"] == (49_216 + 2_708) * 16, "the active rows of Cora, and a bias each"
+    assert step["bytes"] == step["weights"] * 28
+    scale = found["parts"]["scale"]
+    assert [entry["users"] for entry in scale["entries"]] == [200, 800]
+    assert all(entry["peak-bytes"] > 2**20 for entry in scale["entries"])
+    text = document.read_text(encoding="utf-8")
+    assert text == page.render(found)
+    for words in ("2,708", "at most 0.3", "## Scale", "## GPU", "figures mean nothing"):
+        assert words in text
+    assert "nan" not in text
+
+
+def test_a_part_that_is_not_asked_for_keeps_its_figures(tmp_path: Path):
+    results, document = tmp_path / "results.json", tmp_path / "performance.md"
+    where = ["--results", str(results), "--page", str(document)]
+    kept = {"gpu": None, "tolerance": 1, "entries": [], "measured": "then", "took-seconds": 1}
+    old = {"machine": measure.machine(), "parts": {"gpu": kept | {"quick": False}}}
+    results.write_text(json.dumps(old), encoding="utf-8")
+    assert run._kept(results, measure.machine()) == old
+    assert run._kept(results, {"cpu": "another"})["parts"] == {}
+    assert run.main(["--only", "state", "--quick", *where]) == 0
+    found = json.loads(results.read_text(encoding="utf-8"))
+    assert found["parts"]["gpu"] == old["parts"]["gpu"]
+    assert found["parts"]["state"]["context-bytes"] < 10_000, "the state itself does not travel"
+    text = document.read_text(encoding="utf-8")
+    assert "two processes in turns" in text
+    assert "Measured then" in text
+
+
+def test_a_part_that_fails_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(run.PARTS, "gpu", "nothing_of_this_name")
+    results = tmp_path / "results.json"
+    where = ["--results", str(results), "--page", str(tmp_path / "page.md")]
+    assert run.main(["--only", "gpu", *where]) == 1
+    assert "failed: gpu" in capsys.readouterr().err
+    assert not results.exists()
+
+
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        run.main(["--only", "rounds"])
+    assert "'rounds' is unknown; allowed: round, flwr" in capsys.readouterr().err
+
+
+def test_gpu_script_needs_pytorch_alone(tmp_path: Path):
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['gpu.py', '--quick']\n"
+        "try:\n"
+        f"    runpy.run_path({str(ROOT / 'benchmarks' / 'gpu.py')!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0, end.code\n"
+        "heavy = {'flwr', 'ray', 'torch_geometric', 'omegaconf'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [entry["users"] for entry in found["entries"]] == [300]
+    assert found["gpu"] is not None or "CPU only" in done.stderr
+
+
+def test_exponent_of_known_powers():
+    sizes = [10, 100, 1_000]
+    assert measure.exponent(sizes, [3 * size**1.5 for size in sizes]) == pytest.approx(1.5)
+    assert measure.exponent(sizes, [7, 7, 7]) == pytest.approx(0)
+
+
+def test_missed_targets_are_said():
+    times = {"median": 2.0, "min": 1.0, "max": 3.0, "count": 3}
+    entry = {"supernodes": 2, "users": 9, "round": times, "total-seconds": 9.0, "target": 0.15}
+    part = {"config": "c", "entries": [entry], "measured": "now", "took-seconds": 1, "quick": False}
+    text = page.render({"machine": measure.machine(), "parts": {"flwr": part}})
+    assert "| 2 | 9 | 2.000 | 1.00 s – 3.00 s | at most 0.15 | **missed** | 9.00 s |" in text
