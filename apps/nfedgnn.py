@@ -15,7 +15,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from flower_graph import checkpoint
-from flower_graph.config import DataConfig, RunConfig, load_config, to_dict
+from flower_graph.config import (
+    DataConfig,
+    RunConfig,
+    load_config,
+    parse_overrides,
+    to_dict,
+)
 from flower_graph.data import load_data
 from flower_graph.errors import ConfigError
 from flower_graph.models import build_server_model
@@ -184,11 +190,10 @@ def run_server(
 
 def configured(context: Context) -> tuple[RunConfig, Path | None]:
     """Read the run config of a Flower app: the run, and its output folder if one is named."""
-    from flower_graph.config import parse_overrides
-
     given = context.run_config
-    overrides = parse_overrides(str(given.get("overrides", "")))
-    config = load_config(str(given.get("config", "quickstart")), overrides)
+    name, overrides = str(given.get("config", "quickstart")), str(given.get("overrides", ""))
+    file = Path(name)
+    config = _configuration(name, overrides, file.stat().st_mtime_ns if file.is_file() else 0)
     folder = str(given.get("output-dir", ""))
     if config.checkpoint_every and not folder:
         raise ConfigError(
@@ -196,3 +201,12 @@ def configured(context: Context) -> tuple[RunConfig, Path | None]:
             "where clients save their part"
         )
     return config, Path(folder).expanduser().absolute() if folder else None
+
+
+@lru_cache(maxsize=4)
+def _configuration(name: str, overrides: str, saved: int) -> RunConfig:
+    """Load a config once a process: for a client of one user it takes longer than all the rest.
+
+    `saved`, the time of its file, is there to read a new file anew.
+    """
+    return load_config(name, parse_overrides(overrides))

@@ -46,10 +46,17 @@ def test_a_part_that_is_not_asked_for_keeps_its_figures(tmp_path: Path):
     results, document = tmp_path / "results.json", tmp_path / "performance.md"
     where = ["--results", str(results), "--page", str(document)]
     kept = {"gpu": None, "tolerance": 1, "entries": [], "measured": "then", "took-seconds": 1}
-    old = {"machine": measure.machine(), "parts": {"gpu": kept | {"quick": False}}}
+    old = {
+        "format": run.FORMAT,
+        "machine": measure.machine(),
+        "parts": {"gpu": kept | {"quick": False}},
+    }
     results.write_text(json.dumps(old), encoding="utf-8")
     assert run._kept(results, measure.machine()) == old
     assert run._kept(results, {"cpu": "another"})["parts"] == {}
+    results.write_text(json.dumps(old | {"format": 0}), encoding="utf-8")
+    assert run._kept(results, measure.machine())["parts"] == {}
+    results.write_text(json.dumps(old), encoding="utf-8")
     assert run.main(["--only", "state", "--quick", *where]) == 0
     found = json.loads(results.read_text(encoding="utf-8"))
     assert found["parts"]["gpu"] == old["parts"]["gpu"]

@@ -10,6 +10,7 @@ is 1 for everybody.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -216,12 +217,11 @@ def adam_(
         As in ``torch.optim.Adam``.
     """
     size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate, betas))
-    on_cpu = weight.device.type == "cpu"
-    block = max(1, BLOCK_NUMBERS // weight.shape[1] if on_cpu else weight.shape[0])
-    buffer = torch.empty(2, min(block, weight.shape[0]), *weight.shape[1:], device=weight.device)
+    blocks = list(_blocks(weight))
+    largest = blocks[0].stop if blocks else 0
+    buffer = torch.empty(2, largest, weight.shape[1], device=weight.device)
     uniform = step.numel() > 0 and bool((step == step[0]).all())
-    for start in range(0, weight.shape[0], block):
-        part = slice(start, min(start + block, weight.shape[0]))
+    for part in blocks:
         grad, scratch = buffer[:, : part.stop - part.start]
         user = rows.user[part]
         torch.index_select(gradient, 0, user, out=grad)
@@ -263,6 +263,13 @@ def sum_by_feature(rows: ActiveRows, weight: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.zeros(
         rows.num_features, weight.shape[1], dtype=torch.float64, device=weight.device
     )
-    feature = rows.feature.long()
-    total.index_add_(0, feature, weight.double())
-    return total, torch.bincount(feature, minlength=rows.num_features)
+    for part in _blocks(weight):
+        total.index_add_(0, rows.feature[part].long(), weight[part].double())
+    return total, torch.bincount(rows.feature.long(), minlength=rows.num_features)
+
+
+def _blocks(weight: Tensor) -> Iterator[slice]:
+    """Cut the rows into parts that stay in cache; on a GPU, one part."""
+    rows = weight.shape[0]
+    block = max(1, BLOCK_NUMBERS // weight.shape[1] if weight.device.type == "cpu" else rows)
+    return (slice(start, min(start + block, rows)) for start in range(0, rows, block))
