@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0 done, 1 Flower's engine failed, 2 bad input, 130 interrupted.
     """
     args = _parse(argv)
+    # Read when torch loads. Threads that spin while they wait take the cores from each other, and
+    # on a busy machine a round of 15 ms then takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         return _COMMANDS[args.command](args)

@@ -238,6 +238,7 @@ def _environment(home: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment.pop("RAY_ADDRESS", None)  # never join a cluster that runs already
     environment.setdefault("PYTHONWARNINGS", "ignore::DeprecationWarning")  # of the libraries
+    environment.setdefault("OMP_WAIT_POLICY", "passive")  # actors share the cores
     root = str(Path(flower_graph.__file__).resolve().parents[1])
     if Path(root).name not in ("site-packages", "dist-packages"):
         environment["PYTHONPATH"] = _paths(root, environment.get("PYTHONPATH"))

@@ -85,7 +85,7 @@ def test_layers_override_each_other_in_order(tmp_path: Path) -> None:
     write(tmp_path, "base.yaml", "defaults: nfedgnn/cora-averaged\nrounds: 7\nseed: 3\n")
     path = write(tmp_path, "mine.yaml", "defaults: base.yaml\nseed: 4\n")
     config = load_config(path, ["model.hidden=8", "model.hidden=9"])
-    assert (config.strategy.average_every, config.rounds, config.seed) == (10, 7, 4)
+    assert (config.strategy.average_every, config.rounds, config.seed) == (20, 7, 4)
     assert config.model.hidden == 9
 
 

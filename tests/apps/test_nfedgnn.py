@@ -51,7 +51,8 @@ def test_the_strategy_is_what_the_config_says(
     assert strategy.book.settings == (latent, False, 0.2, 0.01, 5, "holders")
     assert (strategy.book.participation, strategy.book.average_every) == (0.5, 3)
     assert strategy.server.reg_weight == 1.0
-    assert (strategy.checkpoint_dir, strategy.checkpoint_every) == (tmp_path / CHECKPOINTS, 2)
+    session = strategy.session
+    assert (session.checkpoint_dir, session.checkpoint_every) == (tmp_path / CHECKPOINTS, 2)
 
 
 def context_of(node_config: dict[str, Any], run_config: dict[str, Any] | None = None) -> Context:

@@ -1,0 +1,143 @@
+"""The same rounds on the CPU and on a GPU: equal numbers, and times.
+
+Needs PyTorch alone: neither Flower nor Ray nor PyG has to be there. From a copy of the repository:
+``python benchmarks/gpu.py [--quick]``. Without a GPU it runs on the CPU only and says so.
+
+Dropout is off, because the two devices draw different random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor
+
+from flower_graph.cohort import LinearCohort, UserSettings
+from flower_graph.models import build_server_model
+from flower_graph.ops.active_rows import ActiveRows, pack_csr
+from flower_graph.relay import RelayServer, resolve_device
+from flower_graph.rng import generator
+
+HIDDEN, CLASSES, DEGREE = 16, 7, 10
+ROUNDS, WARM_UP = 10, 2
+# Adam divides by the root of a gradient's square, so rounding shows in single numbers whose
+# gradient is near zero; the norm over all of them is what float32 can promise.
+TOLERANCE = 1e-4
+# Users, features, active features of each user
+SIZES = ((2_708, 1_433, 18), (19_717, 500, 50), (100_000, 512, 32))
+GPU_SIZES = (*SIZES, (1_000_000, 512, 32))
+QUICK = ((300, 64, 4),)
+
+
+class Run(NamedTuple):
+    """Losses of every round, the last latent vectors, and the median seconds of a round."""
+
+    losses: list[float]
+    latent: Tensor
+    seconds: float
+
+
+def make_rows(users: int, features: int, active: int) -> ActiveRows:
+    """Give every user one feature out of each of ``active`` ranges."""
+    draw = generator(0, "features", users)
+    width = features // active
+    chosen = torch.randint(width, (users, active), generator=draw, dtype=torch.int32)
+    chosen += torch.arange(active, dtype=torch.int32) * width
+    pointers = torch.arange(users + 1) * active
+    values = torch.full((users * active,), 1 / active)
+    return pack_csr(pointers, chosen.flatten(), values, features)
+
+
+def make_server(users: int, device: torch.device) -> RelayServer:
+    """Build the server of a random graph."""
+    draw = generator(0, "graph", users)
+    ends = torch.randint(users, (2, users * DEGREE // 2), generator=draw)
+    ends = ends[:, ends[0] != ends[1]]
+    labelled = torch.arange(users) < max(CLASSES, users // 20)
+    data = SimpleNamespace(
+        edge_index=torch.cat([ends, ends.flip(0)], 1),
+        y=torch.randint(CLASSES, (users,), generator=draw),
+        train_mask=labelled,
+        val_mask=~labelled,
+        test_mask=~labelled,
+    )
+    model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.0, seed=0)
+    return RelayServer(
+        data,
+        model,
+        latent_size=HIDDEN,
+        reg_weight=1.0,
+        learning_rate=0.01,
+        weight_decay=5e-4,
+        seed=0,
+        device=device,
+    )
+
+
+def run(size: tuple[int, int, int], device: torch.device) -> Run:
+    """Run rounds of one size on one device."""
+    users, features, active = size
+    settings = UserSettings(HIDDEN, False, 0.01, 5e-4, 0, "holders")
+    cohort = LinearCohort(make_rows(users, features, active).to(device), settings)
+    server = make_server(users, device)
+    everyone = torch.arange(users)
+    losses, seconds = [], []
+    for number in range(1, ROUNDS + 1):
+        started = time.perf_counter()
+        server.receive(everyone, cohort.forward(None))
+        loss, gradient = server.step(number)
+        server.accuracy()
+        cohort.step(None, gradient)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+        losses.append(loss.total)
+    return Run(losses, cohort.forward(None).cpu(), statistics.median(seconds[WARM_UP:]))
+
+
+def compare(size: tuple[int, int, int], gpu: torch.device | None) -> dict[str, Any]:
+    """Run one size on the CPU and, where there is one, on the GPU."""
+    cpu = run(size, torch.device("cpu"))
+    entry: dict[str, Any] = {"users": size[0], "cpu-seconds": cpu.seconds}
+    if gpu is None:
+        return entry
+    other = run(size, gpu)
+    latent = ((other.latent - cpu.latent).norm() / cpu.latent.norm()).item()
+    pairs = zip(cpu.losses, other.losses, strict=True)
+    loss = max(abs(a - b) / abs(a) for a, b in pairs)
+    return entry | {
+        "gpu-seconds": other.seconds,
+        "times-as-fast": cpu.seconds / other.seconds,
+        "latent-difference": latent,
+        "loss-difference": loss,
+        "equal": max(latent, loss) <= TOLERANCE,
+    }
+
+
+def main() -> int:
+    """Print the result as JSON; the exit code is 1 if CPU and GPU differ."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one tiny size")
+    quick = parser.parse_args().quick
+    gpu = resolve_device("cuda") if torch.cuda.is_available() else None
+    if gpu is None:
+        print("No CUDA GPU was found: CPU only, nothing to compare", file=sys.stderr)
+    sizes = QUICK if quick else SIZES if gpu is None else GPU_SIZES
+    entries = [compare(size, gpu) for size in sizes]
+    name = None if gpu is None else torch.cuda.get_device_name(gpu)
+    print(json.dumps({"gpu": name, "rounds": ROUNDS, "tolerance": TOLERANCE, "entries": entries}))
+    return int(not all(entry.get("equal", True) for entry in entries))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Writes ``docs/performance.md`` from the figures in ``results.json``; no figure is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+HEAD = """\
+# Performance
+
+Written by `make bench` from `benchmarks/results.json`. Do not edit it.
+
+{machine}
+
+Every time is the median of several rounds; the range behind it is the fastest and the slowest.
+Ratios are of two medians of one process, measured in turns, so that both sides meet the same state
+of the machine. OpenMP threads wait without spinning (`OMP_WAIT_POLICY=passive`). *Load* is the
+system's load average when a part began: above 0, others used the cores too.
+"""
+
+
+def render(results: dict[str, Any]) -> str:
+    """Write the page.
+
+    Parameters
+    ----------
+    results : dict
+        What ``benchmarks/results.json`` holds.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    sections: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
+        "round": _round,
+        "flwr": _flwr,
+        "scale": _scale,
+        "state": _state,
+        "gpu": _gpu,
+    }
+    blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]
+    for name, write in sections.items():
+        part = results["parts"].get(name)
+        if part is not None:
+            blocks += [*write(part), _footnote(part)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
+    return (
+        f"Measured on {machine['cores']} cores of {machine['cpu']} with "
+        f"{_gib(machine['memory-bytes'])} of memory, {machine['system']}, "
+        f"Python {machine['python']}, {versions}."
+    )
+
+
+def _footnote(part: dict[str, Any]) -> str:
+    load = f", load {part['load']:.1f}" if "load" in part else ""
+    quick = " **Tiny sizes, to try the scripts out; the figures mean nothing.**"
+    took = f"Measured {part['measured']} in {part['took-seconds']:.0f} s{load}."
+    return f"<sub>{took}{quick if part['quick'] else ''}</sub>"
+
+
+def _round(part: dict[str, Any]) -> Iterable[str]:
+    yield "## A round in process, against a centralised epoch"
+    yield (
+        "A round is everything from `SplitGradientRelay` over the messages to `NodeClient` and "
+        "back: user forward, server step, relay, user step, and the evaluation of all nodes, which "
+        "the epoch does not have. The epoch is PyG's two-layer `GCNConv(cached=True)` with dense "
+        "features, 16 hidden, dropout 0.5 and Adam. After every round one epoch is run."
+    )
+    head = ("data", "users", "SuperNodes", "round", "range", "epoch", "ratio", "target", "")
+    yield table(head, (row for entry in part["entries"] for row in _round_rows(entry)))
+    for entry in part["entries"]:
+        if "skipped" in entry:
+            yield f"`{entry['config']}` was not measured: {entry['skipped']}."
+        if "user-step" in entry:
+            yield _user_step(entry)
+
+
+def _round_rows(entry: dict[str, Any]) -> Iterable[Sequence[str]]:
+    for run in entry.get("runs", []):
+        yield (
+            entry["data"],
+            f"{entry['users']:,}",
+            str(run["supernodes"]),
+            _time(run["round"]["median"]),
+            _range(run["round"]),
+            _time(run["epoch"]["median"]),
+            f"{run['ratio']:.2f}",
+            f"at most {entry['target']:g}",
+            _verdict(run["ratio"], entry["target"]),
+        )
+
+
+def _user_step(entry: dict[str, Any]) -> str:
+    step = entry["user-step"]
+    return (
+        f"**Memory bandwidth, {entry['data']}.** Adam and the forward have to read the weights and "
+        f"both moments, write them, and read the weights again: {_gib(step['bytes'])} for "
+        f"{step['weights']:,} active weights. A triad over arrays of that length moves "
+        f"{_rate(step['bandwidth'])} here. The users' step and forward take "
+        f"{_time(step['seconds']['median'])} ({_rate(step['bytes-per-second'])}): "
+        f"{step['times-bound']:.1f} times what the bandwidth needs."
+    )
+
+
+def _flwr(part: dict[str, Any]) -> Iterable[str]:
+    yield "## `flwr run` on Ray"
+    yield (
+        f"`{part['config']}` with 2 SuperNodes; beside it one SuperNode per client, on generated "
+        "graphs of as many nodes. Flower's engine looks for messages every 0.1 s, and the cost of "
+        "looking grows with the number of SuperNodes: that is why few of them with large cohorts "
+        "are the default. The last column has the start of the SuperLink and of Ray."
+    )
+    head = ("SuperNodes", "users", "s a round", "range", "target", "", "whole run")
+    rows = (
+        (
+            str(entry["supernodes"]),
+            f"{entry['users']:,}",
+            f"{entry['round']['median']:.3f}",
+            _range(entry["round"]),
+            "" if entry["target"] is None else f"at most {entry['target']:g}",
+            "" if entry["target"] is None else _verdict(entry["round"]["median"], entry["target"]),
+            _time(entry["total-seconds"]),
+        )
+        for entry in part["entries"]
+    )
+    yield table(head, rows)
+
+
+def _scale(part: dict[str, Any]) -> Iterable[str]:
+    targets, fits = part["targets"], part["exponents"]
+    yield "## Scale"
+    yield (
+        "Generated graphs of degree 10; each user has 32 active features of 512 and 16 latent "
+        "numbers. In process, one SuperNode, messages and state included, each size in a process "
+        "of its own. *Set-up* is the graph, the server, packing and the first weights; *peak* is "
+        "of the whole process, the generator included."
+    )
+    rows = [
+        (
+            f"{entry['users']:,}",
+            f"{entry['weights'] / 1e6:,.1f} M",
+            _time(entry["round"]["median"]),
+            _range(entry["round"]),
+            _time(entry["setup-seconds"]),
+            _gib(entry["peak-bytes"]),
+        )
+        for entry in part["entries"]
+    ]
+    yield table(("users", "weights", "round", "range", "set-up", "peak memory"), rows)
+    before, largest = part["entries"][-2:]
+    size, growth = f"{largest['users']:,} users", targets["exponent"]
+    lines = [
+        _check("fitted exponent of the time", fits["seconds"], growth, "{:.2f}".format),
+        _check("fitted exponent of the memory", fits["memory"], growth, "{:.2f}".format),
+        _check(f"a round, {size}", largest["round"]["median"], targets["seconds"], _time),
+        _check(f"peak memory, {size}", largest["peak-bytes"], targets["bytes"], _gib),
+    ]
+    yield table(("figure", "measured", "target", ""), lines)
+    yield (
+        "The fits are over all sizes. From the last size but one to the last alone the exponents "
+        f"are {fits['seconds-last-step']:.2f} (time) and {fits['memory-last-step']:.2f} (memory). "
+        "What can grow faster than the graph is the server's gathering of neighbours: "
+        f"{_edge(before)} and {_edge(largest)}, which lie at random places of the memory."
+    )
+
+
+def _check(
+    what: str, value: float, target: float, show: Callable[[float], str]
+) -> tuple[str, str, str, str]:
+    return what, show(value), f"at most {show(target)}", _verdict(value, target)
+
+
+def _edge(entry: dict[str, Any]) -> str:
+    return (
+        f"{entry['edge-seconds'] * 1e9:.1f} ns an edge with {_gib(entry['latent-bytes'])} of "
+        "latent vectors"
+    )
+
+
+def _state(part: dict[str, Any]) -> Iterable[str]:
+    yield "## State that two processes share"
+    where = "shared memory" if part["shared-memory"] else "a temporary folder"
+    yield (
+        f"{part['users']:,} users with {_gib(part['state-bytes'])} of weights and moments get the "
+        "same messages three times: with the state in the process, with the state in a mapped file "
+        f"(in {where}), and with two processes that take turns with such a file, as Ray's actors "
+        "do. A message is the whole of `NodeClient.fit`: opening the state, the step, the forward "
+        f"and closing it. {part['context-bytes']:,} bytes of context travel with each."
+    )
+    base, target = part["seconds"]["process"]["median"], part["target"]
+    names = {
+        "process": "in the process",
+        "file": "mapped file, one process",
+        "file-in-turns": "mapped file, two processes in turns",
+    }
+    rows = []
+    for way, name in names.items():
+        times = part["seconds"][way]
+        cost = times["median"] / base - 1
+        known = way != "process"
+        rows.append(
+            (
+                name,
+                _time(times["median"]),
+                _range(times),
+                f"{cost:+.0%}" if known else "",
+                f"at most {target:.0%}" if known else "",
+                _verdict(cost, target) if known else "",
+            )
+        )
+    yield table(("state", "message", "range", "cost", "target", ""), rows)
+
+
+def _gpu(part: dict[str, Any]) -> Iterable[str]:
+    yield "## GPU"
+    yield (
+        "`benchmarks/gpu.py` runs the same rounds on both devices, without Flower and without "
+        "messages, and compares the last latent vectors and all losses (relative difference, at "
+        f"most {part['tolerance']:g}). Dropout is off, because the devices draw different numbers."
+    )
+    if part["gpu"] is None:
+        yield "**Not measured on a GPU: this machine has none.** The times below are the CPU's."
+        rows = [(f"{e['users']:,}", _time(e["cpu-seconds"])) for e in part["entries"]]
+        yield table(("users", "CPU, a round"), rows)
+        return
+    yield f"GPU: {part['gpu']}."
+    head = ("users", "CPU, a round", "GPU, a round", "times as fast", "latents", "losses", "equal")
+    rows_both = [
+        (
+            f"{e['users']:,}",
+            _time(e["cpu-seconds"]),
+            _time(e["gpu-seconds"]),
+            f"{e['times-as-fast']:.1f}",
+            f"{e['latent-difference']:.1e}",
+            f"{e['loss-difference']:.1e}",
+            "yes" if e["equal"] else "**no**",
+        )
+        for e in part["entries"]
+    ]
+    yield table(head, rows_both)
+
+
+def _verdict(value: float, target: float) -> str:
+    return "met" if value <= target else "**missed**"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _range(times: dict[str, float]) -> str:
+    return f"{_time(times['min'])} – {_time(times['max'])}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.1f} GB/s"
