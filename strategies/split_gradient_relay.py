@@ -360,14 +360,7 @@ class SplitGradientRelay(Strategy):
 
     def summary(self) -> None:
         """Log the settings in one line."""
-        server, book = self.server, self.book
-        LOG.info(
-            "SplitGradientRelay: %d users, lambda %g, participation %g, average every %d",
-            server.num_nodes,
-            server.reg_weight,
-            book.participation,
-            book.average_every,
-        )
+        LOG.info("SplitGradientRelay: %d users, %s", self.server.num_nodes, self.book.settings)
 
     def _report(
         self, server_round: int, losses: Losses, replies: Replies[RelayReply]
@@ -403,12 +396,5 @@ class SplitGradientRelay(Strategy):
 
 
 def _as_metrics(report: RoundReport) -> MetricRecord:
-    return MetricRecord(
-        {
-            "loss": report.loss,
-            "train-accuracy": report.train_accuracy,
-            "val-accuracy": report.val_accuracy,
-            "test-accuracy": report.test_accuracy,
-            "answered": report.answered,
-        }
-    )
+    names = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
+    return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})

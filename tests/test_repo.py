@@ -45,9 +45,9 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
 
 
 def test_the_search_for_machine_paths_finds_them() -> None:
-    for text in ("x = '/home/me/data'", "see /root/x", "(/work/main)", "/tmp/run-1"):
+    for text in ("x = '/home/me/data'", "see /root/x", "(/mnt/disk)", "/tmp/run-1"):
         assert MACHINE_PATH.search(text)
-    for text in ("network/work/x", "https://a.org/home/x", "apps/root/x", "/tmp", "./tmp/x"):
+    for text in ("network/mnt/x", "https://a.org/home/x", "apps/root/x", "/tmp", "./tmp/x"):
         assert not MACHINE_PATH.search(text)
 
 
