@@ -267,6 +267,7 @@ def _available(names: Sequence[str]) -> tuple[list[str], list[str]]:
             cached_data(load_config(f"nfedgnn/{name.lower()}"))
             there.append(name)
         except DataError as error:
-            left_out.append(f"{name}: {error}")
+            # The whole reason names folders of this machine: not for a page that is passed on.
+            left_out.append(f"{name}: not in the data root, and it could not be downloaded")
             print(f"left out: {name}: {error}")
     return there, left_out
