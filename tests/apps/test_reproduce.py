@@ -86,7 +86,9 @@ def test_without_data_there_is_nothing_to_run(
     (tmp_path / "root").mkdir()
     monkeypatch.setenv("FLOWER_GRAPH_DATA", str(tmp_path / "root"))
     monkeypatch.setattr("flower_graph.apps.reproduce_nfedgnn.cached_data", _missing)
-    with pytest.raises(DataError, match="none of the data sets is there: Cora: not on disk"):
+    with pytest.raises(
+        DataError, match="none of the data sets is there: Cora: not in the data root"
+    ):
         reproduce.main("nfedgnn", tmp_path / "out", only={"data": ["Cora"]}, seeds=[0], rounds=1)
 
 
