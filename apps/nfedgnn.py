@@ -120,10 +120,15 @@ def deal(x: Tensor, part: int, parts: int) -> tuple[Tensor, Tensor]:
 
 def cached_data(config: RunConfig) -> Data:
     """Load the run's graph once a process; clients are built anew for every message."""
-    file = Path(config.data.name)
-    saved = file.stat().st_mtime_ns if file.is_file() else 0
     # JSON, because writing YAML takes longer than a client's whole answer.
-    return _cached_data(json.dumps(asdict(config.data)), config.seed, saved)
+    settings = json.dumps(asdict(config.data))
+    return _cached_data(settings, config.seed, _saved_at(config.data.name))
+
+
+def _saved_at(name: str) -> int:
+    """Return when a file was saved, so that a cache reads a new one anew; 0 for other names."""
+    file = Path(name)
+    return file.stat().st_mtime_ns if file.is_file() else 0
 
 
 @lru_cache(maxsize=2)
@@ -192,8 +197,7 @@ def configured(context: Context) -> tuple[RunConfig, Path | None]:
     """Read the run config of a Flower app: the run, and its output folder if one is named."""
     given = context.run_config
     name, overrides = str(given.get("config", "quickstart")), str(given.get("overrides", ""))
-    file = Path(name)
-    config = _configuration(name, overrides, file.stat().st_mtime_ns if file.is_file() else 0)
+    config = _configuration(name, overrides, _saved_at(name))
     folder = str(given.get("output-dir", ""))
     if config.checkpoint_every and not folder:
         raise ConfigError(

@@ -21,9 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from flower_graph.arrays import decode_array, encode_array
-
-ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-NUM_EXAMPLES, LOSS, ARRAY_NAMES = "num-examples", "loss", "array-names"
+from flower_graph.records import ARRAY_NAMES, ARRAYS, CONFIG, LOSS, METRICS, NUM_EXAMPLES
 
 
 def make_client_app(

@@ -39,6 +39,8 @@ LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"
 AVERAGE_OVER, WEIGHT_SHAPE = "average-over", "weight-shape"
 # How the adaptor (``flower_graph.client``) names the arrays of a reply
 ARRAY_NAMES = "array-names"
+# Metrics that Flower's own strategies look for
+NUM_EXAMPLES, LOSS = "num-examples", "loss"
 
 
 def pack_integers(values: IntArray) -> bytes:
