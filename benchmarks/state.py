@@ -24,7 +24,8 @@ from flwr.app import Context, RecordDict
 from benchmarks.measure import say, summary
 from flower_graph.cohort import UserSettings
 from flower_graph.data.generators import csbm_sparse
-from flower_graph.records import CONFIG, RelayRequest
+from flower_graph.records.keys import CONFIG
+from flower_graph.records.relay import RelayRequest
 from flower_graph.strategies.split_gradient_relay import NodeClient
 
 SETTINGS = UserSettings(16, False, 0.1, 5e-4, 0, "holders")

@@ -21,7 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from flower_graph.arrays import decode_array, encode_array
-from flower_graph.records import ARRAY_NAMES, ARRAYS, CONFIG, LOSS, METRICS, NUM_EXAMPLES
+from flower_graph.records.keys import ARRAY_NAMES, ARRAYS, CONFIG, LOSS, METRICS, NUM_EXAMPLES
 
 
 def make_client_app(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flower_graph.cohort import UserSettings
 from flower_graph.ledger import ByteLedger
-from flower_graph.records import HelloReply, RelayReply, RelayRequest
+from flower_graph.records.relay import HelloReply, RelayReply, RelayRequest
 from flower_graph.rng import generator
 
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flower_graph import checkpoint
 from flower_graph.errors import CheckpointError, NoClientsError
 from flower_graph.exchange import Exchange, Rejected, Replies
-from flower_graph.records import Hello, HelloReply, RelayReply, RelayRequest
+from flower_graph.records.relay import Hello, HelloReply, RelayReply, RelayRequest
 from flower_graph.relay import RelayServer
 from flower_graph.relay_book import RelayBook
 

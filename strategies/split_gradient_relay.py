@@ -44,7 +44,8 @@ from torch import Tensor, nn
 
 from flower_graph.cohort import UserSettings
 from flower_graph.exchange import Replies
-from flower_graph.records import CONFIG, Hello, HelloReply, RelayReply, RelayRequest
+from flower_graph.records.keys import CONFIG
+from flower_graph.records.relay import Hello, HelloReply, RelayReply, RelayRequest
 from flower_graph.relay import Losses, RelayServer, ServerData, resolve_device
 from flower_graph.relay_book import RelayBook
 from flower_graph.relay_session import RelaySession

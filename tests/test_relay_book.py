@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flower_graph.cohort import UserSettings
-from flower_graph.records import HelloReply, RelayReply, RelayRequest
+from flower_graph.records.relay import HelloReply, RelayReply, RelayRequest
 from flower_graph.relay_book import RelayBook
 
 N, H, SHAPE = 5, 2, (3, 2)

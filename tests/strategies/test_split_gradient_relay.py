@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 from flower_graph.cohort import UserSettings, shared_linear_weight
 from flower_graph.exchange import count_bytes
 from flower_graph.models import build_server_model
-from flower_graph.records import RelayRequest
+from flower_graph.records.relay import RelayRequest
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import (
     SplitGradientRelay,

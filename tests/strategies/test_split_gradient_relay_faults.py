@@ -279,7 +279,7 @@ def test_clients_with_other_features_are_left_out(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_message_about_other_users_is_an_error(tmp_path: Path) -> None:
-    from flower_graph.records import RelayRequest
+    from flower_graph.records.relay import RelayRequest
 
     data = small_graph(N)
     outcome = run(data, rounds=1)

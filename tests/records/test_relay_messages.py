@@ -14,14 +14,8 @@ from flower_graph.arrays import encode_array
 from flower_graph.client import make_client_app
 from flower_graph.cohort import UserSettings
 from flower_graph.errors import MalformedReplyError
-from flower_graph.records import (
-    Hello,
-    HelloReply,
-    RelayReply,
-    RelayRequest,
-    pack_integers,
-    unpack_integers,
-)
+from flower_graph.records.keys import pack_integers, unpack_integers
+from flower_graph.records.relay import Hello, HelloReply, RelayReply, RelayRequest
 from flower_graph.simulation import InProcessGrid
 
 SETTINGS = UserSettings(2, True, 0.1, 5e-4, 2**40 + 1, "all")
