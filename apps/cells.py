@@ -13,14 +13,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from flower_graph.apps.nfedgnn import cached_data
 from flower_graph.apps.runner import simulate
-from flower_graph.central import train_centralised
 from flower_graph.config import load_config
 from flower_graph.files import write_json
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
+
+
+# Trains a config's network in one piece and gives, for every epoch, an object with
+# ``cross_entropy``, ``val_accuracy`` and ``test_accuracy``. A function of a module, since workers
+# import it by its name.
+TrainCentralised = Callable[[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def run_cells(
     seeds: Sequence[int],
     rounds: int,
     folder: Path,
+    centralised: TrainCentralised,
     echo: Callable[[str], None] = print,
 ) -> Runs:
     """Run every cell with every seed, as many at a time as there are cores.
@@ -94,8 +99,8 @@ def run_cells(
         Rounds of every run.
     folder : Path
         Where runs are kept; those that are there already are read, not run.
-    echo : callable
-        Told of every run that ends.
+    centralised, echo : callable
+        Runs the cells that are ``centralised``; is told of every run that ends.
 
     Returns
     -------
@@ -109,11 +114,8 @@ def run_cells(
     if missing:
         with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
             futures = {
-                pool.submit(_run, cell, seed, rounds, _path(folder, cell, seed, rounds)): (
-                    cell,
-                    seed,
-                )
-                for cell, seed in missing
+                pool.submit(_run, *job, rounds, _path(folder, *job, rounds), centralised): job
+                for job in missing
             }
             for number, future in enumerate(as_completed(futures), start=1):
                 best = future.result()
@@ -142,14 +144,13 @@ def _one_thread() -> None:
     warnings.filterwarnings("ignore")
 
 
-def _run(cell: Cell, seed: int, rounds: int, path: Path) -> float:
+def _run(cell: Cell, seed: int, rounds: int, path: Path, centralised: TrainCentralised) -> float:
     config = load_config(cell.config, [*cell.overrides, f"seed={seed}", f"rounds={rounds}"])
     if cell.centralised:
-        epochs = train_centralised(config, cached_data(config))
-        curves = _curves(epochs, {})
+        curves = _curves(centralised(config), {})
     else:
         reports = simulate(config)
-        curves = _curves(reports, reports[-1].bytes["up"])
+        curves = _curves(reports, reports[-1].bytes.get("up", {}))
     stored = {"cell": asdict(cell), "seed": seed, "rounds": rounds, "curves": asdict(curves)}
     write_json(path, stored)
     return curves.test_at_best_val

@@ -1,16 +1,17 @@
-"""The ClientApp: builds the client that the config names, for every message."""
+"""The ClientApp: answers every message as the method that the config names does."""
 
-from flwr.app import Context
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
-from flower_graph.apps.nfedgnn import build_client, configured
-from flower_graph.client import make_client_app
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient
-
-
-def client_fn(context: Context) -> NodeClient:
-    """Build the client of this SuperNode."""
-    config, out = configured(context)
-    return build_client(config, context, out)
+from flower_graph.apps.common import client_app, configured
 
 
-app = make_client_app(client_fn, actions=ACTIONS)
+class ConfiguredClientApp(ClientApp):
+    """Hands messages to the ClientApp of the method; only the run config says which that is."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        return client_app(*configured(context))(message, context)
+
+
+app = ConfiguredClientApp()

@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from flower_graph.apps.cells import Cell, Runs, row, run_cells
-from flower_graph.apps.nfedgnn import cached_data
-from flower_graph.config import load_config
+from flower_graph.apps.common import cached_data
+from flower_graph.central import Epoch, train_centralised
+from flower_graph.config import NFedGNNConfig, load_config
 from flower_graph.config_checks import refuse_key
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.files import write_json, write_text
@@ -73,12 +74,16 @@ def reproduce(
     ]
     if not cells:
         raise DataError("none of the data sets is there: " + "; ".join(left_out))
-    runs = run_cells(cells, seeds, rounds, out / "runs")
+    runs = run_cells(cells, seeds, rounds, out / "runs", _centralised)
     rows = make_rows(runs, seeds, rounds)
     write_json(out / "table.json", rows)
     write_text(out / "table.md", make_page(rows, left_out, seeds, rounds))
     draw(out, runs)
     print(f"tables and pictures in {out}")
+
+
+def _centralised(config: NFedGNNConfig) -> list[Epoch]:
+    return train_centralised(config, cached_data(config))
 
 
 def method_cells(data: str, model: str, method: str) -> list[Cell]:

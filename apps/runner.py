@@ -6,15 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
-
-from flower_graph.apps.nfedgnn import build_client, build_strategy, cached_data, run_server
-from flower_graph.client import make_client_app
+from flower_graph.apps.common import client_app, method_of, run_server
 from flower_graph.config import RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient
 
 
 def run(
@@ -34,7 +30,7 @@ def run(
     out : Path
         Output folder, new unless ``resume``.
     supernodes : int
-        Cohorts that the users are dealt to; the result does not depend on it.
+        Cohorts that the clients are dealt to; the result does not depend on it.
     resume : bool
         Go on from the folder's last checkpoint.
     progress : callable, optional
@@ -57,7 +53,7 @@ def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
     config : RunConfig
         The run.
     supernodes : int
-        Cohorts that the users are dealt to.
+        Cohorts that the clients are dealt to.
 
     Returns
     -------
@@ -65,20 +61,14 @@ def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
         One a round.
     """
     reports: list[RoundReport] = []
-    strategy = build_strategy(config, cached_data(config), None)
-    strategy.start(
-        _grid(config, supernodes, None), num_rounds=config.rounds, on_round=reports.append
-    )
+    grid = _grid(config, supernodes, None)
+    strategy = method_of(config).build_strategy(config, None)
+    strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
     return reports
 
 
 def _grid(config: RunConfig, supernodes: int, out: Path | None) -> InProcessGrid:
-    nodes = cached_data(config).num_nodes
-    if supernodes > nodes:
-        raise ConfigError(f"supernodes: {supernodes} for {nodes} users; at most one each")
-
-    def client_fn(context: Context) -> NodeClient:
-        return build_client(config, context, out)
-
-    app = make_client_app(client_fn, actions=ACTIONS)
-    return InProcessGrid(app, num_supernodes=supernodes, seed=config.seed)
+    clients = method_of(config).num_clients(config)
+    if supernodes > clients:
+        raise ConfigError(f"supernodes: {supernodes} for {clients} clients; at most one each")
+    return InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)

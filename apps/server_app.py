@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_graph.apps.nfedgnn import configured, run_server
+from flower_graph.apps.common import configured, run_server
 from flower_graph.report import RoundReport, format_round
 from flower_graph.state import forget_run
 

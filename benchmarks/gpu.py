@@ -22,7 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
+from benchmarks.ego_round import Overlap, engine_round
 from flower_graph.cohort import LinearCohort, UserSettings
+from flower_graph.data.ego_networks import partition_egos
+from flower_graph.data.generators import csbm
+from flower_graph.ego_cohort import EgoCohort, EgoSettings
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import ActiveRows, pack_csr
 from flower_graph.relay import RelayServer, resolve_device
@@ -37,6 +41,9 @@ TOLERANCE = 1e-4
 SIZES = ((2_708, 1_433, 18), (19_717, 500, 50), (100_000, 512, 32))
 GPU_SIZES = (*SIZES, (1_000_000, 512, 32))
 QUICK = ((300, 64, 4),)
+# Ego-network clients, nodes of the graph that they are cut out of
+EGO_SIZES, EGO_QUICK = ((100, 5_000), (1_000, 20_000)), ((8, 200),)
+EGO_DEGREE, EGO_FEATURES, EGO_ACTIVE = 5.0, 500, 20
 
 
 class Run(NamedTuple):
@@ -111,17 +118,59 @@ def compare(size: tuple[int, int, int], gpu: torch.device | None) -> dict[str, A
     entry: dict[str, Any] = {"users": size[0], "cpu-seconds": cpu.seconds}
     if gpu is None:
         return entry
-    other = run(size, gpu)
+    return entry | compare_runs(cpu, run(size, gpu))
+
+
+def compare_runs(cpu: Run, other: Run) -> dict[str, Any]:
+    """Compare the GPU's run with the CPU's."""
     latent = ((other.latent - cpu.latent).norm() / cpu.latent.norm()).item()
     pairs = zip(cpu.losses, other.losses, strict=True)
     loss = max(abs(a - b) / abs(a) for a, b in pairs)
-    return entry | {
+    return {
         "gpu-seconds": other.seconds,
         "times-as-fast": cpu.seconds / other.seconds,
         "latent-difference": latent,
         "loss-difference": loss,
         "equal": max(latent, loss) <= TOLERANCE,
     }
+
+
+def run_egos(size: tuple[int, int], device: torch.device) -> Run:
+    """Run rounds of FedSCem; the figures are mean losses, embeddings and seconds."""
+    clients, nodes = size
+    data = csbm(
+        nodes,
+        CLASSES,
+        degree=EGO_DEGREE,
+        features=EGO_FEATURES,
+        active=EGO_ACTIVE,
+        homophily=0.8,
+        seed=0,
+    )
+    partition = SimpleNamespace(
+        hops=2, clients=clients, min_nodes=5, seed=0, split="per-client", ratios=[0.6, 0.2, 0.2]
+    )
+    egos = partition_egos(data, partition, 0)
+    cohort = EgoCohort(egos, EgoSettings(EGO_FEATURES, CLASSES), device=device)
+    chosen, overlap = cohort.choose([ego.client for ego in egos]), Overlap(egos, device)
+    losses, seconds = [], []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        losses.append(engine_round(chosen, overlap).loss.nanmean().item())
+        seconds.append(time.perf_counter() - started)
+    return Run(losses, chosen.embed().cpu(), statistics.median(seconds[WARM_UP:]))
+
+
+def compare_egos(size: tuple[int, int], gpu: torch.device | None) -> dict[str, Any]:
+    """Run one size of FedSCem on the CPU and, where there is one, on the GPU."""
+    cpu = run_egos(size, torch.device("cpu"))
+    nodes = cpu.latent.shape[0]
+    entry: dict[str, Any] = {"clients": size[0], "nodes": nodes, "cpu-seconds": cpu.seconds}
+    if gpu is None:
+        return entry
+    differences = compare_runs(cpu, run_egos(size, gpu))
+    differences["embedding-difference"] = differences.pop("latent-difference")
+    return entry | differences
 
 
 def main() -> int:
@@ -135,8 +184,10 @@ def main() -> int:
     sizes = QUICK if quick else SIZES if gpu is None else GPU_SIZES
     entries = [compare(size, gpu) for size in sizes]
     name = None if gpu is None else torch.cuda.get_device_name(gpu)
-    print(json.dumps({"gpu": name, "rounds": ROUNDS, "tolerance": TOLERANCE, "entries": entries}))
-    return int(not all(entry.get("equal", True) for entry in entries))
+    egos = [compare_egos(size, gpu) for size in (EGO_QUICK if quick else EGO_SIZES)]
+    found = {"gpu": name, "rounds": ROUNDS, "tolerance": TOLERANCE}
+    print(json.dumps(found | {"entries": entries, "ego-entries": egos}))
+    return int(not all(entry.get("equal", True) for entry in entries + egos))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ def render(results: dict[str, Any]) -> str:
         "flwr": _flwr,
         "scale": _scale,
         "state": _state,
+        "secure": _secure,
+        "ego": _ego,
         "gpu": _gpu,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]
@@ -222,6 +224,84 @@ def _state(part: dict[str, Any]) -> Iterable[str]:
     yield table(("state", "message", "range", "cost", "target", ""), rows)
 
 
+def _secure(part: dict[str, Any]) -> Iterable[str]:
+    targets, entries = part["targets"], part["entries"]
+    yield "## Secure sum"
+    first = part["rounds"][0]
+    yield (
+        f"**One SuperNode with {first['clients']} clients**, vectors of {first['length']:,} "
+        "numbers: all of prepare, mask and unmask, and the server's part. *State* is saving the "
+        "host and loading it again, which each message does."
+    )
+    rows = []
+    for entry in part["rounds"]:
+        whole, state = entry["round"]["median"], entry["state"]["median"]
+        times = (_time(entry[side]["median"]) for side in ("host", "server"))
+        check = f"at most {_time(targets['round'])}", _verdict(whole, targets["round"])
+        limit = f"{_time(state)}, {_verdict(state, targets['state'])}"
+        rows.append(
+            (f"{entry['word']} bits", _time(whole), _range(entry["round"]), *check, *times, limit)
+        )
+    yield table(("word", "round", "range", "target", "", "host", "server", "state"), rows)
+    yield (
+        f"**Growth.** Vectors of {entries[0]['length']:,} numbers; a sample of clients, each alone "
+        "at its SuperNode with all partners elsewhere. Bytes are without the vector itself, "
+        f"{entries[0]['vector-bytes']:,} bytes up. The server's time is for the whole round, "
+        "without handing on the packets of clients outside the sample."
+    )
+    lines = [
+        (
+            f"{entry['clients']:,}",
+            str(entry["partners"]),
+            str(entry["threshold"]),
+            _time(entry["client"]["median"]),
+            _range(entry["client"]),
+            f"{entry['bytes-up'] - entry['vector-bytes']:,}",
+            f"{entry['bytes-down']:,}",
+            _time(entry["server-seconds"]),
+            _time(entry["server-seconds"] / entry["clients"]),
+        )
+        for entry in entries
+    ]
+    head = ("clients", "partners", "threshold", "client, a round", "range", "bytes up")
+    yield table((*head, "bytes down", "server", "server, a client"), lines)
+    fits, growth = part["exponents"], targets["exponent"]
+    checks = [
+        _check("fitted exponent of a client's time", fits["seconds"], growth, "{:.2f}".format),
+        _check("fitted exponent of a client's bytes", fits["bytes"], growth, "{:.2f}".format),
+    ]
+    yield table(("figure", "measured", "target", ""), checks)
+
+
+def _ego(part: dict[str, Any]) -> Iterable[str]:
+    targets = part["targets"]
+    yield "## Ego-networks: the batched engine against a plain loop"
+    yield (
+        "A round of FedSCem: train, embed, average, fuse, judge; without messages, masks and "
+        "alignment. The loop has a PyG model with `GCNConv(cached=True)`, dense features and a "
+        "`torch.optim.Adam` for each client. *Choosing* cuts a round's clients out of the batch. "
+        "*Peak* is of the process with data and engine, before the loop."
+    )
+    rows, sizes = [], []
+    for entry in part["entries"]:
+        for run in entry.get("runs", []):
+            plain, ratio = _time(run["plain"]["median"]), f"{run['ratio']:.2f}"
+            engine = _time(run["engine"]["median"]), _range(run["engine"])
+            check = f"at most {targets['ratio']:g}", _verdict(run["ratio"], targets["ratio"])
+            rows.append((entry["data"], str(run["threads"]), *engine, plain, ratio, *check))
+        if "skipped" in entry:
+            yield f"`{entry['config']}` was not measured: {entry['skipped']}."
+            continue
+        times = _time(entry["packing-seconds"]), _time(entry["choosing"]["median"])
+        numbers = (f"{entry[what]:,}" for what in ("clients", "nodes", "shared"))
+        peak = entry["peak-bytes"]
+        check = f"at most {_gib(targets['bytes'])}", _verdict(peak, targets["bytes"])
+        sizes.append((entry["data"], *numbers, *times, _gib(peak), *check))
+    yield table(("data", "threads", "engine", "range", "loop", "ratio", "target", ""), rows)
+    head = ("data", "clients", "nodes", "shared", "packing", "choosing", "peak", "target", "")
+    yield table(head, sizes)
+
+
 def _gpu(part: dict[str, Any]) -> Iterable[str]:
     yield "## GPU"
     yield (
@@ -233,6 +313,7 @@ def _gpu(part: dict[str, Any]) -> Iterable[str]:
         yield "**Not measured on a GPU: this machine has none.** The times below are the CPU's."
         rows = [(f"{e['users']:,}", _time(e["cpu-seconds"])) for e in part["entries"]]
         yield table(("users", "CPU, a round"), rows)
+        yield from _gpu_egos(part)
         return
     yield f"GPU: {part['gpu']}."
     head = ("users", "CPU, a round", "GPU, a round", "times as fast", "latents", "losses", "equal")
@@ -249,6 +330,32 @@ def _gpu(part: dict[str, Any]) -> Iterable[str]:
         for e in part["entries"]
     ]
     yield table(head, rows_both)
+    yield from _gpu_egos(part)
+
+
+def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
+    if not (entries := part.get("ego-entries")):
+        return
+    if part["gpu"] is None:
+        cpu_rows = [(f"{e['clients']:,}", _time(e["cpu-seconds"])) for e in entries]
+        yield table(("ego-networks", "CPU, a round"), cpu_rows)
+        return
+    yield "**FedSCem's ego-networks**, the same rounds; compared are embeddings and losses."
+    rows = [
+        (
+            f"{e['clients']:,}",
+            f"{e['nodes']:,}",
+            _time(e["cpu-seconds"]),
+            _time(e["gpu-seconds"]),
+            f"{e['times-as-fast']:.1f}",
+            f"{e['embedding-difference']:.1e}",
+            f"{e['loss-difference']:.1e}",
+            "yes" if e["equal"] else "**no**",
+        )
+        for e in entries
+    ]
+    sides = ("CPU, a round", "GPU, a round", "times as fast")
+    yield table(("clients", "nodes", *sides, "embeddings", "losses", "equal"), rows)
 
 
 def _verdict(value: float, target: float) -> str:

@@ -14,23 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flwr.app import Context
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from benchmarks.measure import say, summary
-from flower_graph.apps.nfedgnn import build_client, build_strategy, cached_data
-from flower_graph.client import make_client_app
+from flower_graph.apps.common import cached_data, client_app
+from flower_graph.apps.nfedgnn import build_strategy
 from flower_graph.cohort import LinearCohort
-from flower_graph.config import RunConfig, load_config
+from flower_graph.config import NFedGNNConfig, load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
 from flower_graph.ops.active_rows import pack
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import ACTIONS
 
 TARGETS = {"nfedgnn/cora": 0.3, "quickstart": 0.3, "nfedgnn/pubmed": 0.6}
 WARM_UP = 3  # rounds that are not counted: packing, first touch of memory
@@ -55,7 +53,7 @@ class CentralGCN(nn.Module):
         return self.second(x, edge_index)  # type: ignore[no-any-return]
 
 
-def central_epoch(config: RunConfig, data: Data) -> Callable[[], float]:
+def central_epoch(config: NFedGNNConfig, data: Data) -> Callable[[], float]:
     """Build the centralised model; return a function that trains an epoch and times it."""
     model = CentralGCN(
         data.x.shape[1], config.model.hidden, int(data.num_classes), config.model.dropout
@@ -78,12 +76,12 @@ def central_epoch(config: RunConfig, data: Data) -> Callable[[], float]:
     return epoch
 
 
-def compare(config: RunConfig, data: Data, supernodes: int) -> dict[str, Any]:
+def compare(config: NFedGNNConfig, data: Data, supernodes: int) -> dict[str, Any]:
     """Time rounds and epochs in turn.
 
     Parameters
     ----------
-    config : RunConfig
+    config : NFedGNNConfig
         The run.
     data : Data
         Its graph.
@@ -101,24 +99,20 @@ def compare(config: RunConfig, data: Data, supernodes: int) -> dict[str, Any]:
         rounds.append(report.seconds)
         epochs.append(epoch())
 
-    def client_fn(context: Context) -> Any:
-        return build_client(config, context, None)
-
-    app = make_client_app(client_fn, actions=ACTIONS)
-    grid = InProcessGrid(app, num_supernodes=supernodes)
-    strategy = build_strategy(config, data, None)
+    grid = InProcessGrid(client_app(config, None), num_supernodes=supernodes)
+    strategy = build_strategy(config, None)
     strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
     round_, epoch_ = summary(rounds[WARM_UP:]), summary(epochs[WARM_UP:])
     ratio = round_["median"] / epoch_["median"]
     return {"supernodes": supernodes, "round": round_, "epoch": epoch_, "ratio": ratio}
 
 
-def user_step(config: RunConfig, data: Data, repeats: int) -> dict[str, Any]:
+def user_step(config: NFedGNNConfig, data: Data, repeats: int) -> dict[str, Any]:
     """Time the users' Adam step and forward in turn with a triad over as many bytes.
 
     Parameters
     ----------
-    config : RunConfig
+    config : NFedGNNConfig
         The run.
     data : Data
         Its graph.
@@ -130,7 +124,7 @@ def user_step(config: RunConfig, data: Data, repeats: int) -> dict[str, Any]:
     dict
         Seconds of the step, bytes that it has to move, and both bandwidths.
     """
-    settings = build_strategy(config, data, None).book.settings
+    settings = build_strategy(config, None).book.settings
     cohort = LinearCohort(pack(data.x, bias=settings.bias), settings)
     gradient = torch.randn(data.num_nodes, settings.latent_size)
     weights = cohort.tensors()["weight"].numel()

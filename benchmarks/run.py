@@ -20,7 +20,15 @@ from benchmarks.page import render
 
 FORMAT = 1  # of results.json; figures of another format are measured anew
 # Name of each part and the module that measures it
-PARTS = {"round": "rounds", "flwr": "engines", "scale": "scale", "state": "state", "gpu": "gpu"}
+PARTS = {
+    "round": "rounds",
+    "flwr": "engines",
+    "scale": "scale",
+    "state": "state",
+    "secure": "secure",
+    "ego": "ego",
+    "gpu": "gpu",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from flower_graph.rng import seeded
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-    from flower_graph.config import RunConfig
+    from flower_graph.config import NFedGNNConfig
 
 # The step size of Kipf and Welling (2017). The split GCN's 0.1 is for users with one node each.
 LEARNING_RATE = 0.01
@@ -30,12 +30,12 @@ class Epoch:
     test_accuracy: float
 
 
-def train_centralised(config: RunConfig, data: Data) -> list[Epoch]:
+def train_centralised(config: NFedGNNConfig, data: Data) -> list[Epoch]:
     """Train a GCN, GAT or GraphSAGE with shared weights on the whole graph.
 
     Parameters
     ----------
-    config : RunConfig
+    config : NFedGNNConfig
         Model, weight decay, seed, device; ``rounds`` counts epochs.
     data : Data
         Graph with features, labels and masks.

@@ -1,4 +1,4 @@
-"""The command ``flower-graph``: run, list, show, reproduce.
+"""The command ``flower-graph``: run, list, show, partition, reproduce.
 
 Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
 complaint about a setting come at once.
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flower_graph import __version__, errors
-from flower_graph.config import load_config, to_yaml
-from flower_graph.config_checks import APPS
+from flower_graph.config import APPS, load_config, to_yaml
 from flower_graph.config_sources import describe_config, list_configs
 from flower_graph.errors import ConfigError
 
@@ -95,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list apps, configs and data sets")
     show = commands.add_parser("show", help="print a config, complete and resolved")
     _add_config(show)
+    _add_partition(commands.add_parser("partition", help="show which client gets what"))
     _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
     return parser
 
@@ -123,9 +123,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="in this process, or through `flwr run` on Ray; default: in-process",
     )
     parser.add_argument(
-        "--supernodes", type=int, metavar="N", help="SuperNodes that the users are dealt over"
+        "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are dealt over"
     )
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
+
+
+def _add_partition(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--seeds", metavar="N,N", help="average over these seeds, such as 0,1,2")
+    help_out = "output folder; default: runs/partition-CONFIG-TIME"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -168,6 +175,12 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
+def _partition(args: argparse.Namespace) -> int:
+    from flower_graph.cli_partition import partition_command
+
+    return partition_command(args, None if args.seeds is None else parse_seeds(args.seeds))
+
+
 def _reproduce(args: argparse.Namespace) -> int:
     seeds = None if args.seeds is None else parse_seeds(args.seeds)
     if args.rounds is not None and args.rounds < 1:
@@ -186,7 +199,13 @@ def _reproduce(args: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "list": _list, "show": _show, "reproduce": _reproduce}
+_COMMANDS = {
+    "run": _run,
+    "list": _list,
+    "show": _show,
+    "partition": _partition,
+    "reproduce": _reproduce,
+}
 
 
 if __name__ == "__main__":

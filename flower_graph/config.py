@@ -1,20 +1,25 @@
-"""Settings of a run: typed schemas, the YAML files that ship with the package, and overrides.
+"""Settings of a run: the schema of each method, the YAML files that ship with it, overrides.
 
-Settings are laid over each other in three steps: the defaults written here, one YAML file (and the
-parent that it names), and overrides such as ``strategy.reg_weight=10``. Whatever is unknown, of
-the wrong type or impossible is refused here, before data are read or a client is asked.
+Settings are laid over each other in three steps: the defaults that the method's schema has
+(``config_nfedgnn.py``, ``config_fedscem.py``), one YAML file (and the parent that it names), and
+overrides such as ``strategy.reg_weight=10``. The key ``app`` chooses the method. Whatever is
+unknown, of the wrong type or impossible is refused here, before data are read or a client is
+asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flower_graph.config_checks import known_keys, one_line, refuse_key, show, validate
+from flower_graph.config_base import DataConfig
+from flower_graph.config_checks import choice, known_keys, one_line, refuse_key, show
+from flower_graph.config_fedscem import FedSCemConfig
+from flower_graph.config_nfedgnn import NFedGNNConfig
 from flower_graph.config_sources import (
     list_configs,
     parse_overrides,
@@ -24,79 +29,20 @@ from flower_graph.config_sources import (
 from flower_graph.errors import ConfigError
 
 __all__ = [
+    "APPS",
     "DataConfig",
-    "ModelConfig",
+    "FedSCemConfig",
+    "NFedGNNConfig",
     "RunConfig",
-    "StrategyConfig",
     "list_configs",
     "load_config",
     "parse_overrides",
     "to_dict",
     "to_yaml",
-    "validate",
 ]
 
-
-@dataclass
-class DataConfig:
-    """Which graph, which nodes train, and for ``csbm`` what to generate."""
-
-    name: str = "cora-linqs"  # a known set, `Class/name` of PyG, `csbm`, or the path of a file
-    root: str | None = None  # folder of the raw data; null: $FLOWER_GRAPH_DATA, else a download
-    split: str = "public"  # public | geom-gcn | random
-    split_index: int | None = None  # which of several fixed splits; null: seed modulo their number
-    split_seed: int = 0  # seed of a random split
-    train_per_class: int = 20  # training nodes of each class, random split
-    num_val: int = 500  # validation nodes, random split
-    num_test: int = 1000  # test nodes, random split
-    ratios: list[float] | None = None  # train, val, test shares of a random split; replace counts
-    normalize: bool = True  # scale each node's features to sum to one
-    nodes: int = 10000  # csbm: number of nodes
-    classes: int = 7  # csbm: number of classes
-    degree: float = 10.0  # csbm: mean number of neighbours
-    features: int = 512  # csbm: number of features
-    active: int = 32  # csbm: non-zero features of a node
-    homophily: float = 0.8  # csbm: share of edges inside a class, 0 to 1
-
-
-@dataclass
-class ModelConfig:
-    """The split model: the users' first transform and the server's rest."""
-
-    name: str = "gcn"  # gcn | gat | sage
-    hidden: int = 16  # numbers in a latent; for gat: of each head
-    heads: int = 8  # attention heads; gat only
-    dropout: float = 0.5  # share of entries dropped in training, 0 <= dropout < 1
-    user_bias: bool = False  # whether a user's transform has a bias
-
-
-@dataclass
-class StrategyConfig:
-    """How the server trains, and how it talks to the users."""
-
-    name: str = "split-gradient-relay"  # split-gradient-relay
-    reg_weight: float = 100.0  # weight lambda of the smoothness of neighbouring latents, >= 0
-    learning_rate: float = 0.1  # Adam's step size, on both sides
-    weight_decay: float = 5e-4  # Adam's L2 weight, on both sides
-    participation: float = 1.0  # share of the users asked each round, 0 < participation <= 1
-    average_every: int = 0  # average the users' weights every so many rounds; 0: never
-    average_over: str = "holders"  # holders | all: who counts in a feature row's mean
-    timeout: float = 600.0  # seconds that an exchange may take
-    min_nodes: int = 1  # SuperNodes to wait for before the first round
-
-
-@dataclass
-class RunConfig:
-    """Everything that a run needs to be repeated."""
-
-    app: str = "nfedgnn"  # nfedgnn
-    seed: int = 0  # seed of weights, dropout, sampling and, by default, the split's index
-    rounds: int = 200  # rounds of training
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    checkpoint_every: int = 0  # rounds between checkpoints; 0: none. The last two are kept
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+RunConfig = NFedGNNConfig | FedSCemConfig
+APPS = ("nfedgnn", "fedscem")
 
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -120,18 +66,19 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
     ConfigError
         If a config, key or value is unknown, of the wrong type or impossible.
     """
-    tree = OmegaConf.structured(RunConfig)
-    for source, settings in read_chain(name_or_path):
-        _lay_over(tree, settings, f" (in {source})")
-    for override in overrides:
-        _lay_over(tree, read_override(override), "")
+    layers = [(settings, f" (in {source})") for source, settings in read_chain(name_or_path)]
+    layers += [(read_override(override), "") for override in overrides]
+    schema = _schema(settings for settings, _ in layers)
+    tree = OmegaConf.structured(schema)
+    for settings, where in layers:
+        _lay_over(tree, settings, known_keys(schema), where)
     try:
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:  # an interpolation `${...}` that leads nowhere
         key = getattr(error, "full_key", None) or name_or_path
         raise ConfigError(f"{key}: {one_line(error)}") from error
     assert isinstance(config, RunConfig)
-    validate(config)
+    config.validate()
     return config
 
 
@@ -145,9 +92,19 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
-def _lay_over(tree: DictConfig, settings: dict[str, Any], where: str) -> None:
+def _schema(layers: Iterable[dict[str, Any]]) -> type[NFedGNNConfig] | type[FedSCemConfig]:
+    """Choose the schema by the last layer that names an app."""
+    app = next((layer["app"] for layer in reversed(list(layers)) if "app" in layer), "nfedgnn")
+    if not isinstance(app, str):
+        raise ConfigError(f"app: {show(app)} is not text")
+    choice("app", app, APPS)
+    return FedSCemConfig if app == "fedscem" else NFedGNNConfig
+
+
+def _lay_over(
+    tree: DictConfig, settings: dict[str, Any], known: dict[str, str], where: str
+) -> None:
     """Write settings, given by dotted key, into the typed tree."""
-    known = known_keys(RunConfig)
     for key, value in settings.items():
         if key not in known:
             refuse_key(key, list(known), where)

@@ -1,4 +1,4 @@
-"""What settings may be, and the messages for those that may not."""
+"""Checks that every schema uses, and the messages for settings that do not pass them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, NoReturn, get_type_hints
+from typing import NoReturn, get_type_hints
 
 from flower_graph.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flower_graph.config import DataConfig, RunConfig, StrategyConfig
-
-APPS = ("nfedgnn",)
-STRATEGIES = ("split-gradient-relay",)
-MODELS = ("gcn", "gat", "sage")
-SPLITS = ("public", "geom-gcn", "random")
-AVERAGE_OVER = ("holders", "all")
-DEVICES = ("auto", "cpu", "cuda")
 
 # What a message calls the type that a key wants.
 _WANTED = {
@@ -31,81 +21,8 @@ _WANTED = {
 }
 
 
-def validate(config: RunConfig) -> None:
-    """Refuse values that no run can have.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of the right types.
-
-    Raises
-    ------
-    ConfigError
-        Naming the key, the value and what is allowed.
-    """
-    _choice("app", config.app, APPS)
-    _choice("model.name", config.model.name, MODELS)
-    _choice("strategy.name", config.strategy.name, STRATEGIES)
-    if not re.fullmatch(r"cuda:\d+", config.device):
-        _choice("device", config.device, DEVICES, also=" or cuda:N")
-    _is_seed("seed", config.seed)
-    _at_least("rounds", config.rounds, 1)
-    _at_least("checkpoint_every", config.checkpoint_every, 0)
-    _at_least("model.hidden", config.model.hidden, 1)
-    _at_least("model.heads", config.model.heads, 1)
-    dropout = config.model.dropout
-    _require(0 <= dropout < 1, "model.dropout", dropout, "at least 0 and below 1")
-    _validate_strategy(config.strategy)
-    _validate_data(config.data)
-
-
-def _validate_strategy(strategy: StrategyConfig) -> None:
-    _at_least("strategy.reg_weight", strategy.reg_weight, 0)
-    _at_least("strategy.weight_decay", strategy.weight_decay, 0)
-    _above_zero("strategy.learning_rate", strategy.learning_rate)
-    _above_zero("strategy.timeout", strategy.timeout)
-    _at_least("strategy.min_nodes", strategy.min_nodes, 1)
-    share = strategy.participation
-    _require(0 < share <= 1, "strategy.participation", share, "above 0 and at most 1")
-    _at_least("strategy.average_every", strategy.average_every, 0)
-    _choice("strategy.average_over", strategy.average_over, AVERAGE_OVER)
-    if strategy.average_every > 0 and strategy.average_over == "all" and share < 1:
-        raise ConfigError(
-            f"strategy.participation: {share} is not allowed with strategy.average_over=all, "
-            "which averages the weights of all users: set strategy.participation=1, "
-            "strategy.average_over=holders or strategy.average_every=0"
-        )
-
-
-def _validate_data(data: DataConfig) -> None:
-    _require(bool(data.name.strip()), "data.name", data.name, "the name of a data set or a file")
-    _choice("data.split", data.split, SPLITS)
-    if data.split_index is not None:
-        _at_least("data.split_index", data.split_index, 0)
-    _is_seed("data.split_seed", data.split_seed)
-    _at_least("data.train_per_class", data.train_per_class, 1)
-    _at_least("data.num_val", data.num_val, 0)
-    _at_least("data.num_test", data.num_test, 0)
-    if data.ratios is not None:
-        _validate_ratios(data.ratios)
-    _at_least("data.classes", data.classes, 2)
-    _at_least("data.nodes", data.nodes, data.classes, " (data.classes)")
-    _above_zero("data.degree", data.degree)
-    _at_least("data.active", data.active, 1)
-    _at_least("data.features", data.features, data.active, " (data.active)")
-    share = data.homophily
-    _require(0 <= share <= 1, "data.homophily", share, "at least 0 and at most 1")
-
-
-def _validate_ratios(ratios: list[float]) -> None:
-    # The small slack lets shares such as 0.48, 0.32, 0.2 sum to one in floating point.
-    good = len(ratios) == 3 and ratios[0] > 0 and min(ratios) >= 0 and sum(ratios) <= 1 + 1e-9
-    allowed = "three shares for train (above 0), val and test (0 or more) that sum to at most 1"
-    _require(good, "data.ratios", ratios, allowed)
-
-
-def _choice(key: str, value: str, allowed: Sequence[str], also: str = "") -> None:
+def choice(key: str, value: str, allowed: Sequence[str], also: str = "") -> None:
+    """Refuse a word that is not one of those allowed, naming the nearest."""
     if value in allowed:
         return
     close = nearest(value, allowed)
@@ -113,20 +30,42 @@ def _choice(key: str, value: str, allowed: Sequence[str], also: str = "") -> Non
     raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}{also}{hint}")
 
 
-def _at_least(key: str, value: float, least: int, why: str = "") -> None:
+def at_least(key: str, value: float, least: int, why: str = "") -> None:
+    """Refuse a number below the least one, and one that is not finite."""
     finite = " and finite" if isinstance(value, float) else ""
-    _require(least <= value < math.inf, key, value, f"at least {least}{why}{finite}")
+    require(least <= value < math.inf, key, value, f"at least {least}{why}{finite}")
 
 
-def _above_zero(key: str, value: float) -> None:
-    _require(0 < value < math.inf, key, value, "above 0 and finite")
+def above_zero(key: str, value: float) -> None:
+    """Refuse a number that is not positive and finite."""
+    require(0 < value < math.inf, key, value, "above 0 and finite")
 
 
-def _is_seed(key: str, value: int) -> None:
-    _require(0 <= value < 2**63, key, value, "at least 0 and below 2^63")
+def is_seed(key: str, value: int) -> None:
+    """Refuse a number that PyTorch's generators do not take as a seed."""
+    require(0 <= value < 2**63, key, value, "at least 0 and below 2^63")
 
 
-def _require(good: bool, key: str, value: object, allowed: str) -> None:
+def is_share(key: str, value: float) -> None:
+    """Refuse what is not a share of a whole that has something in it."""
+    require(0 < value <= 1, key, value, "above 0 and at most 1")
+
+
+def is_dropout(key: str, value: float) -> None:
+    """Refuse what leaves nothing, and what is no share."""
+    require(0 <= value < 1, key, value, "at least 0 and below 1")
+
+
+def are_ratios(key: str, ratios: list[float]) -> None:
+    """Refuse shares that do not split a whole into train, val and test."""
+    # The small slack lets shares such as 0.48, 0.32, 0.2 sum to one in floating point.
+    good = len(ratios) == 3 and ratios[0] > 0 and min(ratios) >= 0 and sum(ratios) <= 1 + 1e-9
+    allowed = "three shares for train (above 0), val and test (0 or more) that sum to at most 1"
+    require(good, key, ratios, allowed)
+
+
+def require(good: bool, key: str, value: object, allowed: str) -> None:
+    """Refuse a value unless it is good."""
     # Conditions say what is good, not what is bad: NaN then fails them as it should.
     if not good:
         raise ConfigError(f"{key}: {show(value)} is not allowed; it must be {allowed}")

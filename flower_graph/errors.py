@@ -33,3 +33,15 @@ class StateLostError(RuntimeError):
 
 class DivergedError(RuntimeError):
     """The loss is no longer a number."""
+
+
+class OutOfRangeError(ValueError):
+    """A number that the ring of a secure sum cannot hold; the client does not send it."""
+
+
+class RefusedError(ValueError):
+    """A request that a client does not answer, because it is wrong or the answer tells too much."""
+
+
+class AlignmentError(RuntimeError):
+    """The clients could not be brought to one order of their shared identities."""

@@ -28,6 +28,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Curves that fall together are told apart by their dashes.
 DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3)))
 GREY = "#707070"
+BARS = 30  # bars that a distribution has at most; numbers that range less far have one each
 
 
 @dataclass
@@ -125,6 +126,50 @@ def plot_grid(
     _save(figure, path)
 
 
+def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
+    """Draw distributions of whole numbers beside each other.
+
+    Parameters
+    ----------
+    path : Path
+        The picture to write; the ending says the format.
+    panels : mapping
+        By what is counted: how often each number occurs. At least one panel.
+    title : str
+        Words above the picture.
+
+    Raises
+    ------
+    ValueError
+        If there are no panels.
+    OutputError
+        If the file cannot be written.
+    """
+    if not panels:
+        raise ValueError("panels: empty; at least one distribution is needed")
+    figure = Figure(figsize=(3.2 * len(panels), 3.0), layout="constrained")
+    row: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
+    for place, (cell, (name, counts)) in enumerate(zip(row, panels.items(), strict=True)):
+        values = list(counts)
+        low, high = min(values, default=0), max(values, default=0)
+        # Every bar stands for the same number of whole numbers, else they would jitter.
+        width = -(-(high - low + 1) // BARS)
+        edges = np.arange(low, high + width + 1, width) - 0.5
+        cell.hist(
+            values,
+            bins=edges.tolist(),
+            weights=list(counts.values()),
+            color=COLOURS[place % len(COLOURS)],
+            edgecolor="white",  # neighbouring bars of one height stay apart
+            linewidth=0.5,
+        )
+        cell.set_axisbelow(True)  # the grid goes behind the bars
+        cell.yaxis.set_major_locator(MaxNLocator(integer=True))
+        _finish(cell, "how many" if place == 0 else "", legend=False, x_label=name)
+    figure.suptitle(title, fontsize=11)
+    _save(figure, path)
+
+
 def _line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
     place = len(axes.lines)
     # One round alone has no line to be seen: it gets a dot.
@@ -174,8 +219,8 @@ def _even(rows: Sequence[Sequence[float]], what: str) -> NDArray[np.float64]:
     return np.array([list(row[:rounds]) for row in rows], dtype=np.float64)
 
 
-def _finish(axes: Axes, label: str, *, legend: bool) -> None:
-    axes.set_xlabel("round")
+def _finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:
+    axes.set_xlabel(x_label)
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)

@@ -34,12 +34,14 @@ class RoundReport:
     train_accuracy: float  # 0 to 1
     val_accuracy: float  # 0 to 1
     test_accuracy: float  # 0 to 1
-    asked: int  # users
-    answered: int  # users
+    asked: int  # clients
+    answered: int  # clients
     rejected: list[dict[str, Any]] = field(default_factory=list)  # {"node": int, "reason": str}
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)  # payload, up and down by kind
     wire_bytes: dict[str, int] = field(default_factory=dict)  # whole messages, up and down
     seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by part of the round
+    skipped: str = ""  # why nothing was aggregated; empty where something was
 
     def to_record(self) -> dict[str, Any]:
         """Give the report as a line of ``metrics.jsonl`` has it."""
@@ -47,11 +49,13 @@ class RoundReport:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> RoundReport:
-        """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        known: dict[str, Any] = {}
-        for name in (item.name for item in fields(cls)):
-            value = record[name.replace("_", "-")]
-            known[name] = math.nan if value is None else value
+        """Read a line of ``metrics.jsonl`` back; null is a number that was not finite.
+
+        Lines of older versions may lack the later fields, which then have their defaults.
+        """
+        names = {item.name: item.name.replace("_", "-") for item in fields(cls)}
+        found = {name: record[key] for name, key in names.items() if key in record}
+        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in found.items()}
         return cls(**known)
 
 
@@ -221,6 +225,9 @@ def _write_weights(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _title(config: Mapping[str, Any]) -> str:
-    parts = [config.get("app"), *(config.get(key, {}).get("name") for key in ("data", "model"))]
-    named = " · ".join(str(part) for part in parts if part)
+    data, model, strategy = (
+        config.get(key, {}).get("name") for key in ("data", "model", "strategy")
+    )
+    # A method has several models or several strategies; what it has one of says nothing.
+    named = " · ".join(str(part) for part in (config.get("app"), data, model or strategy) if part)
     return f"{named} · seed {config['seed']}" if "seed" in config else named

@@ -40,7 +40,6 @@ def make_result(
     """
     last = reports[-1]
     best = best_round(reports)
-    seconds = [report.seconds for report in reports]
     return {
         "config": config,
         "seed": config.get("seed"),
@@ -54,15 +53,31 @@ def make_result(
         "loss": last.loss,
         "bytes": last.bytes,
         "wire-bytes": last.wire_bytes,
-        "seconds": {
-            "total": total,
-            "first-round": seconds[0],
-            "per-round-median": statistics.median(seconds),
-        },
+        "seconds": _seconds(reports, total),
         "peak-memory-bytes": peak_memory_bytes(),
         "rejected": sum(len(report.rejected) for report in reports),
+        "skipped": sum(bool(report.skipped) for report in reports),
         "versions": _versions(),
     }
+
+
+def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, Any]:
+    """Work out where the time went; ``parts`` is there if the rounds tell their parts."""
+    seconds = [report.seconds for report in reports]
+    figures: dict[str, Any] = {
+        "total": total,
+        "first-round": seconds[0],
+        "per-round-median": statistics.median(seconds),
+    }
+    # A part that a round does not name took no time in it.
+    names = dict.fromkeys(name for report in reports for name in report.parts)
+    parts = {name: [report.parts.get(name, 0.0) for report in reports] for name in names}
+    if parts:
+        figures["parts"] = {
+            name: {"total": sum(values), "per-round-median": statistics.median(values)}
+            for name, values in parts.items()
+        }
+    return figures
 
 
 def best_round(reports: Sequence[RoundReport]) -> RoundReport | None:

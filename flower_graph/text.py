@@ -56,6 +56,8 @@ def format_round(report: RoundReport, total: int) -> str:
         f"down {down}",
         f"{report.seconds:.2f} s",
     ]
+    if report.skipped:
+        parts.append(f"skipped: {report.skipped}")
     if report.rejected:
         parts.append(f"{len(report.rejected)} rejected: {report.rejected[0].get('reason', '?')}")
     return "  ".join(parts)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import measure, page, run
+from benchmarks import measure, page, run, secure
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,9 +23,9 @@ def ratio_of(entry: dict[str, Any]) -> float:
 def test_quick_run_writes_json_and_page(tmp_path: Path):
     results, document = tmp_path / "results.json", tmp_path / "docs" / "performance.md"
     where = ["--results", str(results), "--page", str(document)]
-    assert run.main(["--only", "round,scale,gpu", "--quick", *where]) == 0
+    assert run.main(["--only", "round,scale,gpu,ego", "--quick", *where]) == 0
     found = json.loads(results.read_text(encoding="utf-8"))
-    assert set(found["parts"]) == {"round", "scale", "gpu"}
+    assert set(found["parts"]) == {"round", "scale", "gpu", "ego"}
     (cora,) = found["parts"]["round"]["entries"]
     assert [entry["supernodes"] for entry in cora["runs"]] == [1, 2]
     assert all(entry["ratio"] == ratio_of(entry) for entry in cora["runs"])
@@ -35,9 +35,20 @@ def test_quick_run_writes_json_and_page(tmp_path: Path):
     scale = found["parts"]["scale"]
     assert [entry["users"] for entry in scale["entries"]] == [200, 800]
     assert all(entry["peak-bytes"] > 2**20 for entry in scale["entries"])
+    (egos,) = found["parts"]["ego"]["entries"]
+    assert egos["clients"] == 100 and 0 < egos["shared"] <= egos["nodes"]
+    for turn in egos["runs"]:
+        assert turn["ratio"] == turn["engine"]["median"] / turn["plain"]["median"]
     text = document.read_text(encoding="utf-8")
     assert text == page.render(found)
-    for words in ("2,708", "at most 0.3", "## Scale", "## GPU", "figures mean nothing"):
+    for words in (
+        "2,708",
+        "## Ego-networks",
+        "at most 0.3",
+        "## Scale",
+        "## GPU",
+        "figures mean nothing",
+    ):
         assert words in text
     assert "nan" not in text
 
@@ -45,7 +56,14 @@ def test_quick_run_writes_json_and_page(tmp_path: Path):
 def test_a_part_that_is_not_asked_for_keeps_its_figures(tmp_path: Path):
     results, document = tmp_path / "results.json", tmp_path / "performance.md"
     where = ["--results", str(results), "--page", str(document)]
-    kept = {"gpu": None, "tolerance": 1, "entries": [], "measured": "then", "took-seconds": 1}
+    kept = {
+        "gpu": None,
+        "tolerance": 1,
+        "entries": [],
+        "ego-entries": [],
+        "measured": "then",
+        "took-seconds": 1,
+    }
     old = {
         "format": run.FORMAT,
         "machine": measure.machine(),
@@ -106,6 +124,7 @@ def test_gpu_script_needs_pytorch_alone(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [entry["users"] for entry in found["entries"]] == [300]
+    assert [entry["clients"] for entry in found["ego-entries"]] == [8]
     assert found["gpu"] is not None or "CPU only" in done.stderr
 
 
@@ -121,3 +140,23 @@ def test_missed_targets_are_said():
     part = {"config": "c", "entries": [entry], "measured": "now", "took-seconds": 1, "quick": False}
     text = page.render({"machine": measure.machine(), "parts": {"flwr": part}})
     assert "| 2 | 9 | 2.000 | 1.00 s – 3.00 s | at most 0.15 | **missed** | 9.00 s |" in text
+
+
+def test_secure_sum_is_measured_and_laid_out():
+    part = secure.measure_round(4, 50, 2, 32)
+    assert part["round"]["count"] == 2 and part["word"] == 32
+    entries = [secure.measure_size(size, 50, 2) for size in (4, 8)]
+    assert [entry["partners"] for entry in entries] == [3, 7]
+    assert entries[0]["vector-bytes"] == 200 < entries[0]["bytes-up"] < entries[1]["bytes-up"]
+    found = {
+        "rounds": [part],
+        "entries": entries,
+        "exponents": {"seconds": 0.25, "bytes": 0.75},
+        "targets": secure.TARGETS,
+        "measured": "now",
+        "took-seconds": 1,
+        "quick": False,
+    }
+    text = page.render({"machine": measure.machine(), "parts": {"secure": found}})
+    assert "| fitted exponent of a client's time | 0.25 | at most 0.50 | met |" in text
+    assert "| fitted exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text

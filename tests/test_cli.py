@@ -75,6 +75,21 @@ def test_one_run(runner: Runner, tmp_path: Path, capsys: Captured) -> None:
     assert not (tmp_path / "here" / "summary.json").exists()
 
 
+def test_every_app_runs_shows_and_goes_on(runner: Runner, tmp_path: Path, capsys: Captured) -> None:
+    words = ["fedscem/cora-linqs", "rounds=2", "partition.hops=1"]
+    assert cli.main(["run", *words, "--out", "here"]) == 0
+    config = load_config(words[0], words[1:])
+    assert runner.calls[0]["config"] == config
+    assert load_config(str(tmp_path / "here" / "config.yaml")) == config
+    assert cli.main(["run", "--resume", "here"]) == 0
+    assert len(runner.calls) == 1  # it was done
+    assert cli.main(["run", "--resume", "here", "rounds=3"]) == 0
+    assert runner.calls[1]["config"] == load_config(words[0], [*words[1:], "rounds=3"])
+    capsys.readouterr()
+    assert cli.main(["show", *words]) == 0
+    assert capsys.readouterr().out == to_yaml(config)
+
+
 def test_quiet_prints_the_summary_only(runner: Runner, capsys: Captured) -> None:
     assert cli.main(["run", "quickstart", "rounds=2", "--quiet", "--supernodes", "3"]) == 0
     shown = capsys.readouterr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -14,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.config import (
-    RunConfig,
+    FedSCemConfig,
+    NFedGNNConfig,
     list_configs,
     load_config,
     parse_overrides,
     to_dict,
     to_yaml,
-    validate,
 )
 from flower_graph.config_checks import known_keys
 from flower_graph.config_sources import describe_config
 from flower_graph.errors import ConfigError
 
-KEYS = sorted(known_keys(RunConfig))
+KEYS = sorted(known_keys(NFedGNNConfig))
 PAPER_SETS = {"cora", "citeseer", "pubmed", "chameleon", "squirrel", "wiki-cs"}
 
 
@@ -47,7 +48,8 @@ def test_shipped_configs_load_and_say_what_they_are_for() -> None:
     names = list_configs()
     assert {"quickstart"} | {f"nfedgnn/{name}" for name in PAPER_SETS} <= set(names)
     for name in names:
-        load_config(name)
+        folder, slash, _ = name.partition("/")
+        assert load_config(name).app == (folder if slash else "nfedgnn")
         assert describe_config(name)
 
 
@@ -254,6 +256,7 @@ def test_impossible_values_name_key_value_and_what_is_allowed(override: str) -> 
         ("strategy.average_over=holder", "holders"),
         ("strategy.name=split-gradient-rely", "split-gradient-relay"),
         ("app=nfedgn", "nfedgnn"),
+        ("app=fedsem", "fedscem"),
         ("device=cuda:x", "cuda"),
     ],
 )
@@ -288,11 +291,11 @@ def test_averaging_over_all_needs_all() -> None:
 
 
 def test_validate_also_guards_settings_built_in_code() -> None:
-    config = RunConfig()
-    validate(config)
-    config.strategy.learning_rate = math.nan
-    with pytest.raises(ConfigError, match=r"strategy\.learning_rate: nan"):
-        validate(config)
+    for config in (NFedGNNConfig(), FedSCemConfig()):
+        config.validate()
+        config.strategy.learning_rate = math.nan
+        with pytest.raises(ConfigError, match=r"strategy\.learning_rate: nan"):
+            config.validate()
 
 
 @pytest.mark.parametrize("override", ["rounds", "rounds=", "=3", "=", "", "rounds= "])
@@ -313,8 +316,8 @@ def test_a_section_is_no_setting(override: str) -> None:
 
 def test_unknown_configs_name_the_nearest() -> None:
     assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
-    assert "did you mean nfedgnn/cora?" in refusal(config="cora")
-    assert "there are nfedgnn/chameleon" in refusal(config="zzzzzzzz")
+    assert "did you mean fedscem/cora or nfedgnn/cora?" in refusal(config="cora")
+    assert "there are fedscem/citeseer" in refusal(config="zzzzzzzz")
     assert "unknown" in refusal(config="../conf/quickstart")
 
 
@@ -349,7 +352,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, "mine.yaml", "# nothing\n")) == RunConfig()
+    assert load_config(write(tmp_path, "mine.yaml", "# nothing\n")) == NFedGNNConfig()
 
 
 finite = st.floats(1e-6, 1e6)
@@ -403,3 +406,14 @@ def test_settings_are_read_without_torch_or_flower() -> None:
     run = [sys.executable, "-c", script]
     done = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("schema", [NFedGNNConfig, FedSCemConfig])
+def test_the_page_on_configuration_has_every_key_and_no_other(schema: type) -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "configuration.md").read_text()
+    shared, _, rest = text.partition("\n## `nfedgnn`")
+    nfedgnn, _, fedscem = rest.partition("\n## `fedscem`")
+    own = fedscem if schema is FedSCemConfig else nfedgnn
+    rows = [line for line in (shared + own).splitlines() if line.startswith("| `")]
+    named = {key for row in rows for key in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert named == set(known_keys(schema))

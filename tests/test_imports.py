@@ -12,7 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("ops", "library", "strategies", "apps")  # each may import itself and what is before it
 # Parts that a script without Flower, Ray or PyG must be able to use.
-PURE = ("flower_graph/models.py", "flower_graph/cohort.py", "flower_graph/ops/*.py")
+PURE = (
+    "flower_graph/models.py",
+    "flower_graph/cohort.py",
+    "flower_graph/ego_batch.py",
+    "flower_graph/ego_cohort.py",
+    "flower_graph/ops/*.py",
+)
 # What a user starts stands above all layers, wherever its file lies.
 ENTRIES = ("flower_graph/cli.py", "flower_graph/cli_run.py")
 
@@ -105,6 +111,8 @@ def test_importing_the_package_is_cheap() -> None:
 
 
 def test_engine_loads_no_flower_at_run_time() -> None:
-    loaded = _loaded("import flower_graph.cohort, flower_graph.models, flower_graph.ops")
+    loaded = _loaded(
+        "import flower_graph.cohort, flower_graph.ego_cohort, flower_graph.models, flower_graph.ops"
+    )
     assert "torch" in loaded
     assert not loaded & {"flwr", "ray", "torch_geometric"}

@@ -68,7 +68,7 @@ def test_dependencies_are_what_the_code_imports() -> None:
     declared = PYPROJECT["project"]["dependencies"]
     declared += PYPROJECT["project"]["optional-dependencies"]["ogb"]
     names = {re.split(r"[\[<>=~! ]", one)[0].lower().replace("-", "_") for one in declared}
-    modules = {"yaml": "pyyaml"}
+    modules = {"nacl": "pynacl", "yaml": "pyyaml"}
     imported: set[str] = set()
     for folder in ("flower_graph", "strategies", "apps"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -26,7 +26,14 @@ from flower_graph import files
 from flower_graph.config import load_config, to_dict
 from flower_graph.errors import OutputError
 from flower_graph.plots import CurveSet, plot_grid, save_curves
-from flower_graph.report import RoundReport, RunWriter, format_round, read_reports, summarise
+from flower_graph.report import (
+    RoundReport,
+    RunWriter,
+    _title,
+    format_round,
+    read_reports,
+    summarise,
+)
 from flower_graph.result import _join
 from flower_graph.text import describe_result, format_bytes
 
@@ -112,6 +119,46 @@ def test_result_figures(tmp_path: Path) -> None:
         "torch-geometric",
         "python",
     }
+
+
+def test_seconds_by_part_of_the_round(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", CONFIG)
+    # The first round also aligns; the others do not name that part.
+    writer.write_round(report(1, parts={"train": 0.5, "align": 3.0}))
+    writer.write_round(report(2, parts={"train": 0.25}))
+    writer.write_round(report(3, parts={"train": 1.0}))
+    assert lines(writer.out)[0]["parts"] == {"train": 0.5, "align": 3.0}
+    assert writer.finish(FINAL)["seconds"]["parts"] == {
+        "train": {"total": 1.75, "per-round-median": 0.5},
+        "align": {"total": 3.0, "per-round-median": 0.0},
+    }
+
+
+def test_skipped_rounds_are_told_and_counted(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", CONFIG)
+    writer.write_round(report(1))
+    writer.write_round(report(2, skipped="3 of 10 clients answered, 7 are needed"))
+    assert [line["skipped"] != "" for line in lines(writer.out)] == [False, True]
+    result = writer.finish(FINAL)
+    assert result["skipped"] == 1
+    assert "parts" not in result["seconds"]
+    assert "skipped: 3 of 10 clients answered" in format_round(writer.reports[1], 4)
+    assert "skipped" not in format_round(writer.reports[0], 4)
+
+
+def test_rounds_of_an_older_version_are_read() -> None:
+    old = report(1).to_record()
+    del old["parts"], old["skipped"]
+    assert RoundReport.from_record(old) == report(1)
+    del old["loss"]
+    with pytest.raises(TypeError, match="loss"):
+        RoundReport.from_record(old)
+
+
+def test_a_picture_is_named_after_what_sets_the_run_apart() -> None:
+    assert _title(CONFIG) == "nfedgnn · cora-linqs · gcn · seed 3"
+    config = to_dict(load_config("fedscem/cora", ["strategy.name=fedavg"]))
+    assert _title(config) == "fedscem · Cora · fedavg · seed 0"
 
 
 def test_a_result_needs_a_round(tmp_path: Path) -> None:

@@ -116,17 +116,23 @@ def with_self_loops(edge_index: Tensor, n: int) -> Tensor:
     return torch.cat([edge_index, torch.stack([loop, loop])], dim=1)
 
 
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    """Return ``matrix @ x``; the operator would clear and copy the result first."""
+    out = x.new_empty(matrix.shape[0], x.shape[1])
+    return torch.addmm(out, matrix, x, beta=0, out=out)  # beta 0: what lies in `out` is not read
+
+
 class _SparseProduct(torch.autograd.Function):
     """``A @ x`` for a constant A; its gradient is ``A^T @ g``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.transpose = transpose
-        return matrix @ x
+        return _product(matrix, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.transpose @ grads[0].contiguous(), None, None
+        return _product(ctx.transpose, grads[0].contiguous()), None, None
 
 
 def propagate(graph: Adjacency, x: Tensor) -> Tensor:

@@ -32,6 +32,49 @@ SEND_WEIGHTS, CHECKPOINT = "send-weights", "checkpoint"
 LATENT_SIZE, USER_BIAS, SEED = "latent-size", "user-bias", "seed"
 LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"
 AVERAGE_OVER, WEIGHT_SHAPE = "average-over", "weight-shape"
+# Secure sum: setting up; and three stages whose entries may share one message, so each stage has
+# its own
+SUM_RUN, SUM_CLIENTS, SUM_CHANNEL_KEYS = "sum-run", "sum-clients", "sum-channel-keys"
+SUM_STATE, MASKED_SUM = "secure-sum", "masked-sum"
+PREPARE_RUN, PREPARE_ROUND, PREPARE_CLIENTS = "prepare-run", "prepare-round", "prepare-clients"
+PREPARE_THRESHOLD, PREPARE_MINIMUM = "prepare-threshold", "prepare-minimum"
+PREPARE_PARTNERS, PREPARE_CHANNEL_KEYS = "prepare-partners", "prepare-channel-keys"
+PREPARE_ROUND_KEYS, PREPARE_PACKETS = "prepare-round-keys", "prepare-packets"
+PREPARE_SEED_COMMITMENTS = "prepare-seed-commitments"
+PREPARE_SHARE_COMMITMENTS = "prepare-share-commitments"
+MASK_RUN, MASK_ROUND, MASK_CLIENTS = "mask-run", "mask-round", "mask-clients"
+MASK_LENGTH, MASK_WORD, MASK_LIVE = "mask-length", "mask-word", "mask-live"
+MASK_ROUND_KEYS, MASK_PACKETS = "mask-round-keys", "mask-packets"
+MASK_SHARE_COMMITMENTS = "mask-share-commitments"
+MASK_REFUSED, MASK_LEFT_OUT = "mask-refused", "mask-left-out"
+UNMASK_RUN, UNMASK_ROUND, UNMASK_CLIENTS = "unmask-run", "unmask-round", "unmask-clients"
+UNMASK_CONTRIBUTORS, UNMASK_KINDS = "unmask-contributors", "unmask-kinds"
+UNMASK_SHARES = "unmask-shares"
+# Alignment of identities: the stage that a request is for and its number within the run; clients
+# and, for each, how many rows of the next entry are its own; points, tokens, table size
+ALIGN_STAGE, ALIGN_EPOCH = "align-stage", "align-epoch"
+ALIGN_CLIENTS, ALIGN_SIZES = "align-clients", "align-sizes"
+ALIGN_POINTS, ALIGN_TOKENS, ALIGN_CELLS = "align-points", "align-tokens", "align-cells"
+# ... and in the forms that hide nothing
+ALIGN_PRIME, ALIGN_COEFFICIENTS = "align-prime", "align-coefficients"
+ALIGN_PEERS, ALIGN_PATTERNS, ALIGN_COUNTS = "align-peers", "align-patterns", "align-counts"
+ALIGN_IDENTITIES, ALIGN_SLOTS = "align-identities", "align-slots"
+# LocalSage+ and FedSage+: encoded nodes that miss neighbours; how many nodes each client has of
+# these and how many neighbours each misses; correct predictions and nodes by split; losses
+ENCODED, CLIENTS, ROWS, MISSING = "encoded", "clients", "rows", "missing"
+COUNTS, LOSSES, EPOCH, OTHERS, SHARE = "counts", "losses", "epoch", "others", "share"
+HIDDEN_SIZE, LOCAL_EPOCHS, GENERATOR_EPOCHS = "hidden-size", "local-epochs", "generator-epochs"
+NUM_FEATURES, NUM_CLASSES = "num-features", "num-classes"
+# FedSCem: sums by slot and counts of holders, both ways; a full model, both ways; how the sums are
+# written; what a message is for, and how long it took
+SUMS, TOTAL, EMBEDDINGS, HOLDER_COUNTS = "sums", "total", "embeddings", "holder-counts"
+MODEL, FIRST, REST = "model", "first", "rest"
+ALIGNMENT, VARIANT, SHARES_MODEL, IS_LAST = "alignment", "variant", "shares-model", "is-last"
+SUMS_ROUND, CONTRIBUTORS, SLOTS = "sums-round", "contributors", "slots"
+RING_WORD, RING_FRACTION, RING_GUARD, RING_LIMIT = "word", "fraction-bits", "guard-bits", "limit"
+PRESENT, LEFT_OUT = "present", "left-out"
+PROJECTION, MU, TAU, PROXIMAL = "projection", "mu", "tau", "proximal"
+TRAIN_SECONDS, MASK_SECONDS = "train-seconds", "mask-seconds"
 # How the adaptor (``flower_graph.client``) names the arrays of a reply
 ARRAY_NAMES = "array-names"
 # Metrics that Flower's own strategies look for

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from flwr.app import Context, RecordDict
 from torch_geometric.data import Data
 
 from flower_graph.config import RunConfig
@@ -25,3 +26,7 @@ def own_graph(**changes: Any) -> Data:
         f"{name}_mask": place // 10 == part for part, name in enumerate(("train", "val", "test"))
     }
     return Data(**{"x": x, "edge_index": edge_index, "y": y, **masks, **changes})
+
+
+def context_of(node_config: dict[str, Any], run_config: dict[str, Any] | None = None) -> Context:
+    return Context(1, 2, node_config, RecordDict(), run_config or {})

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch_geometric.data import Data
 
 from flower_graph import checkpoint
-from flower_graph.apps.nfedgnn import CHECKPOINTS
+from flower_graph.apps.common import CHECKPOINTS
 from flower_graph.apps.runner import run, simulate
 from flower_graph.config import load_config, to_dict
 from flower_graph.errors import CheckpointError, ConfigError, DataError, OutputError
@@ -278,5 +278,5 @@ def test_a_resume_that_does_not_fit_leaves_the_run_as_it_was(
 
 
 def test_supernodes_are_refused_as_a_setting(config_of: MakeConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="31 for 30 users"):
+    with pytest.raises(ConfigError, match="31 for 30 clients"):
         simulate(config_of(own_graph()), supernodes=31)

@@ -11,6 +11,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_dense_adj
 
 from flower_graph.ops.graph import (
+    Adjacency,
     adjacency,
     csr,
     gcn_adjacency,
@@ -144,3 +145,22 @@ def test_laplacian_equals_the_double_sum(graph: tuple[Tensor, int], seed: int):
     value.backward()
     expected.backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_reads_nothing_of_the_memory_it_fills(monkeypatch: pytest.MonkeyPatch):
+    def new_nan(self: Tensor, *size: int) -> Tensor:
+        return self.new_full(size, torch.nan)
+
+    x = torch.arange(10.0).reshape(5, 2).requires_grad_()
+    for edges in (EDGES, NO_EDGES):
+        graph = gcn_adjacency(edges, 5)
+        wanted = graph.matrix.to_dense() @ x.detach()
+        monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
+        out = propagate(graph, x)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        monkeypatch.undo()
+        torch.testing.assert_close(out.detach(), wanted)
+        assert grad.isfinite().all()
+    nothing = csr(*torch.empty(2, 0, dtype=torch.int64), torch.empty(0), 5)
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
+    assert not propagate(Adjacency(nothing, nothing), x).any()

@@ -48,7 +48,7 @@ def small_graph(n: int = 12, seed: int = 0) -> Data:
 
 
 def dealt(data: Data, context: Context) -> tuple[Tensor, Tensor]:
-    """Deal users in turn, unlike ``apps.nfedgnn.deal``: the numbers of a client have gaps."""
+    """Deal users in turn, unlike ``apps.common.share``: the numbers of a client have gaps."""
     part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
     users = torch.arange(part, data.num_nodes, parts)
     return data.x[users], users

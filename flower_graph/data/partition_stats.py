@@ -1,0 +1,164 @@
+"""What a partition of a graph over clients looks like, in figures and distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.errors import DataError
+
+
+class PartitionStatistics(NamedTuple):
+    """Figures by name, and for each distribution how often which whole number occurs."""
+
+    figures: dict[str, float]
+    distributions: dict[str, dict[int, int]]
+
+
+class SplitGraph(Protocol):
+    """What is read from a graph whose nodes are the clients; ``Graph`` has it after loading."""
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    train_mask: Tensor | None
+    val_mask: Tensor | None
+    test_mask: Tensor | None
+
+
+def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
+    """Describe ego-networks as FedSCem's Table 2 and Figure 4 do, with overlap and split.
+
+    Parameters
+    ----------
+    networks
+        One per client, at least one.
+
+    Returns
+    -------
+    PartitionStatistics
+        ``docs/partition.md`` says what each figure means.
+
+    Raises
+    ------
+    DataError
+        If there are no ego-networks.
+    """
+    if not networks:
+        raise DataError("no ego-networks to describe: at least one client is needed")
+    nodes = torch.cat([network.nodes for network in networks])
+    held, holders = torch.unique(nodes, return_counts=True)
+    sizes = torch.tensor([network.nodes.numel() for network in networks])
+    links = torch.tensor([network.edge_index.size(1) // 2 for network in networks])
+    classes = torch.tensor([_classes(network.y) for network in networks])
+    edges = _distinct_edges(networks)
+    return PartitionStatistics(
+        figures={
+            "clients": len(networks),
+            "nodes": held.numel(),
+            "edges": edges,
+            "features": networks[0].x.size(1),
+            "classes": _classes(torch.cat([network.y for network in networks])),
+            "density": edges / held.numel(),
+            "nodes-per-client": _mean(sizes),
+            "edges-per-client": _mean(links),
+            "classes-per-client": _mean(classes),
+            # The paper's figure is this quotient of means, not the mean of quotients.
+            "density-per-client": _mean(links) / _mean(sizes),
+            "fewest-nodes": int(sizes.min()),
+            "most-nodes": int(sizes.max()),
+            **_overlap_figures(holders),
+            **_split_figures(networks),
+        },
+        distributions={
+            "nodes per client": _counts(sizes),
+            "edges per client": _counts(links),
+            "classes per client": _counts(classes),
+            "clients per node": _counts(holders),
+        },
+    )
+
+
+def node_statistics(data: SplitGraph) -> PartitionStatistics:
+    """Describe a graph whose every node is a client: neighbours, features in use, split.
+
+    Parameters
+    ----------
+    data
+        The graph, with both directions of every edge and masks ``[n]``.
+
+    Returns
+    -------
+    PartitionStatistics
+        ``docs/partition.md`` says what each figure means.
+    """
+    nodes = data.y.numel()
+    neighbours = torch.bincount(data.edge_index[0], minlength=nodes)
+    edges = data.edge_index.size(1) // 2
+    parts = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
+    masks = {part: mask for part, mask in parts.items() if mask is not None}
+    return PartitionStatistics(
+        figures={
+            "clients": nodes,
+            "edges": edges,
+            "features": data.x.size(1),
+            "classes": _classes(data.y),
+            "density": edges / nodes,
+            "neighbours-per-client": _mean(neighbours),
+            "most-neighbours": int(neighbours.max()),
+            "isolated": int((neighbours == 0).sum()),
+            "features-per-client": int(torch.count_nonzero(data.x)) / nodes,
+            **{part: int(mask.sum()) for part, mask in masks.items()},
+        },
+        distributions={
+            "neighbours per client": _counts(neighbours),
+            **{f"classes in {part}": _counts(data.y[mask]) for part, mask in masks.items()},
+        },
+    )
+
+
+def _overlap_figures(holders: Tensor) -> dict[str, float]:
+    return {
+        "clients-per-node": _mean(holders),
+        "most-clients-per-node": int(holders.max()),
+        "shared-share": _mean(holders >= 2),
+    }
+
+
+def _split_figures(networks: Sequence[EgoNetwork]) -> dict[str, float]:
+    trained = torch.cat([network.nodes[network.train_mask] for network in networks])
+    tested = torch.cat([network.nodes[network.test_mask] for network in networks])
+    clients = len(networks)
+    return {
+        "train-per-client": trained.numel() / clients,
+        "val-per-client": sum(int(network.val_mask.sum()) for network in networks) / clients,
+        "test-per-client": tested.numel() / clients,
+        "clients-without-training": sum(not bool(net.train_mask.any()) for net in networks),
+        "tested-and-trained-share": _mean(torch.isin(tested, trained)),
+    }
+
+
+def _distinct_edges(networks: Sequence[EgoNetwork]) -> int:
+    """Count the edges that some client holds, each once."""
+    nodes = 1 + max(int(network.nodes.max()) for network in networks)
+    ends = [network.nodes[network.edge_index] for network in networks]
+    keys = torch.cat([source * nodes + target for source, target in ends])
+    return int(torch.unique(keys).numel()) // 2
+
+
+def _classes(y: Tensor) -> int:
+    return int(y[y >= 0].unique().numel())
+
+
+def _mean(values: Tensor) -> float:
+    """Average; 0 of nothing."""
+    return float(values.double().mean()) if values.numel() else 0.0
+
+
+def _counts(values: Tensor) -> dict[int, int]:
+    found, counts = torch.unique(values, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))

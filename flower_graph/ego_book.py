@@ -1,0 +1,246 @@
+"""What the embedding-averaging server keeps from round to round, and what a sum says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_graph import checkpoint
+from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights, rest_shapes
+from flower_graph.errors import CheckpointError
+from flower_graph.ledger import ByteLedger
+from flower_graph.records.ego import METRIC_NAMES, EgoReply, EgoRequest, Layout, Sums
+from flower_graph.report import RoundReport
+
+if TYPE_CHECKING:
+    from flower_graph.ego_session import EgoSession, RoundSum
+    from flower_graph.secure.ring import Ring
+
+LEAST_HOLDERS = 2  # a mean over fewer is one client's embedding
+
+
+class EgoBook:
+    """Sums that wait for the clients, the mean model, bytes, checkpoints.
+
+    Parameters
+    ----------
+    settings : EgoSettings
+        The clients' models and training.
+    variant : str
+        ``full``, ``iter`` or ``minus``.
+    shares_model : bool
+        Whether every round begins with the mean of the clients' weights.
+    checkpoint_dir, checkpoint_every : Path or None, int
+        Where and every how many rounds to save everything; 0 for never.
+    """
+
+    def __init__(
+        self,
+        settings: EgoSettings,
+        *,
+        variant: str,
+        shares_model: bool,
+        checkpoint_dir: Path | None,
+        checkpoint_every: int,
+    ) -> None:
+        if checkpoint_every < 0:
+            raise ValueError(f"checkpoint_every: {checkpoint_every} is not at least 0")
+        if checkpoint_every and checkpoint_dir is None:
+            raise ValueError(f"checkpoint_every: {checkpoint_every} needs a checkpoint_dir")
+        self.settings, self.variant = settings, variant
+        self.model = initial_weights(settings) if shares_model else None
+        self.ledger = ByteLedger()
+        self._folder, self._every = checkpoint_dir, checkpoint_every
+        self._sums: Sums | None = None
+        self._start = self.model  # what this round began with
+        self._due = False  # whether the clients were asked to save the round that is reported next
+        self._incomplete = False  # whether one of them did not answer
+
+    def layout(self, server_round: int, session: EgoSession) -> Layout:
+        """Return the parts of this round's vectors; after the last round, measurements alone."""
+        if server_round > session.rounds:
+            return Layout(0, self.settings.hidden)
+        weights = 0 if self.model is None else self.model.first.numel() + self.model.rest.numel()
+        return Layout(session.num_slots, self.settings.hidden, weights)
+
+    def request(self, server_round: int, session: EgoSession) -> EgoRequest:
+        """Write what is the same for all SuperNodes of a round's request."""
+        before = server_round - 1
+        every, rounds = self._every, session.rounds
+        self._due = bool(every and before) and (before % every == 0 or before == rounds)
+        model = self._start = self.model
+        return EgoRequest(
+            server_round,
+            np.zeros(0, np.int64),
+            self.settings,
+            self.variant,
+            sums=self._sums,
+            model=None if model is None else (model.first.numpy(), model.rest.numpy()),
+            ring=session.ring(),
+            is_last=server_round > rounds,
+            checkpoint=self._due,
+        )
+
+    def take(
+        self,
+        layout: Layout,
+        found: RoundSum,
+        ring: Ring | None,
+        replies: Iterable[EgoReply],
+        asked: int,
+    ) -> RoundReport:
+        """Keep what a sum brings for the next round; report what it says about the last one."""
+        self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
+        self._sums = None
+        seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
+        parts = {
+            "train": max(train for train, _ in seconds),
+            "mask": max(mask for _, mask in seconds),
+            **found.parts,
+        }
+        self._incomplete = found.total is None or found.contributors < asked
+        metrics = dict.fromkeys(METRIC_NAMES, math.nan)
+        if found.total is not None:
+            metrics = self._read(layout, found, ring)
+        return _report(metrics, asked, found, parts, self.settings.mu, self.payload)
+
+    def _read(self, layout: Layout, found: RoundSum, ring: Ring | None) -> dict[str, float]:
+        total = found.total
+        assert total is not None
+        if layout.slots:
+            self._sums = self._keep(layout, found, total, ring)
+        numbers = total[layout.metrics] if ring is None else ring.decode(total[layout.metrics])
+        if layout.weights and self.model is not None:
+            words = total[layout.model]
+            mean = (words if ring is None else ring.decode(words)) / found.contributors
+            first = self.model.first.numel()
+            split = np.split(mean.astype(np.float32), [first])
+            self.model = ModelWeights(
+                torch.from_numpy(split[0]).view_as(self.model.first), torch.from_numpy(split[1])
+            )
+        return dict(zip(METRIC_NAMES, map(float, numbers), strict=True))
+
+    def _keep(
+        self, layout: Layout, found: RoundSum, total: NDArray[Any], ring: Ring | None
+    ) -> Sums:
+        embeddings, counts = total[layout.embeddings], total[layout.counts]
+        if ring is None:
+            # Nobody else is to see a single client's embedding.
+            few = counts < LEAST_HOLDERS
+            embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
+            embeddings, counts = embeddings.ravel(), counts * ~few
+        return Sums(found.server_round, found.sum_round, found.contributors, embeddings, counts)
+
+    def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
+        """Count payload as single clients would send and get it."""
+        up = found.contributors
+        self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
+        self.ledger.count("up", "activations", up * layout.slots * word)
+        self.ledger.count("up", "metrics", up * len(METRIC_NAMES) * word)
+        if self._sums is not None:
+            down = self._sums.embeddings.nbytes + self._sums.counts.nbytes
+            self.ledger.count("down", "embeddings", asked * down)
+        if self.model is not None:
+            weights = self.model.first.numel() + self.model.rest.numel()
+            self.ledger.count("up", "weights", up * layout.weights * word)
+            self.ledger.count("down", "weights", asked * weights * 4)
+
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        """Payload bytes so far: direction to kind to bytes."""
+        return self.ledger.payload
+
+    def model_arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return the mean model by name; nothing where models are not shared."""
+        if self.model is None:
+            return {}
+        arrays = {"first": self.model.first.numpy()}
+        start = 0
+        for name, shape in rest_shapes(self.settings).items():
+            size = math.prod(shape)
+            arrays[name] = self.model.rest[start : start + size].view(shape).numpy()
+            start += size
+        return arrays
+
+    # Checkpoints
+
+    def save(self, server_round: int, session: EgoSession) -> None:
+        """Complete the round's checkpoint, if the clients were asked to save it and all did."""
+        if not self._due or self._incomplete:
+            return
+        assert self._folder is not None
+        state: dict[str, Any] = {
+            "settings": self._settings(),
+            "ledger": self.ledger.state_dict(),
+            "wire": session.exchange.ledger.state_dict(),
+        }
+        if self._start is not None:
+            # The clients' part was saved within the next round, which began with this model.
+            state |= {"first": self._start.first, "rest": self._start.rest}
+        checkpoint.save_server(self._folder, server_round, state)
+
+    def resume(self, session: EgoSession) -> int:
+        """Load the last complete checkpoint; the clients load theirs when they say hello."""
+        if self._folder is None:
+            raise CheckpointError("resume: a checkpoint_dir is needed")
+        server_round = checkpoint.last_round(self._folder)
+        if server_round > session.rounds:
+            raise CheckpointError(
+                f"num_rounds: {session.rounds} is less than round {server_round} of the checkpoint"
+            )
+        state = checkpoint.load_server(self._folder, server_round)
+        try:
+            for name, value in self._settings().items():
+                if (was := state["settings"][name]) != value:
+                    raise ValueError(f"its {name} is {was}, this run's is {value}")
+            self.ledger.load_state_dict(state["ledger"])
+            session.exchange.ledger.load_state_dict(state["wire"])
+            if self.model is not None:
+                self.model = ModelWeights(state["first"], state["rest"])
+        except (KeyError, TypeError, ValueError) as error:
+            folder = checkpoint.round_folder(self._folder, server_round)
+            raise CheckpointError(f"{folder}: does not fit this run: {error}") from error
+        session.resume_round = server_round
+        return server_round
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        own = {"variant": self.variant, "shares_model": self.model is not None}
+        return {**self.settings._asdict(), **own}
+
+
+def _report(
+    metrics: dict[str, float],
+    asked: int,
+    found: RoundSum,
+    parts: dict[str, float],
+    mu: float,
+    payload: dict[str, dict[str, int]],
+) -> RoundReport:
+    """Report means over clients, of what the sums of their measurements say."""
+
+    def mean(name: str, count: str) -> float:
+        return metrics[name] / metrics[count] if metrics[count] >= 0.5 else math.nan
+
+    cross_entropy, contrast = mean("cross-entropy", "has-train"), mean("contrast", "has-contrast")
+    return RoundReport(
+        round=0,
+        loss=cross_entropy + (0.0 if math.isnan(contrast) else mu * contrast),
+        cross_entropy=cross_entropy,
+        regulariser=contrast,
+        train_accuracy=mean("train", "has-train"),
+        val_accuracy=mean("val", "has-val"),
+        test_accuracy=mean("test", "has-test"),
+        asked=asked,
+        answered=found.contributors,
+        rejected=found.rejected,
+        bytes=payload,
+        parts=parts,
+        skipped=found.skipped,
+    )

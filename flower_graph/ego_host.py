@@ -1,0 +1,266 @@
+"""The ego-network clients that one SuperNode hosts: models, secrets, one round's work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph import checkpoint
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.ego_cohort import ChosenEgos, EgoCohort, EgoSettings, ModelWeights, Shared
+from flower_graph.ego_secrets import EgoSecrets
+from flower_graph.ego_vector import Writing, add_up, measure, read_shared
+from flower_graph.errors import CheckpointError, OutOfRangeError
+from flower_graph.records.alignment import UnionRequest
+from flower_graph.records.ego import (
+    EgoHello,
+    EgoReply,
+    EgoRequest,
+    Layout,
+    PlainPresence,
+)
+from flower_graph.records.keys import ALIGN_STAGE, PREPARE_RUN, UNMASK_RUN
+from flower_graph.records.secure_sum import (
+    KeyReply,
+    MaskedReply,
+    MaskRequest,
+    PrepareRequest,
+    UnmaskRequest,
+)
+from flower_graph.secure.align_host import AlignHost
+from flower_graph.state import StateStore, Tensors
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+# Per client: the last round that it trained for, and whose means it took in. A message that comes
+# twice, or a run that goes on from a checkpoint, does neither a second time.
+TRAINED, FUSED = "trained-round", "fused-round"
+
+
+class EgoHost:
+    """Keeps the clients of one SuperNode from message to message.
+
+    Parameters are those of ``EgoNetworkClient``.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        *,
+        device: torch.device,
+        checkpoint_dir: Path | None,
+    ) -> None:
+        if not egos:
+            raise ValueError("egos: none is given; a SuperNode hosts at least one")
+        numbers = [ego.client for ego in egos]
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(f"egos: client numbers {numbers!s:.60} are not all different")
+        self.egos, self._device, self._folder = list(egos), device, checkpoint_dir
+        self._store = StateStore(context, "ego-client")
+        identities = {ego.client: ego.nodes.tolist() for ego in egos}
+        self.secrets = EgoSecrets(context, identities)
+        self._file_name = f"client-{context.node_config.get('partition-id', 0)}.safetensors"
+
+    # Set-up
+
+    def hello(self, message: EgoHello) -> KeyReply:
+        """Make keys for a run; go on from a checkpoint if the server does."""
+        self._check(message.settings)
+        if message.resume_round:
+            self._restore(message.settings, message.resume_round)
+        return self.secrets.begin(message.run_id, message.alignment)
+
+    def align(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one stage of the alignment."""
+        form, host, aligner = self.secrets.load()
+        answer = aligner.answer(config)
+        self.secrets.keep(form, host, aligner)
+        return answer
+
+    def unite(self, config: Mapping[str, Any]) -> MaskedReply:
+        """Take the key-holders' answers and add the clients' tables of tokens to the sum."""
+        form, host, aligner = self.secrets.load()
+        assert isinstance(aligner, AlignHost)
+        union, mask = UnionRequest.from_config(config), MaskRequest.from_config(config)
+        aligner.finish(union)
+        ready = set(aligner.finished)
+        present = [client for client in mask.clients.tolist() if client in ready]
+        reply = host.mask(mask, present, aligner.sketch(union.cells, present))
+        self.secrets.keep(form, host, aligner)
+        return reply
+
+    def unmask(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Reveal shares of the last sum, and prepare the next one; either may be left out."""
+        form, host, aligner = self.secrets.load()
+        answer: dict[str, Any] = {}
+        if UNMASK_RUN in config:
+            answer |= host.unmask(UnmaskRequest.from_config(config)).to_config()
+        if PREPARE_RUN in config:
+            answer |= host.prepare(PrepareRequest.from_config(config)).to_config()
+        self.secrets.keep(form, host, aligner)
+        return answer
+
+    # A round
+
+    def round(self, request: EgoRequest) -> EgoReply:
+        """Take in the means of the last round, measure, train, and add up this round's vectors."""
+        started = time.perf_counter()
+        form, host, aligner = self.secrets.load()
+        if ALIGN_STAGE in request.slots:
+            aligner.answer(request.slots)
+        cohort, tensors = self._open(request.settings)
+        chosen = cohort.choose(request.clients.tolist())
+        place = torch.tensor(chosen.places)
+        self._store.begin()
+        if request.model is not None:
+            self._start_from(chosen, tensors, place, request)
+        contrast = self._fuse(chosen, tensors, place, request, aligner.slots, host.run_id)
+        h = chosen.embed()
+        measured = measure(chosen, h, contrast)
+        if self._train(chosen, tensors, place, request):
+            h = chosen.embed()
+        self._store.commit((cohort, tensors), tensors)
+        if request.checkpoint:
+            self._save(request.server_round - 1)
+        trained = time.perf_counter()
+        writing = self._writing(request, aligner.slots, host.run_id)
+        total, present, left_out = add_up(chosen, h, measured, writing)
+        entries, total = _mask(host, request, total, present, left_out)
+        self.secrets.keep(form, host, aligner)
+        masked = time.perf_counter()
+        return EgoReply(request.server_round, entries, total, trained - started, masked - trained)
+
+    def drop(self) -> None:
+        """Forget the run."""
+        self._store.drop()
+        self.secrets.drop()
+
+    def _start_from(
+        self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
+    ) -> None:
+        """Begin the round with the mean model; once only, should the message come again."""
+        assert request.model is not None
+        first, rest = (torch.from_numpy(np.ascontiguousarray(part)) for part in request.model)
+        is_new = bool((tensors[TRAINED][place] < request.server_round).any())
+        chosen.start_from(ModelWeights(first, rest), replace=is_new)
+
+    def _fuse(
+        self,
+        chosen: ChosenEgos,
+        tensors: Tensors,
+        place: Tensor,
+        request: EgoRequest,
+        table: Any,
+        run_id: bytes,
+    ) -> Tensor | None:
+        """Co-train with the means of the round before (equation 11)."""
+        before = request.server_round - 1
+        if before < 1 or bool((tensors[FUSED][place] >= before).all()):
+            return None
+        tensors[FUSED][place] = before
+        if request.sums is not None and request.settings.mu:
+            shared = read_shared(request.sums, chosen, table, request.ring, run_id)
+        else:  # nothing was shared in that round: what is left of the loss is the classification's
+            empty = torch.zeros(0, dtype=torch.long, device=self._device)
+            shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
+        if request.variant == "iter" and not shared.place.numel():
+            return None
+        return chosen.fuse(shared, classify=request.variant != "iter")
+
+    def _train(
+        self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
+    ) -> bool:
+        """Take the round's local step, if the variant has one."""
+        due = bool((tensors[TRAINED][place] < request.server_round).any())
+        if request.is_last or not due:
+            return False
+        tensors[TRAINED][place] = request.server_round
+        if request.variant == "minus":
+            return False
+        chosen.train()
+        return True
+
+    def _writing(self, request: EgoRequest, table: Any, run_id: bytes) -> Writing:
+        slots = 0 if request.is_last else table.num_slots
+        weights = 0
+        if request.model is not None and not request.is_last:
+            weights = sum(part.size for part in request.model)
+        layout = Layout(slots, request.settings.hidden, weights)
+        sum_round = request.mask.server_round if request.mask else request.server_round
+        return Writing(layout, table, request.ring, run_id, sum_round)
+
+    # What lasts between messages
+
+    def _check(self, settings: EgoSettings) -> None:
+        for ego in self.egos:
+            if ego.x.shape[1] != settings.num_features:
+                raise ValueError(
+                    f"client {ego.client} has {ego.x.shape[1]} features, "
+                    f"the run has {settings.num_features}"
+                )
+            if ego.y.numel() and int(ego.y.max()) >= settings.num_classes:
+                raise ValueError(
+                    f"client {ego.client} has class {int(ego.y.max())}, the run's classes are 0 to "
+                    f"{settings.num_classes - 1}"
+                )
+
+    def _open(self, settings: EgoSettings) -> tuple[EgoCohort, Tensors]:
+        if self._store.version:
+            found: tuple[EgoCohort, Tensors] = self._store.load(lambda t: self._build(settings, t))
+            return found
+        never = torch.zeros(len(self.egos), dtype=torch.int32)
+        start = EgoCohort(self.egos, settings, device=self._device).tensors()
+        start |= {TRAINED: never, FUSED: never.clone()}
+        return self._build(settings, self._store.create(start))
+
+    def _build(self, settings: EgoSettings, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
+        counters = (TRAINED, FUSED, "step")
+        placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
+        return EgoCohort(self.egos, settings, placed, self._device), placed
+
+    def _save(self, server_round: int) -> None:
+        if self._folder is None:
+            raise CheckpointError("the server wants a checkpoint, but checkpoint_dir is not set")
+        _, tensors = self._store.load(lambda _: None)
+        numbers = torch.tensor([ego.client for ego in self.egos])
+        path = checkpoint.round_folder(self._folder, server_round) / self._file_name
+        checkpoint.save_client(path, tensors | {"clients": numbers})
+
+    def _restore(self, settings: EgoSettings, server_round: int) -> None:
+        if self._folder is None:
+            raise CheckpointError("the server resumes a run, but checkpoint_dir is not set")
+        path = checkpoint.round_folder(self._folder, server_round) / self._file_name
+        tensors = checkpoint.load_client(path)
+        numbers = torch.tensor([ego.client for ego in self.egos])
+        if not torch.equal(tensors.pop("clients"), numbers):
+            raise CheckpointError(
+                f"{path}: other clients; resume with as many SuperNodes as before"
+            )
+        built = self._build(settings, self._store.create(tensors))
+        self._store.commit(built, built[1])
+
+
+def _mask(
+    host: Any,
+    request: EgoRequest,
+    total: NDArray[Any],
+    present: list[int],
+    left_out: dict[int, str],
+) -> tuple[dict[str, Any], NDArray[Any]]:
+    """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
+    if not present:
+        raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
+    if request.mask is None:
+        return PlainPresence(np.array(present, np.int64), left_out).to_config(), total
+    reply = host.mask(request.mask, present, total)
+    reply.left_out.update(left_out)
+    return reply.to_config(), reply.total

@@ -1,0 +1,121 @@
+"""Products and sums of ragged groups of rows, each group with its own weights.
+
+The rows of all groups lie one behind the other; group ``g`` owns rows ``ptr[g]`` to
+``ptr[g + 1]``. Padding to the largest group would cost more than the loop: ego-networks differ in
+size by a factor of a hundred.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.threads import one_thread
+
+
+def group_sizes(ptr: list[int]) -> list[int]:
+    """Return how many rows each group has."""
+    return [last - first for first, last in pairwise(ptr)]
+
+
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    """Multiply each group of rows with the group's own matrix and add its own bias.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[n, a]`` rows of all groups.
+    weight : Tensor
+        ``[g, a, b]`` one matrix per group.
+    bias : Tensor
+        ``[g, b]`` one bias per group.
+    ptr : list of int
+        ``g + 1`` bounds of the groups.
+
+    Returns
+    -------
+    Tensor
+        ``[n, b]``; gradients flow to all three.
+    """
+    return _GroupedLinear.apply(x, weight, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def grouped_add(x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    """Add each group's own bias to its rows.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[n, b]`` rows of all groups.
+    bias : Tensor
+        ``[g, b]`` one bias per group.
+    ptr : list of int
+        ``g + 1`` bounds of the groups.
+
+    Returns
+    -------
+    Tensor
+        ``[n, b]``; gradients flow to both.
+    """
+    return _GroupedAdd.apply(x, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = group_sizes(ptr)
+        out = x.new_empty(x.shape[0], weight.shape[2])
+        parts = x.split(ctx.sizes), weight.unbind(), bias.unbind(), out.split(ctx.sizes)
+        with one_thread(len(ctx.sizes)):
+            for rows, matrix, own, into in zip(*parts, strict=True):
+                torch.addmm(own, rows, matrix, out=into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_weight = torch.empty_like(weight)
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        with one_thread(len(ctx.sizes)):
+            pieces = grad.split(ctx.sizes)
+            for rows, piece, into in zip(x.split(ctx.sizes), pieces, grad_weight, strict=True):
+                torch.mm(rows.T, piece, out=into)
+            if grad_x is not None:
+                for piece, own, into in zip(pieces, weight, grad_x.split(ctx.sizes), strict=True):
+                    torch.mm(piece, own.T, out=into)
+        return grad_x, grad_weight, _sum_pieces(grad, ctx.sizes), None
+
+
+class _GroupedAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+        ctx.sizes = group_sizes(ptr)
+        out = torch.empty_like(x)
+        parts = x.split(ctx.sizes), bias.unbind(), out.split(ctx.sizes)
+        for rows, own, into in zip(*parts, strict=True):
+            torch.add(rows, own, out=into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], _sum_pieces(grads[0], ctx.sizes), None
+
+
+def _sum_pieces(values: Tensor, sizes: list[int]) -> Tensor:
+    """Add up each group's rows, ``[n, b]`` to ``[g, b]``."""
+    out = values.new_empty(len(sizes), values.shape[1])
+    for piece, into in zip(values.split(sizes), out, strict=True):
+        torch.sum(piece, 0, out=into)
+    return out
+
+
+def group_sum(values: Tensor, ptr: list[int]) -> Tensor:
+    """Add up each group's rows: ``[n, ...]`` to ``[g, ...]``; a group without rows gives zero."""
+    sizes = torch.tensor(ptr, device=values.device).diff()
+    index = torch.repeat_interleave(torch.arange(sizes.numel(), device=values.device), sizes)
+    return values.new_zeros(sizes.numel(), *values.shape[1:]).index_add_(0, index, values)

@@ -1,0 +1,182 @@
+"""Graphs with hidden nodes, and graphs mended by generated neighbours (Zhang et al., 2021).
+
+A generated neighbour hangs on one node, its parent. In a mended graph the real nodes come first,
+the generated ones behind them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flower_graph.ops.grouped import group_sum
+
+
+class Impaired(NamedTuple):
+    """What is left of a graph when some nodes are hidden, and what the others then miss.
+
+    Attributes
+    ----------
+    kept : Tensor
+        ``[k]`` places of the nodes that are left.
+    edge_index : Tensor
+        ``[2, e]`` edges among them, by place in ``kept``.
+    missing : Tensor
+        ``[k]`` how many neighbours of each node are hidden.
+    parent, hidden : Tensor
+        ``[q]`` each: a node, by place in ``kept``, and one of its hidden neighbours, by place in
+        the whole graph; sorted by parent.
+    """
+
+    kept: Tensor
+    edge_index: Tensor
+    missing: Tensor
+    parent: Tensor
+    hidden: Tensor
+
+
+class Slots(NamedTuple):
+    """Places for generated neighbours: the first ``count[v]`` of every node.
+
+    Attributes
+    ----------
+    parent : Tensor
+        ``[r]`` the node that each hangs on, ascending.
+    slot : Tensor
+        ``[r]`` which of the node's neighbours it is, from 0.
+    """
+
+    parent: Tensor
+    slot: Tensor
+
+
+def impair(edge_index: Tensor, is_hidden: Tensor) -> Impaired:
+    """Hide nodes with their edges.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` both directions of every edge.
+    is_hidden : Tensor
+        ``[n]`` bool.
+
+    Returns
+    -------
+    Impaired
+        The rest of the graph and what it misses.
+    """
+    kept = (~is_hidden).nonzero().flatten()
+    place = torch.cumsum(~is_hidden, 0) - 1
+    source, target = edge_index
+    inside = ~is_hidden[source] & ~is_hidden[target]
+    cut = ~is_hidden[source] & is_hidden[target]
+    parent, hidden = place[source[cut]], target[cut]
+    order = torch.argsort(parent, stable=True)
+    missing = torch.bincount(parent, minlength=kept.numel())
+    return Impaired(kept, place[edge_index[:, inside]], missing, parent[order], hidden[order])
+
+
+def slots(count: Tensor) -> Slots:
+    """List the first ``count[v]`` slots of every node; ``count`` is ``[n]``."""
+    parent = torch.repeat_interleave(torch.arange(count.numel(), device=count.device), count)
+    first = count.cumsum(0) - count
+    return Slots(parent, torch.arange(parent.numel(), device=count.device) - first[parent])
+
+
+def mended_edges(edge_index: Tensor, num_nodes: int, parent: Tensor) -> Tensor:
+    """Hang generated nodes on their parents.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` edges of the real graph.
+    num_nodes : int
+        Its nodes.
+    parent : Tensor
+        ``[r]`` the parent of each generated node; below 0 for one that hangs on nothing.
+
+    Returns
+    -------
+    Tensor
+        ``[2, e + 2r']`` edges; generated node ``k`` has the number ``num_nodes + k``.
+    """
+    child = torch.arange(parent.numel(), device=parent.device) + num_nodes
+    links = torch.stack([parent, child])[:, parent >= 0]
+    return torch.cat([edge_index, links, links.flip(0)], dim=1)
+
+
+def number_loss(predicted: Tensor, missing: Tensor, ptr: list[int]) -> Tensor:
+    """Smooth L1 between predicted and true numbers, averaged over each client's nodes, ``[c]``."""
+    loss = F.smooth_l1_loss(predicted, missing.to(predicted.dtype), reduction="none")
+    return mean_by_client(loss, ptr)
+
+
+def mean_by_client(values: Tensor, ptr: list[int]) -> Tensor:
+    """Average ``[n]`` values over each client's rows, ``[c]``; zero for a client without rows."""
+    sizes = torch.tensor(ptr, device=values.device).diff().clamp(min=1)
+    return group_sum(values, ptr) / sizes
+
+
+def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -> Tensor:
+    """Find for each generated neighbour the nearest of its parent's hidden neighbours.
+
+    Parameters
+    ----------
+    generated : Tensor
+        ``[r, f]`` generated features.
+    slot : Slots
+        Their parents, each with at least one hidden neighbour.
+    graph : Impaired
+        The graph that the parents are nodes of.
+    x : Tensor
+        ``[n, f]`` features of the whole graph.
+
+    Returns
+    -------
+    Tensor
+        ``[r]`` places in the whole graph; of equally near ones the first.
+    """
+    first = graph.missing.cumsum(0) - graph.missing
+    many = graph.missing[slot.parent]
+    row, choice = slots(many)
+    candidate = graph.hidden[first[slot.parent[row]] + choice]
+    distance = (x[candidate] - generated.detach()[row]).square_().sum(1)
+    best = torch.full((many.numel(),), torch.inf, device=x.device)
+    best = best.scatter_reduce(0, row, distance, "amin")
+    hit = (distance == best[row]).nonzero().flatten().flip(0)  # flipped: the first is written last
+    found = torch.empty_like(many)
+    found[row[hit]] = candidate[hit]
+    return found
+
+
+def nearest_of_each(generated: Tensor, x: Tensor, ptr: list[int]) -> Tensor:
+    """Find for each generated neighbour the nearest node of every client.
+
+    Parameters
+    ----------
+    generated : Tensor
+        ``[r, f]`` generated features.
+    x : Tensor
+        ``[n, f]`` features of all clients' nodes, dense or sparse CSR.
+    ptr : list of int
+        ``c + 1`` bounds of the clients' nodes.
+
+    Returns
+    -------
+    Tensor
+        ``[c, r]`` places in ``x``.
+    """
+    # ||g - x||^2 without ||g||^2, which is the same for all nodes.
+    values = x.values() if x.layout == torch.sparse_csr else x
+    if x.layout == torch.sparse_csr:
+        row = torch.repeat_interleave(x.crow_indices().diff())
+        square = values.new_zeros(x.shape[0]).index_add_(0, row, values.square())
+    else:
+        square = values.square().sum(1)
+    distance = (x @ generated.T.contiguous()).mul_(-2).add_(square[:, None])
+    parts = itertools.pairwise(ptr)
+    return torch.stack([distance[first:last].argmin(0) + first for first, last in parts])

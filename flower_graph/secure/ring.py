@@ -1,0 +1,151 @@
+"""Fixed-point numbers in the integers modulo 2^32 or 2^64, where masks cancel exactly.
+
+A real number is rounded to a multiple of ``2^-fraction_bits`` and written as an integer; negative
+ones wrap round. Sums of such integers are exact as long as they stay inside the signed range of
+the word, so the ring is sized before the run from the number of clients and the largest value, and
+a value that would not fit is refused at the client, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.errors import OutOfRangeError
+
+RingArray = NDArray[np.unsignedinteger[Any]]
+WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+SIGNED: dict[int, np.dtype[Any]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How real numbers are written as words; every party of a sum has the same one.
+
+    Attributes
+    ----------
+    word : int
+        Bits of a word, 32 or 64.
+    fraction_bits : int
+        A real number is rounded to a multiple of ``2^-fraction_bits``.
+    guard_bits : int
+        Zero bits below it. A multiple ``c * pad`` that hides a sum leaves the lowest bits of the
+        sum in the clear when ``c`` is even, as many as ``c`` has factors of two; with guard bits
+        these bits are known zeros.
+    limit : float
+        Largest absolute value that is taken.
+    """
+
+    word: int
+    fraction_bits: int
+    guard_bits: int
+    limit: float
+
+    @classmethod
+    def fit(cls, num_clients: int, limit: float, resolution: float, *, guard: bool = False) -> Ring:
+        """Choose the smallest word in which no sum can overflow.
+
+        Parameters
+        ----------
+        num_clients : int
+            Most clients that add to one sum, at least 1.
+        limit : float
+            Largest absolute value of a single number.
+        resolution : float
+            Largest step between two representable numbers.
+        guard : bool
+            Whether to leave ``ceil(log2(num_clients))`` guard bits.
+
+        Returns
+        -------
+        Ring
+            With 32 bits if they do, else 64.
+
+        Raises
+        ------
+        ValueError
+            If an argument is impossible, or 64 bits are too few; says what would fit.
+        """
+        if num_clients < 1:
+            raise ValueError(f"num_clients is {num_clients}, must be at least 1")
+        for name, value in (("limit", limit), ("resolution", resolution)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}, must be a positive number")
+        fraction_bits = max(0, math.ceil(-math.log2(resolution)))
+        guard_bits = (num_clients - 1).bit_length() if guard else 0
+        # limit is a float: the product with a power of two is exact, and so is its ceiling.
+        largest = num_clients * math.ceil(math.ldexp(limit, fraction_bits)) << guard_bits
+        for word in WORDS:
+            if largest < 1 << (word - 1):
+                return cls(word, fraction_bits, guard_bits, float(limit))
+        raise ValueError(
+            f"{num_clients} numbers of up to {limit:g} in steps of {resolution:g} with "
+            f"{guard_bits} guard bits need {largest.bit_length() + 1} bits, a word has 64; "
+            "lower the limit or take a larger resolution"
+        )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a word, little-endian and unsigned."""
+        return WORDS[self.word]
+
+    def encode(self, values: NDArray[np.floating[Any]]) -> RingArray:
+        """Write numbers as words.
+
+        Parameters
+        ----------
+        values : ndarray
+            Floats of any shape.
+
+        Returns
+        -------
+        ndarray
+            Words, same shape.
+
+        Raises
+        ------
+        OutOfRangeError
+            If a value is NaN, infinite or beyond the limit; names the first one.
+        """
+        values = np.asarray(values, dtype=np.float64)
+        # Written so that NaN fails too.
+        if not (fits := np.abs(values) <= self.limit).all():
+            place = np.unravel_index(int(np.argmin(fits)), values.shape)
+            raise OutOfRangeError(
+                f"value {values[place]} at {tuple(map(int, place))} is outside the ring's range "
+                f"of -{self.limit:g} to {self.limit:g}"
+            )
+        steps = np.rint(values * 2.0**self.fraction_bits).astype(SIGNED[64])
+        words: RingArray = (steps << self.guard_bits).astype(self.dtype)
+        return words
+
+    def decode(self, total: RingArray) -> NDArray[np.float64]:
+        """Read a ring sum as numbers.
+
+        Parameters
+        ----------
+        total : ndarray
+            Words, sums of at most as many encoded values as the ring was made for.
+
+        Returns
+        -------
+        ndarray
+            Float64, same shape: the sum of the rounded values, exact below ``2^53`` steps.
+
+        Raises
+        ------
+        ValueError
+            If the words are of another type, or guard bits are not zero: such a number is no sum
+            of encoded values.
+        """
+        if total.dtype != self.dtype:
+            raise ValueError(f"the sum has type {total.dtype}, the ring has {self.dtype}")
+        signed = total.view(SIGNED[self.word])
+        if self.guard_bits and (signed & ((1 << self.guard_bits) - 1)).any():
+            raise ValueError(f"the lowest {self.guard_bits} bits of the sum are not zero")
+        numbers: NDArray[np.float64] = (signed >> self.guard_bits) / 2.0**self.fraction_bits
+        return numbers

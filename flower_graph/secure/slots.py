@@ -1,0 +1,178 @@
+"""Slots: the common order of shared identities, and the pads that their holders have in common.
+
+A slot is the place of one identity in the vectors that clients add up. All holders of a slot know
+a secret key of it that nobody else knows, and from it, in every round, the same *pad*. Holders add
+the pad to what they send, so that the sum over *c* of them holds the pad *c* times: the server adds
+up without seeing even the sum, and holders take the pad out again.
+
+All clients of a run, holders or not, also have one *group key* in common. Its stream, added by
+every client everywhere, hides from the server which slots had how many holders in a round; without
+it, a sum with one client fewer would tell which slots that client holds.
+
+With *C* contributors, *c* of them holders, a holder sends ``(x + pad) · 2^g + group`` and any other
+client ``group``; the sum is ``(Σx + c · pad) · 2^g + C · group`` modulo 2^64. ``C · group`` has as
+many zeros at its end as *C* has, and hides all that stands above them: so ``2^g >= C`` leaves the
+server nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.records.alignment import Bytes2D
+from flower_graph.secure.identities import KEY, split
+
+DOMAIN = b"flower-graph/pad/1/"
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """The slots that the clients of one SuperNode hold.
+
+    Attributes
+    ----------
+    num_slots : int
+        How many there are over all clients.
+    by_client : dict of int to ndarray
+        ``[n_c]`` slot of each of a client's nodes, -1 for a node that no other client holds.
+    held : ndarray
+        ``[s]`` distinct slots of these clients, ascending.
+    keys : ndarray
+        ``[s, 32]`` their secret keys; ``[0, 32]`` in the forms of alignment that have none.
+    group_key : bytes
+        What all clients of the run have in common; empty in the forms that have none.
+    """
+
+    num_slots: int
+    by_client: Mapping[int, NDArray[np.int64]]
+    held: NDArray[np.int64]
+    keys: Bytes2D
+    group_key: bytes
+
+    def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
+        """Return the pads of one round.
+
+        Parameters
+        ----------
+        run_id : bytes
+            The run's number.
+        server_round : int
+            The round; each has pads of its own.
+        width : int
+            Numbers per slot.
+
+        Returns
+        -------
+        ndarray
+            ``[s, width]`` uniform in the ring modulo 2^64, the same at all holders, in the order of
+            ``held``.
+
+        Raises
+        ------
+        ValueError
+            If this form of alignment has no keys.
+        """
+        if len(self.keys) != self.held.size:
+            raise ValueError("slots aligned in the clear have no keys, and so no pads")
+        base = hashlib.shake_128(_context(run_id, b"slot", server_round))
+        pads = []
+        for key in split(self.keys):
+            stream = base.copy()
+            stream.update(key)
+            pads.append(stream.digest(8 * width))
+        return np.frombuffer(b"".join(pads), "<u8").reshape(-1, width)
+
+    def group_pad(self, run_id: bytes, server_round: int, length: int) -> NDArray[np.uint64]:
+        """Return ``[length]`` numbers of one round that all clients have in common.
+
+        Arguments and errors are those of ``pads``.
+        """
+        if not self.group_key:
+            raise ValueError("clients aligned in the clear have no common key, and so no pad")
+        stream = hashlib.shake_128(_context(run_id, b"group", server_round) + self.group_key)
+        return np.frombuffer(stream.digest(8 * length), "<u8")
+
+
+def order_tokens(
+    order: Bytes2D, tokens: Bytes2D, counts: NDArray[np.int64], least: int = 2
+) -> Bytes2D:
+    """Append to the order of slots those tokens that enough clients hold.
+
+    Parameters
+    ----------
+    order : ndarray
+        ``[s, 12]`` tokens of the slots so far; they keep their places.
+    tokens : ndarray
+        ``[t, 12]`` all tokens, ascending.
+    counts : ndarray
+        ``[t]`` how many clients hold each.
+    least : int
+        How many must hold a token.
+
+    Returns
+    -------
+    ndarray
+        ``[s', 12]`` with ``s' >= s``.
+    """
+    known = set(split(order))
+    shared = split(np.ascontiguousarray(tokens[counts >= least]))
+    fresh = [token for token in shared if token not in known]
+    return np.concatenate(
+        [order, np.frombuffer(b"".join(fresh), np.uint8).reshape(-1, order.shape[1])]
+    )
+
+
+def slot_table(
+    order: Bytes2D,
+    tokens: Mapping[int, Bytes2D],
+    keys: Mapping[int, Bytes2D],
+    group_key: bytes,
+) -> SlotTable:
+    """Look up the slots of a SuperNode's clients.
+
+    Parameters
+    ----------
+    order : ndarray
+        ``[s, 12]`` published tokens; row *i* is slot *i*.
+    tokens, keys : dict of int to ndarray
+        For each client the tokens ``[n_c, 12]`` and keys ``[n_c, 32]`` of its nodes.
+    group_key : bytes
+        The run's common key.
+
+    Returns
+    -------
+    SlotTable
+        Their slots.
+    """
+    place = {token: slot for slot, token in enumerate(split(order))}
+    by_client = {
+        client: np.array([place.get(token, -1) for token in split(rows)], np.int64)
+        for client, rows in tokens.items()
+    }
+    if not by_client:
+        return open_table(len(order), {}, group_key)
+    slots = np.concatenate(list(by_client.values()))
+    held, first = np.unique(slots, return_index=True)
+    all_keys = np.concatenate([keys[client] for client in by_client])
+    first, held = first[held >= 0], held[held >= 0]
+    return SlotTable(len(order), by_client, held, all_keys[first], group_key)
+
+
+def open_table(
+    num_slots: int, by_client: Mapping[int, NDArray[np.int64]], group_key: bytes = b""
+) -> SlotTable:
+    """Return the table of slots that were agreed on in the clear: without keys."""
+    slots: Sequence[NDArray[np.int64]] = [*by_client.values(), np.zeros(0, np.int64)]
+    held = np.unique(np.concatenate(slots))
+    return SlotTable(num_slots, by_client, held[held >= 0], np.zeros((0, KEY), np.uint8), group_key)
+
+
+def _context(run_id: bytes, purpose: bytes, server_round: int) -> bytes:
+    """Return what a stream is for; the key that follows is always 32 bytes long."""
+    framed = b"".join(len(part).to_bytes(4, "big") + part for part in (run_id, purpose))
+    return DOMAIN + framed + server_round.to_bytes(8, "big")

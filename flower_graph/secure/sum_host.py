@@ -1,0 +1,379 @@
+"""The client's side of the secure sum, for all clients that one SuperNode hosts.
+
+Each client has a channel key for the run and, for each round, a seed and a mask key, both shared
+among its partners. What it adds to its vector is the stream of its seed, and for each partner *at
+another SuperNode* a stream that the two agree on and that one adds and the other takes away. Two
+clients of one SuperNode need no mask against each other: only their sum leaves it. For the same
+reason their shares do not travel.
+
+Every key is used once. A round is prepared once, masked once and unmasked once; the second time is
+refused, as is a round that is not newer than the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.records.secure_sum import (
+    MASK_KEY,
+    NOTHING,
+    PACKET_BYTES,
+    SEED,
+    Bytes,
+    Integers,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.records.sum_setup import KeyReply
+from flower_graph.secure import sum_keys
+from flower_graph.secure.channel import (
+    COMMITMENT_BYTES,
+    KEY_BYTES,
+    agree,
+    commitment,
+    new_key,
+    seal,
+    unseal,
+)
+from flower_graph.secure.host_round import HostRound, join, read_rounds, write_rounds
+from flower_graph.secure.ring import WORDS, RingArray
+from flower_graph.secure.shamir import SHARE_BYTES, split
+from flower_graph.secure.stream import add_stream
+
+KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
+
+
+class SumHost:
+    """The clients of one SuperNode in a secure sum.
+
+    Parameters
+    ----------
+    run_id : bytes
+        16 bytes from the server.
+    clients : sequence of int
+        Numbers of the hosted clients, each once, at least one.
+
+    Raises
+    ------
+    ValueError
+        If there is no client or one is there twice.
+    """
+
+    def __init__(self, run_id: bytes, clients: Sequence[int]) -> None:
+        numbers = [int(client) for client in clients]
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
+        pairs = [new_key() for _ in numbers]
+        self.run_id = run_id
+        self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
+        self._public = join([public for _, public in pairs], (len(pairs), KEY_BYTES))
+        self._rounds: dict[int, HostRound] = {}
+        self._last = -1  # the newest round that was prepared
+
+    @property
+    def clients(self) -> list[int]:
+        """Numbers of the hosted clients."""
+        return list(self._channels)
+
+    def keys(self) -> KeyReply:
+        """Return the public channel keys."""
+        return KeyReply(self.run_id, np.array(self.clients, np.int64), self._public)
+
+    def prepare(self, request: PrepareRequest) -> PrepareReply:
+        """Make the keys, shares and commitments of a round.
+
+        Parameters
+        ----------
+        request : PrepareRequest
+            The round and the partners.
+
+        Returns
+        -------
+        PrepareReply
+            What the server and the other SuperNodes need.
+
+        Raises
+        ------
+        RefusedError
+            If the round is not newer than the last, of another run, or impossible.
+        """
+        self._check_prepare(request)
+        is_foreign = ~np.isin(request.partners, request.clients)
+        kept = HostRound.begin(request, is_foreign, self._agree(request, is_foreign))
+        shares, share_commitments = self._share(kept)
+        kept.deliver(shares)
+        self._last = kept.number
+        older = sorted(self._rounds)[1 - KEPT_ROUNDS :]
+        self._rounds = {number: self._rounds[number] for number in older} | {kept.number: kept}
+        return PrepareReply(
+            self.run_id,
+            kept.number,
+            kept.clients,
+            kept.public,
+            self._commit_to_seeds(kept),
+            share_commitments,
+            self._seal(kept, shares),
+        )
+
+    def mask(self, request: MaskRequest, present: Sequence[int], total: RingArray) -> MaskedReply:
+        """Mask the sum of some clients' vectors.
+
+        Parameters
+        ----------
+        request : MaskRequest
+            The round, and what the partners prepared.
+        present : sequence of int
+            Clients whose vectors are in ``total``: some of the request's, each once.
+        total : ndarray
+            ``[L]`` sum of their encoded vectors in the ring.
+
+        Returns
+        -------
+        MaskedReply
+            The masked sum; ``total`` itself is not changed.
+
+        Raises
+        ------
+        RefusedError
+            If the round is not open or masked already, a client may not be in it, or too few of
+            its partners are there to hold its secrets.
+        ValueError
+            If ``total`` has another length or type than was asked for.
+        """
+        kept = self._round(request.run_id, request.server_round)
+        if kept.is_masked:
+            raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
+        _check_total(request, total)
+        rows = kept.rows(request.clients)
+        is_present = np.isin(request.clients, np.array(present, np.int64))
+        if not 0 < is_present.sum() == len(present):
+            raise RefusedError(f"present is {list(present)!r:.60}, must be some of the request's")
+        refused = self._receive(kept, request, rows)
+        few = is_present & (kept.has[rows].sum(1) < kept.threshold)
+        if few.any():
+            raise RefusedError(
+                f"client {request.clients[few][0]}: fewer than {kept.threshold} of its partners "
+                f"take part in round {kept.number}"
+            )
+        kept.is_masked = True
+        masked = np.array(total)
+        self._add_masks(kept, request, rows, is_present, masked)
+        return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
+
+    def unmask(self, request: UnmaskRequest) -> UnmaskReply:
+        """Reveal one share about each partner that the server asks about; never two.
+
+        Parameters
+        ----------
+        request : UnmaskRequest
+            The round, and what is wanted.
+
+        Returns
+        -------
+        UnmaskReply
+            The shares that are there.
+
+        Raises
+        ------
+        RefusedError
+            If the round is not open or was answered before, if fewer than the agreed minimum
+            contributed, or if seed and mask key of one client are asked for.
+        """
+        kept = self._round(request.run_id, request.server_round)
+        if request.contributors < kept.minimum:
+            raise RefusedError(
+                f"{request.contributors} clients contributed to round {kept.number}, at least "
+                f"{kept.minimum} must have: nothing is revealed"
+            )
+        rows = kept.rows(request.clients)
+        if request.kinds.shape != (rows.size, kept.k) or request.kinds.max() > MASK_KEY:
+            raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
+        _check_one_kind(kept.partners[rows], request.kinds)
+        kinds = np.where(kept.has[rows], request.kinds, np.uint8(NOTHING))
+        row, column = np.nonzero(kinds)
+        shares = kept.held[rows[row], column, kinds[row, column] - SEED]
+        del self._rounds[kept.number]
+        return UnmaskReply(self.run_id, kept.number, request.clients, kinds, shares)
+
+    def to_bytes(self) -> bytes:
+        """Write the state; it holds secrets."""
+        others = {
+            "run": np.frombuffer(self.run_id, np.uint8),
+            "last": np.array([self._last]),
+            "clients": np.array(self.clients, np.int64),
+            "channels": join(list(self._channels.values()), self._public.shape),
+            "public": self._public,
+        }
+        return write_rounds(self._rounds.values(), others)
+
+    @classmethod
+    def from_bytes(cls, state: bytes) -> SumHost:
+        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
+        host = cls.__new__(cls)
+        host._rounds, others = read_rounds(state)
+        try:
+            host.run_id, host._last = others["run"].tobytes(), int(others["last"][0])
+            channels = zip(others["clients"].tolist(), others["channels"], strict=True)
+            host._channels = {client: private.tobytes() for client, private in channels}
+            host._public = others["public"].astype(np.uint8, copy=False)
+        except (KeyError, ValueError, IndexError) as error:
+            raise StateLostError(f"the state of the secure sum lacks {error}") from error
+        return host
+
+    def _round(self, run_id: bytes, number: int) -> HostRound:
+        self._check_run(run_id)
+        kept = self._rounds.get(number)
+        if kept is None:
+            raise RefusedError(f"round {number} is not open; open: {sorted(self._rounds)}")
+        return kept
+
+    def _check_run(self, run_id: bytes) -> None:
+        if run_id != self.run_id:
+            raise RefusedError(f"run {run_id.hex()}, expected {self.run_id.hex()}")
+
+    def _check_prepare(self, request: PrepareRequest) -> None:
+        self._check_run(request.run_id)
+        if request.server_round <= self._last:
+            raise RefusedError(
+                f"round {request.server_round} is not newer than {self._last}, the last prepared"
+            )
+        k = request.partners.shape[1]
+        if not 1 <= request.threshold <= k or request.minimum < 2:
+            raise RefusedError(
+                f"threshold is {request.threshold} and minimum {request.minimum}, must be from 1 "
+                f"to {k} and at least 2"
+            )
+        for client in request.clients.tolist():
+            if client not in self._channels:
+                raise RefusedError(f"client {client} is not hosted here")
+
+    def _agree(self, request: PrepareRequest, is_foreign: NDArray[np.bool_]) -> Bytes:
+        """Agree on a secret with every partner at another SuperNode, ``[f, 32]``."""
+        owners = request.clients[np.nonzero(is_foreign)[0]].tolist()
+        if len(owners) != request.channel_keys.shape[0]:
+            raise RefusedError(
+                f"{request.channel_keys.shape[0]} channel keys for {len(owners)} foreign partners"
+            )
+        secrets = [
+            agree(self._channels[owner], public.tobytes())
+            for owner, public in zip(owners, request.channel_keys, strict=True)
+        ]
+        return join(secrets, (len(secrets), KEY_BYTES))
+
+    def _share(self, kept: HostRound) -> tuple[Bytes, Bytes]:
+        """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
+        shares, commitments = [], []
+        names = {
+            client: sum_keys.name_bytes(client) for client in np.unique(kept.partners).tolist()
+        }
+        for row, dealer in enumerate(kept.clients.tolist()):
+            seeds = split(kept.seeds[row].tobytes(), kept.threshold, kept.k)
+            mask_keys = split(kept.private[row].tobytes(), kept.threshold, kept.k)
+            of_seed, of_key = sum_keys.share_contexts(self.run_id, kept.number, dealer)
+            holders = [names[holder] for holder in kept.partners[row].tolist()]
+            for holder, seed, mask_key in zip(holders, seeds, mask_keys, strict=True):
+                shares += [seed, mask_key]
+                commitments.append(commitment(of_seed + holder, seed))
+                commitments.append(commitment(of_key + holder, mask_key))
+        shape = (*kept.partners.shape, 2)
+        return join(shares, (*shape, SHARE_BYTES)), join(commitments, (*shape, COMMITMENT_BYTES))
+
+    def _commit_to_seeds(self, kept: HostRound) -> Bytes:
+        found = [
+            commitment(sum_keys.seed_context(self.run_id, kept.number, client), seed.tobytes())
+            for client, seed in zip(kept.clients.tolist(), kept.seeds, strict=True)
+        ]
+        return join(found, (len(found), COMMITMENT_BYTES))
+
+    def _seal(self, kept: HostRound, shares: Bytes) -> Bytes:
+        """Seal the shares of the partners at other SuperNodes, ``[f, 82]``."""
+        packets = []
+        for pair, (row, column) in enumerate(np.argwhere(kept.is_foreign).tolist()):
+            dealer, holder = int(kept.clients[row]), int(kept.partners[row, column])
+            what_for = sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
+            secret, round_key = kept.secrets[pair].tobytes(), kept.public[row].tobytes()
+            packets.append(seal(secret, what_for, round_key, shares[row, column].tobytes()))
+        return join(packets, (len(packets), PACKET_BYTES))
+
+    def _receive(self, kept: HostRound, request: MaskRequest, rows: Integers) -> Integers:
+        """Open the packets of the partners; return the (client, partner) pairs that failed."""
+        pairs = _foreign_pairs(kept, request, rows)
+        secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
+        kept.has = np.zeros_like(kept.has)
+        kept.has[rows] = request.live & ~kept.is_foreign[rows]
+        refused = []
+        for pair, (row, column) in enumerate(pairs):
+            dealer, holder = int(kept.partners[row, column]), int(kept.clients[row])
+            what_for = sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
+            secret = kept.secrets[secret_at[row, column]].tobytes()
+            round_key, packet = request.round_keys[pair], request.packets[pair]
+            plain = unseal(secret, what_for, round_key.tobytes(), packet.tobytes())
+            promised = request.share_commitments[pair].tobytes()
+            if plain is None or self._committed(kept.number, dealer, holder, plain) != promised:
+                refused.append((holder, dealer))
+                continue
+            kept.held[row, column] = np.frombuffer(plain, np.uint8).reshape(2, SHARE_BYTES)
+            kept.has[row, column] = True
+        return np.array(refused, np.int64).reshape(-1, 2)
+
+    def _committed(self, number: int, dealer: int, holder: int, plain: bytes) -> bytes:
+        """Return the commitments that belong to a packet's two shares."""
+        of_seed, of_key = sum_keys.share_contexts(self.run_id, number, dealer)
+        name = sum_keys.name_bytes(holder)
+        return commitment(of_seed + name, plain[:SHARE_BYTES]) + commitment(
+            of_key + name, plain[SHARE_BYTES:]
+        )
+
+    def _add_masks(
+        self,
+        kept: HostRound,
+        request: MaskRequest,
+        rows: Integers,
+        is_present: NDArray[np.bool_],
+        masked: RingArray,
+    ) -> None:
+        """Add the self masks, and the masks against live partners at other SuperNodes."""
+        for row in rows[is_present].tolist():
+            seed, client = kept.seeds[row].tobytes(), int(kept.clients[row])
+            add_stream(masked, sum_keys.self_mask_key(seed, self.run_id, kept.number, client), 1)
+        chosen = set(rows[is_present].tolist())
+        for pair, (row, column) in enumerate(_foreign_pairs(kept, request, rows)):
+            if row in chosen:
+                own, other = int(kept.clients[row]), int(kept.partners[row, column])
+                secret = agree(kept.private[row].tobytes(), request.round_keys[pair].tobytes())
+                key = sum_keys.pair_mask_key(secret, self.run_id, kept.number, own, other)
+                add_stream(masked, key, sum_keys.pair_sign(own, other))
+
+
+def _foreign_pairs(kept: HostRound, request: MaskRequest, rows: Integers) -> list[tuple[int, int]]:
+    """Return row and column of the live partners at other SuperNodes, in the request's order."""
+    if request.live.shape != (rows.size, kept.k):
+        raise RefusedError(f"live has shape {request.live.shape}, not {(rows.size, kept.k)}")
+    index, column = np.nonzero(request.live & kept.is_foreign[rows])
+    if index.size != request.packets.shape[0]:
+        raise RefusedError(f"{request.packets.shape[0]} packets for {index.size} foreign partners")
+    return list(zip(rows[index].tolist(), column.tolist(), strict=True))
+
+
+def _check_total(request: MaskRequest, total: RingArray) -> None:
+    dtype = WORDS.get(request.word)
+    if total.shape != (request.length,) or total.dtype != dtype:
+        raise ValueError(
+            f"the sum has shape {total.shape} and type {total.dtype}, "
+            f"but ({request.length},) and {dtype} were asked for"
+        )
+
+
+def _check_one_kind(partners: Integers, kinds: Bytes) -> None:
+    """Refuse a request for both secrets of one client, through whichever of our holders."""
+    both = np.intersect1d(partners[kinds == SEED], partners[kinds == MASK_KEY])
+    if both.size:
+        raise RefusedError(f"both the seed and the mask key of client {both[0]} are asked for")

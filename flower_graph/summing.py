@@ -1,0 +1,315 @@
+"""Sums of vectors over Flower clients that the server cannot read one by one.
+
+``SecureSum`` is the server's half, ``SecureSumClient`` the clients'. The protocol is in
+``flower_graph.secure``; here is only how its messages travel. A sum takes two exchanges: masked
+vectors, then shares, and the second also prepares the next sum. ``docs/secure-sum.md`` has an
+example.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from flower_graph.arrays import decode_array
+from flower_graph.errors import MalformedReplyError, StateLostError
+from flower_graph.exchange import Exchange
+from flower_graph.records.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CONFIG,
+    MASKED_SUM,
+    METRICS,
+    PREPARE_RUN,
+    SUM_STATE,
+    UNMASK_RUN,
+)
+from flower_graph.records.secure_sum import (
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.records.sum_setup import KeyReply, KeyRequest, read_ring, write_ring
+from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.sum_host import SumHost
+from flower_graph.secure.sum_server import Skipped, SumServer
+
+# For make_client_app
+ACTIONS = ("sum_enroll", "sum_mask", "sum_unmask")
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum.
+
+    Attributes
+    ----------
+    values : ndarray
+        ``[L]`` float64, the sum of the contributors' vectors, each rounded to the resolution.
+    contributors : ndarray
+        Numbers of the clients in it.
+    """
+
+    values: NDArray[np.float64]
+    contributors: NDArray[np.int64]
+
+
+class SecureSum:
+    """The server's half: asks the clients for masked vectors and adds them up.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        How messages are sent.
+    limit : float
+        Largest absolute value of a single number; a client with a larger one is left out.
+    resolution : float
+        Step to which numbers are rounded.
+    dropout, corrupt : float
+        Shares of the clients that may vanish during a sum, and that may collude with the server.
+    timeout : float
+        Seconds to wait for replies to one exchange, and for nodes.
+    min_nodes : int
+        SuperNodes to wait for.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        limit: float,
+        resolution: float = 2.0**-16,
+        dropout: float = 0.3,
+        corrupt: float = 0.1,
+        timeout: float = 600.0,
+        min_nodes: int = 1,
+    ) -> None:
+        self.server = SumServer(dropout=dropout, corrupt=corrupt)
+        self._exchange = exchange
+        self._limit, self._resolution = limit, resolution
+        self._timeout, self._min_nodes = timeout, min_nodes
+        self._next = 0  # number of the sum that is prepared or will be
+        self._ring: Ring | None = None  # of the sum that is prepared
+        self._enrolled: set[int] = set()
+
+    def sum(
+        self, server_round: int, length: int, config: Mapping[str, Any] | None = None
+    ) -> Summed | Skipped:
+        """Add up one vector of each client.
+
+        Parameters
+        ----------
+        server_round : int
+            The caller's round, for messages and logs.
+        length : int
+            Numbers of a vector.
+        config : Mapping or None
+            Entries for the clients' ``vectors``.
+
+        Returns
+        -------
+        Summed or Skipped
+            The sum, or why there is none. SuperNodes that joined since the last sum was made
+            ready take part from the next one on.
+        """
+        self._enroll(server_round)
+        if self._ring is None:
+            self._turn(server_round, {}, self._prepare())
+        number, ring = self._next, self._ring
+        assert ring is not None  # _prepare has set it
+        requests = {
+            node: _record(request.to_config() | write_ring(ring) | dict(config or {}))
+            for node, request in self.server.mask_requests(number, length, ring.word).items()
+        }
+        self._send(server_round, "sum_mask", requests, self._read_masked)
+        self._next += 1
+        self._turn(server_round, self.server.unmask_requests(number), self._prepare())
+        result = self.server.result(number)
+        if isinstance(result, Skipped):
+            return result
+        return Summed(ring.decode(result.total), result.contributors)
+
+    def _enroll(self, server_round: int) -> None:
+        """Ask SuperNodes that are new for their clients, and forget those that are gone."""
+        nodes = set(self._exchange.nodes(self._min_nodes, self._timeout))
+        for gone in self._enrolled - nodes:
+            self.server.forget(gone)
+        self._enrolled &= nodes
+        request = _record(self.server.key_request().to_config())
+        requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
+
+        def read(node: int, content: RecordDict) -> None:
+            self.server.enroll(node, KeyReply.from_config(_entries(content)))
+            self._enrolled.add(node)
+
+        self._send(server_round, "sum_enroll", requests, read)
+
+    def _prepare(self) -> dict[int, PrepareRequest]:
+        """Open the next sum, with all clients that are there."""
+        clients = self.server.clients
+        self._ring = Ring.fit(max(1, len(clients)), self._limit, self._resolution)
+        return self.server.open_round(self._next, clients)
+
+    def _turn(
+        self,
+        server_round: int,
+        unmask: Mapping[int, UnmaskRequest],
+        prepare: Mapping[int, PrepareRequest],
+    ) -> None:
+        """Unmask one sum and prepare the next, in one exchange."""
+        entries: dict[int, dict[str, Any]] = {}
+        for requests in (unmask, prepare):
+            for node, request in requests.items():
+                entries.setdefault(node, {}).update(request.to_config())
+
+        def read(node: int, content: RecordDict) -> None:
+            found = _entries(content)
+            if node in unmask:
+                self.server.take_shares(node, UnmaskReply.from_config(found))
+            if node in prepare:
+                self.server.take_prepare(node, PrepareReply.from_config(found))
+
+        records = {node: _record(config) for node, config in entries.items()}
+        self._send(server_round, "sum_unmask", records, read)
+
+    def _read_masked(self, node: int, content: RecordDict) -> None:
+        arrays = content.array_records.get(ARRAYS)
+        if arrays is None or MASKED_SUM not in arrays:
+            raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
+        total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
+        self.server.take_masked(node, MaskedReply.from_config(_entries(content), total))
+
+    def _send(
+        self, server_round: int, action: str, requests: Mapping[int, RecordDict], read: Any
+    ) -> None:
+        if requests:
+            self._exchange.send(
+                requests,
+                message_type=f"train.{action}",
+                server_round=server_round,
+                timeout=self._timeout,
+                read=read,
+            )
+
+
+class SecureSumClient(NumPyClient):
+    """The clients' half: a subclass says in ``vectors`` what is to be added up.
+
+    Give ``make_client_app`` the ``ACTIONS`` of this module. Keys are kept in the context's state.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's context of the SuperNode.
+    clients : sequence of int
+        Numbers of the clients that it hosts, unique over the run.
+    """
+
+    def __init__(self, context: Context, clients: Sequence[int]) -> None:
+        self.context, self.clients = context, clients
+
+    @abstractmethod
+    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
+        """Return the vector of each client; one that is missing is left out of the sum."""
+
+    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Make channel keys."""
+        host = SumHost(KeyRequest.from_config(config).run_id, self.clients)
+        self._keep(host)
+        return [], len(self.clients), host.keys().to_config()
+
+    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Add up the own clients' vectors and mask the sum."""
+        host, request = self._host(), MaskRequest.from_config(config)
+        total, left_out = encode_sum(
+            read_ring(config), self.vectors(config), request.clients.tolist(), request.length
+        )
+        present = [client for client in request.clients.tolist() if client not in left_out]
+        if not present:
+            raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
+        reply = host.mask(request, present, total)
+        reply.left_out = left_out
+        self._keep(host)
+        names = {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
+        return [reply.total], len(present), reply.to_config() | names
+
+    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Reveal shares of one sum, prepare the next, or both."""
+        host, entries = self._host(), dict[str, Any]()
+        if UNMASK_RUN in config:
+            entries |= host.unmask(UnmaskRequest.from_config(config)).to_config()
+        if PREPARE_RUN in config:
+            entries |= host.prepare(PrepareRequest.from_config(config)).to_config()
+        self._keep(host)
+        return [], len(self.clients), entries
+
+    def _host(self) -> SumHost:
+        record = self.context.state.config_records.get(SUM_STATE)
+        state = None if record is None else record.get(SUM_STATE)
+        if not isinstance(state, bytes):
+            raise StateLostError("there are no keys for the secure sum: enrol first")
+        return SumHost.from_bytes(state)
+
+    def _keep(self, host: SumHost) -> None:
+        self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
+
+
+def encode_sum(
+    ring: Ring, vectors: Mapping[int, FloatArray], clients: Sequence[int], length: int
+) -> tuple[RingArray, dict[int, str]]:
+    """Encode clients' vectors and add them up.
+
+    Parameters
+    ----------
+    ring : Ring
+        The ring of the sum.
+    vectors : Mapping
+        Vector of each client.
+    clients : sequence of int
+        Who is to be in the sum.
+    length : int
+        Numbers of a vector.
+
+    Returns
+    -------
+    total : ndarray
+        ``[length]`` ring words.
+    left_out : dict[int, str]
+        Clients whose vector is missing, of another length or out of range, with the reason.
+    """
+    total, left_out = np.zeros(length, ring.dtype), {}
+    for client in clients:
+        vector = vectors.get(client)
+        if vector is None or np.shape(vector) != (length,):
+            got = "no vector" if vector is None else f"a vector of shape {np.shape(vector)}"
+            left_out[client] = f"{got}, expected ({length},)"
+            continue
+        try:
+            total += ring.encode(vector)
+        except ValueError as error:
+            left_out[client] = str(error)
+    return total, left_out
+
+
+def _record(config: Mapping[str, Any]) -> RecordDict:
+    return RecordDict({CONFIG: ConfigRecord(dict(config))})
+
+
+def _entries(content: RecordDict) -> dict[str, Any]:
+    """Merge a reply's entries: the adaptor puts numbers into the metrics, the rest beside them."""
+    return {
+        **content.metric_records.get(METRICS, {}),
+        **content.config_records.get(CONFIG, {}),
+    }

@@ -1,0 +1,306 @@
+"""Ego-networks: which nodes and edges a client gets, who is sampled, and the splits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.utils import k_hop_subgraph
+
+from flower_graph.data import Graph, load_graph, to_undirected
+from flower_graph.data.ego_networks import (
+    CHUNK,
+    EgoNetwork,
+    ego_networks,
+    partition_egos,
+    sample_egos,
+    split_global,
+    split_per_client,
+)
+from flower_graph.errors import DataError
+
+# 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour.
+EDGES = [[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]
+RATIOS = [0.6, 0.2, 0.2]
+
+
+def graph(edges: Any = EDGES, nodes: int = 6, y: list[int] | None = None) -> Graph:
+    labels = torch.arange(nodes) % 3 if y is None else torch.tensor(y)
+    x = torch.eye(nodes) * torch.arange(1, nodes + 1)
+    edge_index = torch.tensor(edges, dtype=torch.int64).reshape(2, -1)
+    return Graph(x, to_undirected(edge_index, nodes), labels, 3)
+
+
+def partition(**changes: Any) -> SimpleNamespace:
+    given: dict[str, Any] = {"hops": 2, "clients": 3, "min_nodes": 1, "seed": None}
+    given |= {"split": "per-client", "ratios": RATIOS}
+    return SimpleNamespace(**{**given, **changes})
+
+
+def roles(network: EgoNetwork) -> list[list[int]]:
+    masks = (network.train_mask, network.val_mask, network.test_mask)
+    return [network.nodes[mask].tolist() for mask in masks]
+
+
+def same(one: EgoNetwork, other: EgoNetwork) -> bool:
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
+
+
+# --- nodes and edges
+
+
+def test_one_hop_by_hand() -> None:
+    first, second, alone = ego_networks(graph(), [3, 0, 5], hops=1)
+    assert (first.client, first.ego, second.client, second.ego) == (0, 3, 1, 0)
+    assert first.nodes.tolist() == [1, 2, 3, 4]
+    # 1 - 2, 1 - 3, 2 - 3 and 3 - 4, by place: the edge that does not touch the ego is there too.
+    assert first.edge_index.tolist() == [[0, 0, 1, 1, 2, 2, 2, 3], [1, 2, 0, 2, 0, 1, 3, 2]]
+    assert first.y.tolist() == [1, 2, 0, 1]
+    assert torch.equal(first.x, graph().x[[1, 2, 3, 4]])
+    assert (second.nodes.tolist(), second.edge_index.tolist()) == ([0, 1], [[0, 1], [1, 0]])
+    assert alone.nodes.tolist() == [5] and alone.edge_index.shape == (2, 0)
+
+
+def test_two_hops_reach_further() -> None:
+    assert ego_networks(graph(), [0], hops=2)[0].nodes.tolist() == [0, 1, 2, 3]
+    assert ego_networks(graph(), [0], hops=9)[0].nodes.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_edges_in_one_direction_count_in_both() -> None:
+    directed = replace(graph(), edge_index=torch.tensor(EDGES))
+    (network,) = ego_networks(directed, [4], hops=2)
+    assert same(network, ego_networks(graph(), [4], hops=2)[0])
+
+
+def test_a_graph_without_edges_gives_clients_of_one_node() -> None:
+    networks = ego_networks(graph([[], []]), range(6), hops=2)
+    assert [network.nodes.tolist() for network in networks] == [[0], [1], [2], [3], [4], [5]]
+    done = split_per_client(networks, RATIOS, seed=0)
+    assert [roles(network) for network in done] == [[[k], [], []] for k in range(6)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30),
+    st.integers(1, 4),
+    st.permutations(range(10)),
+)
+def test_it_is_what_pyg_gives(pairs: list[tuple[int, int]], hops: int, egos: list[int]) -> None:
+    data = graph(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 10)
+    for ego, network in zip(egos, ego_networks(data, egos, hops), strict=True):
+        nodes, edges, _, _ = k_hop_subgraph(
+            ego, hops, data.edge_index, relabel_nodes=True, num_nodes=10
+        )
+        assert torch.equal(network.nodes, nodes)
+        assert torch.equal(network.edge_index, to_undirected(edges, nodes.numel()))
+
+
+def test_more_egos_than_are_searched_at_once() -> None:
+    ring = torch.arange(3 * CHUNK)
+    data = graph(torch.stack([ring, ring.roll(-1)]).tolist(), 3 * CHUNK)
+    networks = ego_networks(data, ring.flip(0), hops=1)
+    for network in networks[1:-1]:
+        assert network.nodes.tolist() == [network.ego - 1, network.ego, network.ego + 1]
+    assert [network.client for network in networks] == list(range(3 * CHUNK))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_sparse_features_stay_sparse() -> None:
+    sparse = replace(graph(), x=graph().x.to_sparse_csr())
+    for one, other in zip(
+        ego_networks(sparse, [3, 5, 0], 1), ego_networks(graph(), [3, 5, 0], 1), strict=True
+    ):
+        assert one.x.layout == torch.sparse_csr
+        assert torch.equal(one.x.to_dense(), other.x)
+
+
+def test_tensors_hold_no_more_than_their_client() -> None:
+    # A view would carry the storage of all clients with it when it is saved or sent.
+    for network in ego_networks(graph(), [0, 1, 3], hops=2):
+        for value in (network.nodes, network.edge_index, network.x, network.y):
+            assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+# --- who is sampled
+
+
+def test_fewer_clients_are_the_first_of_more() -> None:
+    ten = sample_egos(graph([[], []], 50), 10, 1, 1, seed=3)
+    assert torch.equal(ten[:4], sample_egos(graph([[], []], 50), 4, 1, 1, seed=3))
+    assert ten.unique().numel() == 10
+    assert not torch.equal(ten, sample_egos(graph([[], []], 50), 10, 1, 1, seed=4))
+
+
+def test_only_egos_with_enough_nodes_are_drawn() -> None:
+    # Within one hop, 1 and 3 have four nodes, 2 has three, 0 and 4 have two, 5 has one.
+    for least, allowed in ((4, [1, 3]), (3, [1, 2, 3]), (2, [0, 1, 2, 3, 4])):
+        for seed in range(5):
+            egos = sample_egos(graph(), len(allowed), 1, least, seed)
+            assert sorted(egos.tolist()) == allowed
+
+
+def test_all_nodes_can_be_egos() -> None:
+    assert sorted(sample_egos(graph(), 6, 2, 1, seed=0).tolist()) == list(range(6))
+
+
+# --- splits
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"), [(1, [1, 0, 0]), (2, [1, 1, 0]), (5, [3, 1, 1]), (20, [12, 4, 4])]
+)
+def test_shares_within_a_client(nodes: int, sizes: list[int]) -> None:
+    hub = graph([[0] * (nodes - 1), list(range(1, nodes))], nodes)
+    (network,) = split_per_client(ego_networks(hub, [0], 1), RATIOS, seed=1)
+    assert [len(part) for part in roles(network)] == sizes
+    assert sorted(node for part in roles(network) for node in part) == list(range(nodes))
+
+
+def test_a_client_keeps_one_training_node() -> None:
+    (network,) = split_per_client(ego_networks(graph(), [0], 1), [0.1, 0.5, 0.4], seed=0)
+    assert [len(part) for part in roles(network)] == [1, 0, 1]
+
+
+def test_shares_below_one_leave_nodes_out() -> None:
+    hub = graph([[0] * 9, list(range(1, 10))], 10)
+    (network,) = split_per_client(ego_networks(hub, [0], 1), [0.3, 0.2, 0.2], seed=0)
+    assert [len(part) for part in roles(network)] == [3, 2, 2]
+
+
+def test_nodes_without_a_label_are_in_no_part() -> None:
+    data = graph(y=[-1, 2, -1, -1, -1, -1])
+    networks = ego_networks(data, [0, 3, 5], 1)
+    for done in (
+        split_per_client(networks, RATIOS, seed=0),
+        split_global(networks, data.y, RATIOS, seed=0),
+    ):
+        assert [roles(network) for network in done] == [[[1], [], []], [[1], [], []], [[], [], []]]
+
+
+def test_a_clients_split_depends_on_the_seed_and_its_number_alone() -> None:
+    hub = graph([[0] * 19, list(range(1, 20))], 20)
+    networks = ego_networks(hub, [0, 7, 11], hops=2)
+    done = split_per_client(networks, RATIOS, seed=5)
+    assert same(done[2], split_per_client(networks[2:], RATIOS, seed=5)[0])
+    assert roles(done[0]) != roles(done[1])  # the same nodes, another client
+    assert roles(done[0]) != roles(split_per_client(networks, RATIOS, seed=6)[0])
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19))))
+def test_global_roles_are_the_same_at_every_client(seed: int, pairs: list[tuple[int, int]]) -> None:
+    data = graph(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 20)
+    found: dict[int, int] = {}
+    for network in split_global(ego_networks(data, range(20), 1), data.y, RATIOS, seed):
+        for role, nodes in enumerate(roles(network)):
+            for node in nodes:
+                assert found.setdefault(node, role) == role
+    assert sorted(found) == list(range(20))
+    assert [list(found.values()).count(role) for role in range(3)] == [12, 4, 4]
+
+
+def test_global_roles_do_not_depend_on_the_clients() -> None:
+    many = split_global(ego_networks(graph(), [0, 3], 2), graph().y, RATIOS, seed=2)
+    (one,) = split_global(ego_networks(graph(), [3], 2), graph().y, RATIOS, seed=2)
+    assert roles(many[1]) == roles(one)
+
+
+# --- the whole partition
+
+
+def test_a_partition_of_its_own_seed_does_not_follow_the_runs() -> None:
+    data = graph([[], []], 50)
+    fixed, own = partition(seed=7), partition()
+    pairs = zip(partition_egos(data, fixed, 0), partition_egos(data, fixed, 1), strict=True)
+    assert all(same(a, b) for a, b in pairs)
+    pairs = zip(partition_egos(data, fixed, 0), partition_egos(data, own, 7), strict=True)
+    assert all(same(a, b) for a, b in pairs)
+    egos = [[n.ego for n in partition_egos(data, own, seed)] for seed in (0, 1)]
+    assert egos[0] != egos[1]
+
+
+def test_the_split_is_the_one_asked_for() -> None:
+    data = graph([[0] * 19, list(range(1, 20))], 20)
+    strict = partition_egos(data, partition(split="global"), 0)
+    loose = partition_egos(data, partition(), 0)
+    assert roles(strict[0]) == roles(strict[1])
+    assert roles(loose[0]) != roles(loose[1])
+
+
+def test_a_hundred_clients_of_a_large_graph_are_quick(
+    data_root: Path, settings: Callable[..., Any]
+) -> None:
+    data = load_graph(settings(name="PubMed", root=str(data_root)))
+    chosen = partition(clients=100, min_nodes=80)
+    start = time.perf_counter()
+    networks = partition_egos(data, chosen, 0)
+    assert time.perf_counter() - start < 1
+    assert min(network.nodes.numel() for network in networks) >= 80
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": 7}, r"partition.clients = 7: the graph has 6 nodes"),
+        ({"clients": 0}, r"partition.clients = 0: must be at least 1"),
+        ({"hops": 0}, r"partition.hops = 0: must be at least 1"),
+        ({"min_nodes": 0}, r"partition.min_nodes = 0: must be at least 1"),
+        (
+            {"hops": 1, "min_nodes": 4},
+            r"partition.clients = 3: 2 of 6 nodes have a 1-hop .* partition.min_nodes = 4",
+        ),
+        ({"split": "public"}, r"partition.split = 'public': must be one of per-client, global"),
+        ({"ratios": [0.6, 0.4]}, r"partition.ratios = \[0.6, 0.4\]: must be three shares"),
+        ({"ratios": [0.0, 0.5, 0.5]}, r"train \(above 0\)"),
+        ({"ratios": [0.8, 0.2, 0.2]}, r"sum to at most 1"),
+        ({"ratios": [0.6, -0.1, 0.2]}, r"val and test \(0 or more\)"),
+        ({"ratios": [float("nan"), 0.2, 0.2]}, r"partition.ratios = \[nan"),
+        ({"split": "global", "ratios": [0.5, 0.2, float("nan")]}, r"partition.ratios"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        partition_egos(graph(), partition(**changes), 0)
+
+
+@pytest.mark.parametrize(
+    ("egos", "message"),
+    [
+        ([0, 6], r"egos \[6\]: outside the graph; its nodes are 0 to 5"),
+        ([-1], r"egos \[-1\]: outside the graph"),
+        ([2, 0, 2], r"egos \[2\]: there more than once"),
+    ],
+)
+def test_impossible_egos_are_refused(egos: list[int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ego_networks(graph(), egos, hops=1)
+
+
+def test_hops_are_checked_without_sampling_too() -> None:
+    with pytest.raises(DataError, match=r"partition\.hops = 0"):
+        ego_networks(graph(), [0], hops=0)
+
+
+def test_no_egos_give_no_clients() -> None:
+    assert ego_networks(graph(), [], hops=1) == []
+
+
+def test_importing_needs_neither_flower_nor_pyg() -> None:
+    code = (
+        "import sys, flower_graph.data.ego_networks, flower_graph.data.partition_stats\n"
+        "print([n for n in ('flwr', 'torch_geometric', 'scipy', 'ray') if n in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,118 @@
+"""What the figures of a partition say, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flower_graph.data import Graph, to_undirected
+from flower_graph.data.ego_networks import EgoNetwork, ego_networks
+from flower_graph.data.partition_stats import ego_statistics, node_statistics
+from flower_graph.errors import DataError
+
+# 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour, and no label.
+EDGES = to_undirected(torch.tensor([[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]), 6)
+Y = torch.tensor([0, 1, 2, 0, 1, -1])
+
+
+def mask(*places: int, size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(places).long(), True)
+
+
+def networks() -> list[EgoNetwork]:
+    """Clients with the nodes 0 1, then 1 2 3 4, then 5."""
+    graph = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
+    first, second, alone = ego_networks(graph, [0, 3, 5], hops=1)
+    return [
+        replace(first, train_mask=mask(0, size=2), test_mask=mask(1, size=2)),
+        replace(
+            second,
+            train_mask=mask(0, 1, size=4),  # 1, which the first client tests, and 2
+            val_mask=mask(2, size=4),
+            test_mask=mask(3, size=4),
+        ),
+        alone,
+    ]
+
+
+def test_figures_of_ego_networks_by_hand() -> None:
+    found = ego_statistics(networks()).figures
+    assert found == pytest.approx(
+        {
+            "clients": 3,
+            "nodes": 6,
+            "edges": 5,
+            "features": 7,
+            "classes": 3,
+            "density": 5 / 6,
+            "nodes-per-client": 7 / 3,
+            "edges-per-client": 5 / 3,
+            "classes-per-client": 5 / 3,
+            "density-per-client": 5 / 7,
+            "fewest-nodes": 1,
+            "most-nodes": 4,
+            "clients-per-node": 7 / 6,
+            "most-clients-per-node": 2,
+            "shared-share": 1 / 6,
+            "train-per-client": 1,
+            "val-per-client": 1 / 3,
+            "test-per-client": 2 / 3,
+            "clients-without-training": 1,
+            "tested-and-trained-share": 1 / 2,
+        }
+    )
+
+
+def test_distributions_of_ego_networks_by_hand() -> None:
+    assert ego_statistics(networks()).distributions == {
+        "nodes per client": {1: 1, 2: 1, 4: 1},
+        "edges per client": {0: 1, 1: 1, 4: 1},
+        "classes per client": {0: 1, 2: 1, 3: 1},
+        "clients per node": {1: 5, 2: 1},
+    }
+
+
+def test_an_edge_of_two_clients_counts_once() -> None:
+    graph = Graph(torch.zeros(6, 1), EDGES, Y, num_classes=3)
+    found = ego_statistics(ego_networks(graph, range(6), hops=2)).figures
+    assert (found["nodes"], found["edges"]) == (6, 5)
+    assert found["edges-per-client"] > 5 / 6
+
+
+def test_nobody_tested_is_no_overlap() -> None:
+    graph = Graph(torch.zeros(6, 1), EDGES, Y, num_classes=3)
+    assert ego_statistics(ego_networks(graph, [0], 1)).figures["tested-and-trained-share"] == 0
+
+
+def test_no_clients_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one client"):
+        ego_statistics([])
+
+
+def test_nodes_as_clients_by_hand() -> None:
+    x = torch.zeros(6, 4)
+    x[0, 1] = x[0, 2] = x[3, 0] = -1.5
+    train, val = mask(0, 1, size=6), mask(size=6)
+    found = node_statistics(Graph(x, EDGES, Y, 3, train, val, test_mask=mask(2, 3, 4, size=6)))
+    assert found.figures == {
+        "clients": 6,
+        "edges": 5,
+        "features": 4,
+        "classes": 3,
+        "density": 5 / 6,
+        "neighbours-per-client": 10 / 6,
+        "most-neighbours": 3,
+        "isolated": 1,
+        "features-per-client": 0.5,
+        "train": 2,
+        "val": 0,
+        "test": 3,
+    }
+    assert found.distributions == {
+        "neighbours per client": {0: 1, 1: 2, 2: 1, 3: 2},
+        "classes in train": {0: 1, 1: 1},
+        "classes in val": {},
+        "classes in test": {0: 1, 1: 1, 2: 1},
+    }

@@ -1,0 +1,153 @@
+"""Small ego-networks with everything odd among them, and slow versions to hold the engine against.
+
+Twelve clients hold parts of a graph of 40 nodes; ``ODD`` names what is special about some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import GCNConv
+
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.ego_cohort import EgoSettings, ModelWeights, Shared, rest_shapes
+
+NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
+SETTINGS = EgoSettings(
+    FEATURES,
+    CLASSES,
+    hidden=HIDDEN,
+    projection=PROJECTION,
+    learning_rate=0.005,
+    weight_decay=0.01,
+    seed=3,
+    mu=0.7,
+    tau=0.5,
+)
+ODD = {"one node": 3, "no edges": 5, "no training": 7, "nothing shared": 9, "no features": 11}
+
+
+def toy_egos() -> list[EgoNetwork]:
+    """Make the clients; their numbers are 100, 101, ..."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(NODES, FEATURES, generator=draw)
+    x *= torch.rand(NODES, FEATURES, generator=draw) < 0.4
+    y = torch.randint(CLASSES, (NODES,), generator=draw)
+    upper = (torch.rand(NODES, NODES, generator=draw) < 0.15).triu(1)
+    return [_ego(place, x, y, upper | upper.T, draw) for place in range(12)]
+
+
+def _ego(place: int, x: Tensor, y: Tensor, edges: Tensor, draw: torch.Generator) -> EgoNetwork:
+    count = 1 if place == ODD["one node"] else 4 + place
+    nodes = torch.randperm(30, generator=draw)[:count].sort().values
+    if place == ODD["nothing shared"]:
+        nodes = torch.arange(30, NODES)
+    if place == ODD["no features"]:
+        x = torch.zeros_like(x)
+    own, y = edges[nodes][:, nodes], y[nodes]
+    role = torch.randint(3, (nodes.numel(),), generator=draw)
+    role[0] = 0
+    if place == ODD["no edges"]:
+        own = torch.zeros_like(own)
+    if place == ODD["no training"]:
+        role[role == 0], y = 1, torch.where(torch.arange(nodes.numel()) < 2, -1, y)
+    masks = [(role == k) & (y >= 0) for k in range(3)]
+    return EgoNetwork(100 + place, int(nodes[0]), nodes, own.nonzero().T, x[nodes], y, *masks)
+
+
+def toy_shared(egos: Sequence[EgoNetwork]) -> Shared:
+    """Give these clients means of the nodes that several of all twelve hold; the same each time."""
+    counts = torch.bincount(torch.cat([ego.nodes for ego in toy_egos()]), minlength=NODES)
+    means = torch.rand(NODES, HIDDEN, generator=torch.Generator().manual_seed(1))
+    nodes = torch.cat([ego.nodes for ego in egos])
+    place = (counts[nodes] > 1).nonzero().flatten()
+    return Shared(place, means[nodes[place]])
+
+
+def slow_nt_xent(z: Tensor, shared: Tensor, rows: Tensor, tau: float) -> Tensor:
+    """Equation 9 for one client, term by term: the losses of ``rows``, ``[s]``."""
+
+    def term(one: Tensor, other: Tensor) -> Tensor:
+        return (F.cosine_similarity(one, other, dim=0) / tau).exp()
+
+    losses = []
+    for number, j in enumerate(rows.tolist()):
+        others = [term(z[j], z[k]) for k in range(z.shape[0]) if k != j]
+        others += [term(z[j], shared[k]) for k in range(shared.shape[0])]
+        losses.append(-(term(z[j], shared[number]) / torch.stack(others).sum()).log())
+    return torch.stack(losses) if losses else z.new_zeros(0)
+
+
+class PlainClient(nn.Module):
+    """One client as anybody would write it with PyG: dense weights, autograd, PyTorch's Adam."""
+
+    def __init__(self, ego: EgoNetwork, start: ModelWeights, settings: EgoSettings) -> None:
+        super().__init__()
+        self.ego, self.settings, self.start = ego, settings, start
+        h, f = settings.hidden, settings.num_features
+        self.layers = nn.ModuleList([GCNConv(f, h), GCNConv(h, h)])
+        self.classifier = nn.Linear(h, settings.num_classes)
+        self.head = nn.Linear(h, settings.projection)
+        self.load(start)
+
+    def slots(self) -> list[nn.Parameter]:
+        """Return the parameters in the order of ``rest``, the first layer's matrix before them."""
+        first, second = self.layers
+        tail = [second.lin.weight, second.bias, *self.classifier.parameters()]
+        return [first.lin.weight, first.bias, *tail, *self.head.parameters()]
+
+    def load(self, model: ModelWeights) -> None:
+        """Take over a model, with a new optimiser."""
+        shapes = list(rest_shapes(self.settings).values())
+        parts = model.rest.split([torch.Size(shape).numel() for shape in shapes])
+        values = [model.first, *(p.view(shape) for p, shape in zip(parts, shapes, strict=True))]
+        with torch.no_grad():
+            for slot, value in zip(self.slots(), values, strict=True):
+                slot.copy_(value.T if value.dim() == 2 else value)
+        self.start = model
+        s = self.settings
+        self.optimizer = torch.optim.Adam(
+            self.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay
+        )
+
+    def model(self) -> ModelWeights:
+        """Return the weights as the engine has them."""
+        first, *rest = [slot.detach().T.contiguous() for slot in self.slots()]
+        return ModelWeights(first, torch.cat([part.reshape(-1) for part in rest]))
+
+    def embed(self) -> Tensor:
+        """Return ``[n_c, h]``."""
+        h = self.ego.x
+        for layer in self.layers:
+            h = layer(h, self.ego.edge_index).relu()
+        return h
+
+    def losses(self, shared: Shared | None) -> tuple[Tensor, Tensor]:
+        """Return ``L_nc`` and ``L_ct``, both zero where there is nothing to average."""
+        h, mask = self.embed(), self.ego.train_mask
+        nc = ct = 0 * h.sum()
+        if mask.any():
+            nc = F.cross_entropy(self.classifier(h)[mask], self.ego.y[mask])
+        if shared is not None and shared.place.numel():
+            z, means = self.head(h), self.head(shared.mean)
+            ct = slow_nt_xent(z, means, shared.place, self.settings.tau).mean()
+        return nc, ct
+
+    def step(self, shared: Shared | None = None, *, classify: bool = True) -> None:
+        """Take one step of ``train`` (without shared means) or of ``fuse``."""
+        nc, ct = self.losses(shared)
+        loss = self.settings.mu * ct + (nc if classify else 0)
+        for slot, value in zip(self.slots(), self._start_slots(), strict=True):
+            loss = loss + self.settings.proximal / 2 * ((slot - value) ** 2).sum()
+        self.optimizer.zero_grad()
+        (loss + sum(0 * slot.sum() for slot in self.slots())).backward()
+        self.optimizer.step()
+
+    def _start_slots(self) -> list[Tensor]:
+        model, shapes = self.start, list(rest_shapes(self.settings).values())
+        parts = model.rest.split([torch.Size(shape).numel() for shape in shapes])
+        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [value.T if value.dim() == 2 else value for value in (model.first, *rest)]

@@ -1,0 +1,73 @@
+"""Adam by owner against PyTorch's own optimiser, one for each owner."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flower_graph.ops.adam import adam_rows_
+
+RATE, DECAY, WIDTH = 0.01, 0.1, 3
+PTR = [0, 4, 4, 5, 9]  # the second owner has no rows
+
+
+def start() -> Tensor:
+    return torch.randn(PTR[-1], WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def gradients(steps: int) -> Tensor:
+    return torch.randn(steps, PTR[-1], WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def test_first_step_by_hand():
+    """Without decay the first step is the rate, against the gradient's sign."""
+    weight, moments = torch.zeros(2, 2), (torch.zeros(2, 2), torch.zeros(2, 2))
+    gradient = torch.tensor([[1.0, -2], [0.5, 0]])
+    adam_rows_(
+        weight, *moments, gradient, torch.tensor([1]), [0, 2], learning_rate=0.1, weight_decay=0
+    )
+    torch.testing.assert_close(weight, torch.tensor([[-0.1, 0.1], [-0.1, 0]]))
+    torch.testing.assert_close(moments[0], 0.1 * gradient)
+    torch.testing.assert_close(moments[1], 0.001 * gradient**2)
+    assert gradient.tolist() == [[1, -2], [0.5, 0]], "what the caller holds stays as it is"
+
+
+@pytest.mark.parametrize("begin", [[0, 0, 0, 0], [0, 0, 2, 2], [3, 1, 0, 2]])
+def test_equals_an_optimiser_for_each_owner(begin: list[int]):
+    """Owner ``g`` joins after ``begin[g]`` steps, so that the step counts differ."""
+    steps = gradients(6)
+    weight = start()
+    moments = torch.zeros_like(weight), torch.zeros_like(weight)
+    for number, gradient in enumerate(steps):
+        active = [g for g in range(4) if begin[g] <= number]
+        rows = torch.cat([torch.arange(PTR[g], PTR[g + 1]) for g in active])
+        sizes = [PTR[g + 1] - PTR[g] for g in active]
+        held = [tensor[rows] for tensor in (weight, *moments)]
+        adam_rows_(
+            *held,
+            gradient[rows],
+            torch.tensor([number + 1 - begin[g] for g in active], dtype=torch.int32),
+            [0, *torch.tensor(sizes).cumsum(0).tolist()],
+            learning_rate=RATE,
+            weight_decay=DECAY,
+        )
+        for tensor, part in zip((weight, *moments), held, strict=True):
+            tensor[rows] = part
+    for g in range(4):
+        own = slice(PTR[g], PTR[g + 1])
+        parameter = nn.Parameter(start()[own].clone())
+        optimizer = torch.optim.Adam([parameter], lr=RATE, weight_decay=DECAY)
+        for gradient in steps[begin[g] :]:
+            parameter.grad = gradient[own].clone()
+            optimizer.step()
+        torch.testing.assert_close(weight[own], parameter.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_parts_change_in_place():
+    """The engine's state may be a view of a file."""
+    state = torch.zeros(3, PTR[-1], WIDTH)
+    views = state[0], state[1], state[2]
+    step = torch.ones(4, dtype=torch.int32)
+    adam_rows_(*views, gradients(1)[0], step, PTR, learning_rate=RATE, weight_decay=0)
+    assert all(part.any() for part in state)

@@ -1,0 +1,147 @@
+"""NT-Xent by hand, against equation 9 term by term, and what it holds in memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from ego_helpers import slow_nt_xent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flower_graph.ops import contrast
+from flower_graph.ops.contrast import nt_xent
+
+
+def run(
+    z: Tensor, shared: Tensor, place: list[int], ptr: list[int], bounds: list[int], tau: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses and the gradients of a sum in which client ``c`` counts ``c + 1``."""
+    z, shared = z.clone().requires_grad_(), shared.clone().requires_grad_()
+    losses = nt_xent(z, shared, torch.tensor(place, dtype=torch.long), ptr, bounds, tau)
+    (losses * torch.arange(1, losses.numel() + 1)).sum().backward()
+    assert z.grad is not None and shared.grad is not None
+    return losses.detach(), z.grad, shared.grad
+
+
+def test_two_nodes_by_hand():
+    """One shared node, orthogonal to its mean, which lies beside the other node.
+
+    Both similarities are 0, so both shares are 1/2. The gradient by s(z_0, z_1) is +1/2 and by
+    s(z_0, z~_0) is -1/2; a vector of length 2 turns half as fast.
+    """
+    z, shared = torch.tensor([[1.0, 0], [0, 2]]), torch.tensor([[0.0, 1]])
+    loss, grad, grad_shared = run(z, shared, [0], [0, 2], [0, 1], 1.0)
+    torch.testing.assert_close(loss, torch.tensor([math.log(2)]))
+    torch.testing.assert_close(grad, torch.tensor([[0.0, 0], [0.25, 0]]))
+    torch.testing.assert_close(grad_shared, torch.tensor([[-0.5, 0]]))
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 1, 10])
+def test_temperature_by_hand(tau: float):
+    """The mean is the node itself, the other node orthogonal: ``log(1 + exp(-1 / tau))``."""
+    z, shared = torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[1.0, 0]])
+    loss, grad, _ = run(z, shared, [0], [0, 2], [0, 1], tau)
+    torch.testing.assert_close(loss, torch.tensor([math.log1p(math.exp(-1 / tau))]))
+    share = 1 / (1 + math.exp(1 / tau)) / tau
+    torch.testing.assert_close(grad, torch.tensor([[0, share / 3], [share, 0]]))
+
+
+def test_three_nodes_by_hand():
+    """Negatives are both other nodes and the other mean; a node without a mean is no anchor.
+
+    The two shared nodes and their means point along two axes, the third node along a third one:
+    each loss is ``-log(e / (e + 1 + 1 + 1))``.
+    """
+    z = torch.eye(3)
+    loss, _, _ = run(z, z[:2], [0, 1], [0, 3], [0, 2], 1.0)
+    torch.testing.assert_close(loss, torch.tensor([2 * math.log1p(3 / math.e)]))
+
+
+def test_a_single_node_has_no_loss_and_no_gradient():
+    loss, grad, grad_shared = run(
+        torch.ones(1, 2), torch.tensor([[1.0, 0]]), [0], [0, 1], [0, 1], 1
+    )
+    assert loss.item() == 0
+    assert not grad.any() and not grad_shared.any()
+
+
+def test_a_small_temperature_overflows_nowhere():
+    """The mean points the other way, the other node the same way: ``log(1 + exp(2 / tau))``."""
+    z, shared = torch.tensor([[1.0, 0], [1, 0]]), torch.tensor([[-1.0, 0]])
+    loss, grad, _ = run(z, shared, [0], [0, 2], [0, 1], 0.005)
+    torch.testing.assert_close(loss, torch.tensor([400.0]))
+    assert grad.isfinite().all()
+
+
+@st.composite
+def clients(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
+    """Draw the number of nodes of each client, and which are shared: none, some, all."""
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    return [(n, sorted(draw(st.sets(st.integers(0, n - 1))))) for n in sizes]
+
+
+@settings(deadline=None)
+@given(case=clients(), tau=st.sampled_from([0.2, 1.0, 10.0]), seed=st.integers(0, 99))
+def test_equals_the_slow_version(case: list[tuple[int, list[int]]], tau: float, seed: int):
+    draw = torch.Generator().manual_seed(seed)
+    ptr, bounds, place = [0], [0], []
+    for n, rows in case:
+        place += [ptr[-1] + row for row in rows]
+        ptr.append(ptr[-1] + n)
+        bounds.append(bounds[-1] + len(rows))
+    z = torch.randn(ptr[-1], 3, generator=draw, dtype=torch.double)
+    shared = torch.randn(bounds[-1], 3, generator=draw, dtype=torch.double)
+    losses, grad, grad_shared = run(z, shared, place, ptr, bounds, tau)
+
+    z, shared = z.requires_grad_(), shared.requires_grad_()
+    wanted = []
+    for c, (_, rows) in enumerate(case):
+        own, means = z[ptr[c] : ptr[c + 1]], shared[bounds[c] : bounds[c + 1]]
+        wanted.append(slow_nt_xent(own, means, torch.tensor(rows, dtype=torch.long), tau).sum())
+    torch.testing.assert_close(losses, torch.stack(wanted).detach())
+    total = 0 * z.sum() + sum((c + 1) * loss for c, loss in enumerate(wanted))
+    slow = torch.autograd.grad(total, (z, shared), allow_unused=True, materialize_grads=True)
+    torch.testing.assert_close(grad, slow[0])
+    torch.testing.assert_close(grad_shared, slow[1])
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    draw = torch.Generator().manual_seed(0)
+    z, shared = torch.randn(30, 4, generator=draw), torch.randn(20, 4, generator=draw)
+    case: Any = (z, shared, list(range(5, 25)), [0, 30], [0, 20], 0.5)
+    whole = run(*case)
+    for numbers in (1, 150, 170):  # one anchor at a time, three, three and a rest
+        monkeypatch.setattr(contrast, "BLOCK_NUMBERS", numbers)
+        for one, other in zip(run(*case), whole, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = out if isinstance(out, (tuple, list)) else [out]
+        self.numbers = max([self.numbers, *(t.numel() for t in tensors if torch.is_tensor(t))])
+        return out
+
+
+@pytest.mark.parametrize(("clients_", "nodes"), [(100, 20), (1, 1_500)])
+def test_no_matrix_of_all_by_all(clients_: int, nodes: int):
+    """Many small clients, and one whose own matrix would be large."""
+    n, d = clients_ * nodes, 8
+    z, ptr = torch.randn(n, d), list(range(0, n + 1, nodes))
+    with Largest() as seen:
+        run(z, torch.randn(n, d), list(range(n)), ptr, ptr, 1.0)
+    blocks = min(contrast.BLOCK_NUMBERS, 2 * nodes * nodes)
+    assert seen.numbers <= max(blocks, 2 * n * d)
+    assert 10 * seen.numbers < n * 2 * n

@@ -1,0 +1,77 @@
+"""Products and sums of ragged groups against a loop, and their gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear
+
+PTR = [0, 3, 3, 4, 8]  # the second group has no rows
+
+
+def test_linear_by_hand():
+    x = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
+    weight = torch.tensor([[[1.0], [10]], [[2.0], [0]]])
+    bias = torch.tensor([[0.5], [-1.0]])
+    assert grouped_linear(x, weight, bias, [0, 1, 3]).tolist() == [[21.5], [5.0], [9.0]]
+
+
+def test_add_and_sum_by_hand():
+    x, bias = torch.tensor([[1.0], [2], [3]]), torch.tensor([[10.0], [20], [30]])
+    assert grouped_add(x, bias, [0, 1, 1, 3]).flatten().tolist() == [11.0, 32.0, 33.0]
+    assert group_sum(x, [0, 1, 1, 3]).flatten().tolist() == [1.0, 0.0, 5.0]
+    assert group_sum(torch.tensor([1.0, 2, 4]), [0, 2, 3]).tolist() == [3.0, 4.0]
+    assert group_sizes([0, 1, 1, 3]) == [1, 0, 2]
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_linear_is_a_loop(sizes: list[int], seed: int):
+    draw = torch.Generator().manual_seed(seed)
+    ptr = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+    x = torch.randn(ptr[-1], 3, generator=draw)
+    weight = torch.randn(len(sizes), 3, 2, generator=draw)
+    bias = torch.randn(len(sizes), 2, generator=draw)
+    parts = zip(x.split(sizes), weight, bias, strict=True)
+    wanted = torch.cat([part @ matrix + own for part, matrix, own in parts])
+    torch.testing.assert_close(grouped_linear(x, weight, bias, ptr), wanted)
+    wanted = torch.cat([part + own for part, own in zip(x[:, :2].split(sizes), bias, strict=True)])
+    torch.testing.assert_close(grouped_add(x[:, :2], bias, ptr), wanted)
+
+
+def test_gradients():
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((8, 3), (4, 3, 2), (4, 2))
+    x, weight, bias = (
+        torch.randn(shape, generator=draw, dtype=torch.double, requires_grad=True)
+        for shape in shapes
+    )
+    assert torch.autograd.gradcheck(lambda *a: grouped_linear(*a, PTR), (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda *a: grouped_add(*a, PTR), (x[:, :2], bias))
+    constant = x.detach()
+    assert torch.autograd.gradcheck(lambda *a: grouped_linear(constant, *a, PTR), (weight, bias))
+
+
+def test_parts_of_a_wider_tensor_are_read_in_place():
+    """The engine's weights are columns of one matrix, ``[c, D]``."""
+    rest = torch.arange(30.0).reshape(3, 10)
+    weight, bias = rest[:, 2:8].unflatten(1, (3, 2)), rest[:, 8:]
+    x = torch.ones(3, 3)
+    wanted = torch.stack([x[g] @ weight[g] + bias[g] for g in range(3)])
+    assert torch.equal(grouped_linear(x, weight, bias, [0, 1, 2, 3]), wanted)
+
+
+@pytest.mark.parametrize("groups", [1, 5])
+def test_the_number_of_threads_is_as_before(groups: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        weight, bias = torch.ones(groups, 2, 2, requires_grad=True), torch.zeros(groups, 2)
+        grouped_linear(
+            torch.ones(groups, 2), weight, bias, list(range(groups + 1))
+        ).sum().backward()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_graph.ops.mending import (
+    Slots,
+    impair,
+    mean_by_client,
+    mended_edges,
+    nearest_hidden,
+    nearest_of_each,
+    number_loss,
+    slots,
+)
+
+# 0 - 1 - 2 - 3, and 1 - 3
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 1, 3], [1, 0, 2, 1, 3, 2, 3, 1]])
+
+
+def test_impair_by_hand() -> None:
+    graph = impair(EDGES, torch.tensor([False, False, True, True]))
+    assert graph.kept.tolist() == [0, 1]
+    assert graph.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert graph.missing.tolist() == [0, 2]  # node 1 misses 2 and 3; the edge 2 - 3 nobody
+    assert graph.parent.tolist() == [1, 1]
+    assert graph.hidden.tolist() == [2, 3]
+
+
+def test_impair_renumbers_what_is_left() -> None:
+    graph = impair(EDGES, torch.tensor([True, False, False, False]))
+    assert graph.kept.tolist() == [1, 2, 3]
+    assert set(zip(*graph.edge_index.tolist(), strict=True)) == {
+        (0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0),
+    }  # fmt: skip
+    assert graph.missing.tolist() == [1, 0, 0]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.data())
+def test_kept_edges_and_missing_neighbours_add_up(n: int, data: st.DataObject) -> None:
+    pairs = [(i, j) for i in range(n) for j in range(i)]
+    some = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    one_way = torch.tensor(some, dtype=torch.int64).reshape(-1, 2).T
+    edges = torch.cat([one_way, one_way.flip(0)], 1)
+    hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    graph = impair(edges, hidden)
+    degree = torch.bincount(edges[0], minlength=n)[graph.kept]
+    left = torch.bincount(graph.edge_index[0], minlength=graph.kept.numel())
+    assert torch.equal(left + graph.missing, degree)
+    assert bool(hidden[graph.hidden].all())
+    assert torch.equal(torch.bincount(graph.parent, minlength=graph.kept.numel()), graph.missing)
+
+
+def test_slots_by_hand() -> None:
+    slot = slots(torch.tensor([2, 0, 1]))
+    assert slot.parent.tolist() == [0, 0, 2]
+    assert slot.slot.tolist() == [0, 1, 0]
+
+
+def test_mending_a_tiny_graph_by_hand() -> None:
+    edges = mended_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.tensor([1, -1, 0]))
+    assert edges.tolist() == [[0, 1, 1, 0, 2, 4], [1, 0, 2, 4, 1, 0]]
+
+
+def test_number_loss_by_hand() -> None:
+    # Smooth L1: 0.5 d^2 below 1, d - 0.5 above.
+    loss = number_loss(torch.tensor([0.5, 3.0, 1.0]), torch.tensor([0, 0, 1]), [0, 2, 3, 3])
+    torch.testing.assert_close(loss, torch.tensor([(0.125 + 2.5) / 2, 0.0, 0.0]))
+
+
+def test_mean_by_client_without_rows_is_zero() -> None:
+    assert mean_by_client(torch.tensor([2.0, 4.0]), [0, 0, 2]).tolist() == [0.0, 3.0]
+
+
+def test_nearest_hidden_neighbour_by_hand() -> None:
+    graph = impair(EDGES, torch.tensor([False, False, True, True]))
+    x = torch.tensor([[9.0, 9.0], [9.0, 9.0], [1.0, 0.0], [0.0, 1.0]])
+    made = torch.tensor([[0.1, 0.7], [0.6, 0.2], [0.5, 0.5]])  # the last is equally near to both
+    slot = Slots(torch.tensor([1, 1, 1]), torch.tensor([0, 1, 2]))
+    assert nearest_hidden(made, slot, graph, x).tolist() == [3, 2, 2]
+
+
+def test_nearest_of_each_client_by_hand() -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.6], [2.0, 0.0]])
+    made = torch.tensor([[0.9, 0.8], [0.0, 0.1]])
+    for features in (x, x.to_sparse_csr()):
+        assert nearest_of_each(made, features, [0, 2, 4]).tolist() == [[1, 0], [2, 2]]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 3))
+def test_nearest_of_each_is_the_least_distance(seed: int, clients: int, size: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(clients * size, 3, generator=draw)
+    made = torch.rand(5, 3, generator=draw)
+    found = nearest_of_each(made, x, list(range(0, clients * size + 1, size)))
+    distance = torch.cdist(made, x).view(5, clients, size)
+    chosen = (made[None] - x[found]).norm(dim=2)
+    torch.testing.assert_close(chosen.T, distance.amin(2), atol=1e-4, rtol=1e-4)

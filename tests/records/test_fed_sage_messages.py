@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from flower_graph.arrays import encode_array
+from flower_graph.errors import MalformedReplyError
+from flower_graph.neighbour_generation import LATENT, initial_weights
+from flower_graph.records.fed_sage import (
+    GeneratorRequest,
+    Generators,
+    SageHello,
+    SageRequest,
+    SageScores,
+    read_mean,
+)
+from flower_graph.records.keys import (
+    ARRAYS,
+    CONFIG,
+    COUNTS,
+    EPOCH,
+    LOSSES,
+    METRICS,
+    NUM_EXAMPLES,
+    ROUND,
+    pack_integers,
+)
+from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings
+
+SETTINGS = SageSettings(4, 0.1, 0.2, 2, 3, 9)
+CLIENTS = np.array([3, 5], dtype=np.int64)
+START = initial_weights(6, 4, 3, 0)
+SHAPES = {name: tuple(weight.shape) for name, weight in START.items()}
+
+
+def stacked() -> dict[str, Any]:
+    return {name: np.stack([START[name].numpy()] * 2) for name in FEATURE_NAMES}
+
+
+def shown(**changes: Any) -> Generators:
+    entries = {
+        "epoch": 1,
+        "clients": CLIENTS,
+        "rows": np.array([0, 2]),
+        "missing": np.array([1, 5]),
+        "encoded": np.ones((2, LATENT), dtype=np.float32),
+        "weights": stacked(),
+    }
+    return Generators(**{**entries, **changes})
+
+
+def as_reply(message: Generators) -> RecordDict:
+    """What the adaptor makes of the client's reply."""
+    reply = message.to_record(SETTINGS)
+    reply[METRICS] = MetricRecord({EPOCH: message.epoch})
+    return reply
+
+
+def received(message: RecordDict) -> tuple[list[Any], dict[str, Any]]:
+    arrays = [a.numpy() for record in message.array_records.values() for a in record.values()]
+    return arrays, dict(message.config_records[CONFIG])
+
+
+def test_requests_arrive_as_sent() -> None:
+    sent = GeneratorRequest(4, SETTINGS, True, stacked(), 7)
+    got = GeneratorRequest.from_numpy(*received(sent.to_record()))
+    assert (got.epoch, got.settings, got.share, got.others) == (4, SETTINGS, True, 7)
+    assert all(np.array_equal(got.gradient[name], sent.gradient[name]) for name in FEATURE_NAMES)
+    assert GeneratorRequest.from_numpy(
+        *received(GeneratorRequest(0, SETTINGS, False, {}).to_record())
+    ) == GeneratorRequest(0, SETTINGS, False, {})
+    weights = {name: START[name].numpy() for name in CLASSIFIER_NAMES}
+    round_ = SageRequest.from_numpy(
+        *received(SageRequest(8, CLIENTS, SETTINGS, weights).to_record())
+    )
+    assert (round_.server_round, round_.clients.tolist()) == (8, [3, 5])
+    assert all(np.array_equal(round_.weights[name], weights[name]) for name in CLASSIFIER_NAMES)
+
+
+def test_generators_arrive_at_server_and_judges() -> None:
+    at_server = Generators.from_record(as_reply(shown()), 1, CLIENTS, SHAPES)
+    at_judge = Generators.from_numpy(*received(at_server.to_record(SETTINGS)))
+    for got in (at_server, at_judge):
+        assert got.rows.tolist() == [0, 2]
+        assert got.missing.tolist() == [1, 5]
+        assert all(np.array_equal(got.weights[n], stacked()[n]) for n in FEATURE_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"epoch": 2}, "epoch 2, expected 1"),
+        ({"clients": np.array([3, 6])}, "clients"),
+        ({"rows": np.array([1, 2])}, "rows"),
+        ({"rows": np.array([-1, 3])}, "rows"),
+        ({"missing": np.array([0, 5])}, "missing"),
+        ({"missing": np.array([1, 6])}, "missing"),
+        ({"encoded": np.ones((3, LATENT))}, "encoded has shape"),
+        ({"encoded": np.full((2, LATENT), np.nan)}, "NaN"),
+        ({"weights": {}}, "generator-1.weight is missing"),
+    ],
+)
+def test_bad_generators_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MalformedReplyError, match=reason):
+        Generators.from_record(as_reply(shown(**changes)), 1, CLIENTS, SHAPES)
+
+
+def hello(**changes: Any) -> RecordDict:
+    properties = SageHello(CLIENTS, 6, 3).to_properties() | changes
+    return RecordDict({CONFIG: ConfigRecord(properties)})
+
+
+def test_hello() -> None:
+    got = SageHello.from_record(hello())
+    assert (got.clients.tolist(), got.features, got.classes) == ([3, 5], 6, 3)
+    for changes in (
+        {"clients": pack_integers(np.array([3, 3]))},
+        {"clients": pack_integers(np.array([-1]))},
+        {"clients": b""},
+        {"num-features": 0},
+        {"num-classes": "3"},
+        {"num-classes": True},
+    ):
+        with pytest.raises(MalformedReplyError):
+            SageHello.from_record(hello(**changes))
+
+
+def scores(server_round: int = 2, losses: Any = (0.5, 0.25), counts: Any = None) -> RecordDict:
+    counts = np.array([1, 0, 0, 2, 1, 0] * 2) if counts is None else np.array(counts)
+    metrics = {ROUND: server_round, LOSSES: list(losses)}
+    config = {COUNTS: pack_integers(counts)}
+    return RecordDict({METRICS: MetricRecord(metrics), CONFIG: ConfigRecord(config)})
+
+
+def test_scores() -> None:
+    got = SageScores.from_record(scores(), 2, CLIENTS)
+    assert got.losses.tolist() == [0.5, 0.25]
+    assert got.counts[0].tolist() == [[1, 0, 0], [2, 1, 0]]
+    for reply, reason in (
+        (scores(3), "round 3, expected 2"),
+        (scores(losses=[0.5]), "expected 2 numbers"),
+        (scores(losses=[0.5, float("nan")]), "losses"),
+        (scores(counts=[1, 0, 0, 2, 1, 0]), "6 numbers for 2 clients"),
+        (scores(counts=[3, 0, 0, 2, 1, 0] * 2), "more correct"),
+        (scores(counts=[-1, 0, 0, 2, 1, 0] * 2), "below 0"),
+        (RecordDict(), "round None"),
+    ):
+        with pytest.raises(MalformedReplyError, match=reason):
+            SageScores.from_record(reply, 2, CLIENTS)
+
+
+def mean(weight: Any = 4, server_round: int = 2, without: str = "") -> RecordDict:
+    arrays = {n: encode_array(n, START[n].numpy()) for n in CLASSIFIER_NAMES if n != without}
+    metrics = MetricRecord({ROUND: server_round, NUM_EXAMPLES: weight})
+    return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: metrics})
+
+
+def test_mean_classifier() -> None:
+    reply, weight = read_mean(mean(), 2, SHAPES)
+    assert weight == reply.metric_records[METRICS][NUM_EXAMPLES] == 4
+    assert list(reply.array_records[ARRAYS]) == list(CLASSIFIER_NAMES)
+    for bad, reason in (
+        (mean(server_round=1), "round 1"),
+        (mean(-1), "num-examples"),
+        (mean(0.5), "num-examples"),
+        (mean(without="classifier-2.bias"), "classifier-2.bias is missing"),
+    ):
+        with pytest.raises(MalformedReplyError, match=reason):
+            read_mean(bad, 2, SHAPES)

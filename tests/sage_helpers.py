@@ -1,0 +1,89 @@
+"""Tiny ego-networks, odd ones among them, and runs in process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Context
+
+from flower_graph.client import make_client_app
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.ego_cohort import EgoSettings
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fed_sage import ACTIONS, LocalSage, SageClient
+
+CLASSES, FEATURES = 3, 8
+SETTINGS = EgoSettings(FEATURES, CLASSES, hidden=6, learning_rate=0.02, seed=5)
+
+
+def ring(client: int, n: int, *, edges: bool = True, labelled: bool = True) -> EgoNetwork:
+    """A ring whose classes lie in stretches; every third node tests, the next one validates."""
+    draw = torch.Generator().manual_seed(100 + client)
+    place = torch.arange(n)
+    y = place * CLASSES // n
+    x = (torch.rand(n, FEATURES, generator=draw) < 0.2).float()
+    x[place, y] = 1.0
+    links = torch.stack([place, (place + 1) % n])[:, : n if n > 2 and edges else 0]
+    split = place % 4
+    nothing = torch.zeros(n, dtype=torch.bool)
+    return EgoNetwork(
+        client=client,
+        ego=client,
+        nodes=place + 10 * client,
+        edge_index=torch.cat([links, links.flip(0)], 1),
+        x=x,
+        y=y,
+        train_mask=(split < 2) if labelled else nothing,
+        val_mask=(split == 2) if labelled else nothing,
+        test_mask=(split == 3) if labelled else nothing,
+    )
+
+
+def networks() -> list[EgoNetwork]:
+    """Usual clients, and one of one node, one without edges, one without labels."""
+    return [
+        ring(0, 12),
+        ring(3, 1),
+        ring(4, 9),
+        ring(7, 6, edges=False),
+        ring(8, 8, labelled=False),
+        ring(9, 16),
+    ]
+
+
+def client_app(egos: list[EgoNetwork], client: Callable[..., Any] = SageClient) -> Any:
+    def client_fn(context: Context) -> Any:
+        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+        return client(context, egos[part::parts], num_classes=CLASSES)
+
+    return make_client_app(client_fn, actions=ACTIONS)
+
+
+@dataclass
+class SageOutcome:
+    strategy: LocalSage
+    reports: list[RoundReport] = field(default_factory=list)
+
+    @property
+    def figures(self) -> torch.Tensor:
+        names = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "asked", "answered")
+        return torch.tensor([[getattr(r, name) for name in names] for r in self.reports])
+
+
+def run_sage(
+    strategy: type[LocalSage] = LocalSage,
+    *,
+    rounds: int = 4,
+    supernodes: int = 2,
+    grid: InProcessGrid | None = None,
+    settings: EgoSettings = SETTINGS,
+    **options: Any,
+) -> SageOutcome:
+    outcome = SageOutcome(strategy(settings, **{"generator_epochs": 3, **options}))
+    grid = grid or InProcessGrid(client_app(networks()), num_supernodes=supernodes)
+    outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
+    return outcome

@@ -1,0 +1,107 @@
+"""Carries rounds of the secure sum from hosts to server and back, and loses what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flower_graph.records.secure_sum import MaskedReply, MaskRequest
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum_host import SumHost
+from flower_graph.secure.sum_server import SumServer
+
+LENGTH = 6
+RING = Ring.fit(10_000, 64, 2.0**-16)
+
+
+def wire(message: Any) -> Any:
+    """Send a message through its config entries."""
+    if isinstance(message, MaskedReply):
+        return MaskedReply.from_config(message.to_config(), message.total)
+    return type(message).from_config(message.to_config())
+
+
+@dataclass
+class Lost:
+    """SuperNodes whose reply to a stage is lost, and clients without a vector."""
+
+    prepare: Collection[int] = ()
+    mask: Collection[int] = ()
+    unmask: Collection[int] = ()
+    clients: Collection[int] = ()
+
+
+@dataclass
+class World:
+    """A server, its hosts, and every client's vector."""
+
+    server: SumServer
+    hosts: dict[int, SumHost]
+    words: np.ndarray
+    # Changes a message on its way; for hostile parties
+    tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
+
+    @classmethod
+    def make(cls, m: int, per_host: int = 1, *, ring: Ring = RING, **shares: float) -> World:
+        """Make hosts of ``per_host`` clients; the last may have fewer."""
+        server, hosts = SumServer(**shares), {}
+        for start in range(0, m, per_host):
+            node = 1000 + start
+            hosts[node] = SumHost(server.run_id, range(start, min(m, start + per_host)))
+            server.enroll(node, wire(hosts[node].keys()))
+        values = np.random.default_rng(m).uniform(-60, 60, (m, LENGTH))
+        return cls(server, hosts, ring.encode(values))
+
+    def send(self, node: int, message: Any) -> Any:
+        return wire(self.tamper(node, message))
+
+    def restart(self, node: int) -> SumHost:
+        """Save and load a host, as between two messages."""
+        self.hosts[node] = SumHost.from_bytes(self.hosts[node].to_bytes())
+        return self.hosts[node]
+
+    def prepare(self, number: int, clients=None, lost: Collection[int] = ()) -> None:
+        for node, request in self.server.open_round(
+            number, self.server.clients if clients is None else clients
+        ).items():
+            reply = self.restart(node).prepare(self.send(node, request))
+            if node not in lost:
+                self.server.take_prepare(node, self.send(node, reply))
+
+    def mask_reply(self, node: int, request: MaskRequest, without=()) -> MaskedReply | None:
+        present = [client for client in request.clients.tolist() if client not in without]
+        if not present:
+            return None
+        total = self.words[present].sum(0, dtype=self.words.dtype)
+        return self.restart(node).mask(self.send(node, request), present, total)
+
+    def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
+        word = self.words.dtype.itemsize * 8
+        for node, request in self.server.mask_requests(number, LENGTH, word).items():
+            reply = None if node in lost else self.mask_reply(node, request, without)
+            if reply is not None:
+                self.server.take_masked(node, self.send(node, reply))
+
+    def unmask(self, number: int, lost: Collection[int] = ()) -> None:
+        for node, request in self.server.unmask_requests(number).items():
+            reply = self.restart(node).unmask(self.send(node, request))
+            if node not in lost:
+                self.server.take_shares(node, self.send(node, reply))
+
+    def round(self, number: int, lost: Lost | None = None, clients=None):
+        """Run a whole round and return its result."""
+        lost = lost or Lost()
+        self.prepare(number, clients, lost.prepare)
+        self.mask(number, lost.mask, lost.clients)
+        self.unmask(number, lost.unmask)
+        return self.server.result(number)
+
+    def plain_sum(self, contributors) -> np.ndarray:
+        return self.words[np.asarray(contributors)].sum(0, dtype=self.words.dtype)
+
+    def check(self, result, contributors) -> None:
+        assert result.contributors.tolist() == sorted(contributors)
+        assert (result.total == self.plain_sum(result.contributors)).all()

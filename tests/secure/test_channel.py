@@ -1,0 +1,63 @@
+import pytest
+
+from flower_graph.errors import RefusedError
+from flower_graph.secure.channel import (
+    LOW_ORDER,
+    agree,
+    commitment,
+    context,
+    is_low_order,
+    new_key,
+    seal,
+    unseal,
+)
+
+RUN = bytes(16)
+
+
+def test_both_sides_agree():
+    (a, public_a), (b, public_b) = new_key(), new_key()
+    assert agree(a, public_b) == agree(b, public_a) != agree(a, public_a)
+
+
+def test_keys_of_low_order_are_refused():
+    private, _ = new_key()
+    assert len(LOW_ORDER) == 7
+    for public in LOW_ORDER:
+        assert is_low_order(public)
+        with pytest.raises(RefusedError, match="low order"):
+            agree(private, public)
+        assert is_low_order(public[:31] + bytes([public[31] | 128]))
+    assert not is_low_order(new_key()[1])
+
+
+def test_contexts_differ():
+    seen = {
+        context(b"a", RUN, 1, 2),
+        context(b"a", RUN, 2, 1),
+        context(b"a", RUN, 1),
+        context(b"b", RUN, 1, 2),
+        context(b"a", bytes(15) + b"\1", 1, 2),
+        context(b"a", RUN, 1, -2),
+    }
+    assert len(seen) == 6
+
+
+def test_packet_opens_only_as_it_was_sealed():
+    secret, key = bytes(range(32)), new_key()[1]
+    what_for = context(b"packet", RUN, 1, 2, 3)
+    packet = seal(secret, what_for, key, b"shares")
+    assert unseal(secret, what_for, key, packet) == b"shares"
+    for other in (context(b"packet", RUN, 2, 2, 3), context(b"packet", RUN, 1, 3, 2)):
+        assert unseal(secret, other, key, packet) is None
+    assert unseal(secret, what_for, new_key()[1], packet) is None
+    assert unseal(bytes(32), what_for, key, packet) is None
+    for place in range(len(packet)):
+        altered = bytearray(packet)
+        altered[place] ^= 1
+        assert unseal(secret, what_for, key, bytes(altered)) is None
+
+
+def test_commitment_binds_purpose_and_value():
+    found = {commitment(b"a", b"1"), commitment(b"a", b"2"), commitment(b"b", b"1")}
+    assert len(found) == 3 and all(len(value) == 16 for value in found)

@@ -1,0 +1,115 @@
+"""Blinded evaluation against the same product computed openly; identities in all their forms."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nacl import bindings as sodium
+
+from flower_graph.secure import identities as ids
+
+RUN = b"run"
+SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]
+
+
+def test_the_blinded_way_gives_the_openly_computed_product() -> None:
+    points = [ids.hash_to_group(RUN, name) for name in (b"i:1", b"i:2", b"i:30")]
+    secret, epoch = b"c" * 32, 7
+    block = ids.blind(points, secret, epoch)
+    answers = [ids.multiply(block, ids.key_share([holder], epoch)) for holder in SECRETS]
+    total = ids.add(answers)
+    assert total is not None
+    whole_key = b"\0" * 32
+    for holder in SECRETS:
+        share = ids.scalar(holder, b"key", epoch)
+        whole_key = sodium.crypto_core_ed25519_scalar_add(whole_key, share)
+    for number, point in enumerate(points):
+        unblinded = ids.unblind(total[number].tobytes(), secret, epoch, number)
+        assert unblinded == sodium.crypto_scalarmult_ed25519_noclamp(whole_key, point)
+
+
+def test_key_holders_on_one_machine_act_as_one() -> None:
+    block = ids.blind([ids.hash_to_group(RUN, b"i:1")], SECRETS[0], 1)
+    apart = ids.add([ids.multiply(block, ids.key_share([holder], 1)) for holder in SECRETS])
+    together = ids.multiply(block, ids.key_share(SECRETS, 1))
+    assert apart is not None
+    assert np.array_equal(apart, together)
+
+
+def test_blocks_show_a_power_of_two_and_valid_points_only() -> None:
+    assert [ids.padded_size(n) for n in (0, 1, 16, 17, 32, 33, 1000)] == [
+        16, 16, 16, 32, 32, 64, 1024
+    ]  # fmt: skip
+    block = ids.blind([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(17)], b"s" * 32, 1)
+    assert block.shape == (32, 32)
+    assert ids.invalid_points(block) == []
+    assert np.unique(block, axis=0).shape == block.shape
+
+
+def test_blinds_differ_by_client_epoch_and_place() -> None:
+    point = ids.hash_to_group(RUN, b"i:1")
+    blocks = [ids.blind([point, point], s, e) for s in SECRETS[:2] for e in (1, 2)]
+    rows = {row.tobytes() for block in blocks for row in block[:2]}
+    assert len(rows) == 8
+    assert point not in rows
+
+
+def test_points_outside_the_group_are_refused_by_number() -> None:
+    good = ids.hash_to_group(RUN, b"i:1")
+    order_two = bytes.fromhex("ec" + "ff" * 30 + "7f")
+    off_curve = b"\x02" + bytes(31)
+    block = np.frombuffer(good + order_two + off_curve, np.uint8).reshape(-1, 32)
+    assert ids.invalid_points(block) == [1, 2]
+    with pytest.raises(ValueError, match="point 1 is not in the group"):
+        ids.multiply(block, ids.key_share(SECRETS, 1))
+    with pytest.raises(ValueError, match="answer 5 is not in the group"):
+        ids.unblind(order_two, b"s" * 32, 1, 5)
+    assert ids.add([block[2:], block[:1]]) is None
+
+
+def test_names_are_bound_to_run_identity_and_key() -> None:
+    point = ids.hash_to_group(RUN, b"i:1")
+    name = ids.names(RUN, b"i:1", point)
+    assert [len(part) for part in name] == [12, 32]
+    others = [
+        ids.names(b"other", b"i:1", point),
+        ids.names(RUN, b"s:1", point),
+        ids.names(RUN, b"i:1", ids.hash_to_group(b"other", b"i:1")),
+    ]
+    assert len({name, *others}) == 4
+    # What is hashed is framed: no two triples give the same bytes.
+    framed = b"".join(len(p).to_bytes(4, "big") + p for p in (RUN, b"name", b"i:1", point))
+    digest = hashlib.sha512(ids.DOMAIN + framed).digest()
+    assert name == (digest[:12], digest[32:])
+
+
+def test_identities_are_typed() -> None:
+    assert ids.canonical([5, np.int64(-6), 2**70], "x") == [b"i:5", b"i:-6", b"i:%d" % 2**70]
+    assert ids.canonical(np.array([1, 2], np.int32), "x") == [b"i:1", b"i:2"]
+    assert ids.canonical(["5", "a\0", "", "é"], "x") == [b"s:5", b"s:a\0", b"s:", "s:é".encode()]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ([3, "x", 4], "client 1 has identities of mixed types, such as 3 and 'x'"),
+        ([3, 4, np.int64(3)], "client 1 has identities twice: 3"),
+        (["a", "b", "a"], "client 1 has identities twice: a"),
+        ([1.0], "identity 1.0 of type float"),
+        ([True], "identity True of type bool"),
+        ([None], "identity None of type NoneType"),
+    ],
+)
+def test_bad_identities_are_named(given_: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ids.canonical(given_, "client 1")
+
+
+@given(st.lists(st.one_of(st.integers(), st.text()), min_size=2, max_size=2, unique=True))
+def test_different_identities_have_different_bytes(pair: list[int | str]) -> None:
+    a, b = (ids.canonical([identity], "x")[0] for identity in pair)
+    assert a != b

@@ -1,0 +1,160 @@
+"""The paper's polynomials by hand, and how a server reads the identities from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_graph.secure import polynomial as paper
+
+PRIME = 1_610_612_741  # the first above 3 · 2^29
+Poly = list[int]  # coefficients, the constant first
+
+
+def array(*values: int) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def test_primes() -> None:
+    small = [n for n in range(60) if paper.is_prime(n)]
+    assert small == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59]
+    assert paper.is_prime(PRIME)
+    assert paper.is_prime(2**31 - 1)
+    assert not any(paper.is_prime(n) for n in (561, 2047, 1_373_653, 25_326_001, 46_341**2))
+    drawn = {paper.random_prime(*paper.PRIME_RANGE) for _ in range(20)}
+    assert len(drawn) > 10
+    assert all(3 << 29 <= p < 1 << 31 and paper.is_prime(p) for p in drawn)
+
+
+def test_equation_12_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "random_prime", lambda low, high: 11)
+    # (γ − 2)(γ − 3)(γ − 11) = γ³ − 16γ² + 61γ − 66
+    found = paper.polynomial(array(2, 3), PRIME)
+    assert found.tolist() == [PRIME - 66, 61, PRIME - 16, 1]
+    assert paper.evaluate(found[None], array(2, 3, 11, 1), PRIME).tolist() == [
+        [0], [0], [0], [PRIME - 20]
+    ]  # fmt: skip
+
+
+def test_patterns_and_order_by_hand() -> None:
+    sets = [array(9, 4, 2), array(4, 2), array(2, 7)]
+    table = np.zeros((3, 5), np.uint64)
+    for row, own in zip(table, sets, strict=True):
+        row[: own.size + 2] = paper.polynomial(own, PRIME)
+    found = [
+        paper.patterns(own, paper.pair_sums(table, place, PRIME), place, PRIME)
+        for place, own in enumerate(sets)
+    ]
+    bits = [np.unpackbits(own, axis=1)[:, :3].tolist() for own in found]
+    assert bits[0] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert bits[2] == [[1, 1, 1], [0, 0, 1]]
+    counts = {b"\x80": 1, b"\xc0": 1, b"\xe0": 1, b"\x20": 1}
+    start = paper.sections(counts)
+    assert start == {b"\xe0": 0, b"\xc0": 1}
+    assert [paper.slots(own, f, start).tolist() for own, f in zip(sets, found, strict=True)] == [
+        [-1, 1, 0], [1, 0], [0, -1]
+    ]  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sets(st.integers(0, 30), max_size=9), min_size=2, max_size=10))
+def test_patterns_say_exactly_who_holds_what(sets: list[set[int]]) -> None:
+    owns = [array(*own) for own in sets]
+    table = np.zeros((len(sets), max(own.size for own in owns) + 2), np.uint64)
+    for row, own in zip(table, owns, strict=True):
+        row[: own.size + 2] = paper.polynomial(own, PRIME)
+    for place, own in enumerate(owns):
+        found = paper.patterns(own, paper.pair_sums(table, place, PRIME), place, PRIME)
+        bits = np.unpackbits(found, axis=1)[:, : len(sets)].astype(bool).tolist()
+        assert bits == [[identity in other for other in sets] for identity in own.tolist()]
+
+
+def test_no_random_root_is_an_identity() -> None:
+    for _ in range(50):
+        assert paper.IDENTITY_LIMIT <= paper.random_prime(paper.IDENTITY_LIMIT, PRIME) < PRIME
+
+
+@pytest.mark.parametrize("identity", [-1, 1 << 30, "5", 2.0])
+def test_other_identities_are_refused(identity: object) -> None:
+    with pytest.raises(ValueError, match="client 3 has the identity"):
+        paper.check_identities(3, [1, identity])
+
+
+@pytest.mark.parametrize("modulus", [7, PRIME + 2, (1 << 31) + 11])
+def test_other_moduli_are_refused(modulus: int) -> None:
+    with pytest.raises(ValueError, match="must be a prime from"):
+        paper.polynomial(array(1), modulus)
+
+
+# How it is broken. The server has the coefficients; nothing else is used below.
+
+
+def test_the_server_finds_the_identities_by_trying_all_candidates() -> None:
+    secret = sorted(np.random.default_rng(1).choice(20_000, 70, replace=False).tolist())
+    sent = paper.polynomial(array(*secret), PRIME)
+    values = paper.evaluate(sent[None], np.arange(20_000, dtype=np.uint64), PRIME)
+    assert np.flatnonzero(values[:, 0] == 0).tolist() == secret
+
+
+def test_the_server_finds_the_identities_without_any_candidates() -> None:
+    """Factoring: identities anywhere below 2^30, of which a list could not be had."""
+    secret = sorted(np.random.default_rng(2).choice(1 << 30, 12, replace=False).tolist())
+    sent = paper.polynomial(array(*secret), PRIME).tolist()
+    found = sorted(roots(sent, PRIME))
+    assert [root for root in found if root < paper.IDENTITY_LIMIT] == secret
+    assert len(found) == len(secret) + 1  # and the random root, for what it is worth
+
+
+def roots(f: Poly, p: int, shift: int = 0) -> list[int]:
+    """Cantor and Zassenhaus: split monic ``f``, all of whose roots are simple and in the field."""
+    if len(f) == 2:
+        return [-f[0] % p]
+    # A root r has (r + shift)^((p - 1) / 2) = 1 for about half of all shifts.
+    half = power([shift, 1], (p - 1) // 2, f, p)
+    g = gcd(f, [(half[0] - 1) % p, *half[1:]], p)
+    if len(g) in (1, len(f)):
+        return roots(f, p, shift + 1)
+    return roots(g, p, shift + 1) + roots(divide(f, g, p)[0], p, shift + 1)
+
+
+def power(base: Poly, exponent: int, f: Poly, p: int) -> Poly:
+    result, base = [1], divide(base, f, p)[1]
+    while exponent:
+        if exponent & 1:
+            result = divide(product(result, base, p), f, p)[1]
+        base = divide(product(base, base, p), f, p)[1]
+        exponent >>= 1
+    return result
+
+
+def product(a: Poly, b: Poly, p: int) -> Poly:
+    result = [0] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            result[i + j] = (result[i + j] + x * y) % p
+    return result
+
+
+def divide(a: Poly, b: Poly, p: int) -> tuple[Poly, Poly]:
+    """Return quotient and remainder of ``a`` by monic ``b``."""
+    rest, quotient = list(a), [0] * max(len(a) - len(b) + 1, 1)
+    for i in range(len(a) - len(b), -1, -1):
+        quotient[i] = rest[i + len(b) - 1]
+        for j, y in enumerate(b):
+            rest[i + j] = (rest[i + j] - quotient[i] * y) % p
+    rest = rest[: len(b) - 1]
+    while len(rest) > 1 and rest[-1] == 0:
+        rest.pop()
+    return quotient, rest
+
+
+def gcd(a: Poly, b: Poly, p: int) -> Poly:
+    while any(b):
+        while b[-1] == 0:
+            b = b[:-1]
+        inverse = pow(b[-1], -1, p)
+        b = [x * inverse % p for x in b]
+        a, b = b, divide(a, b, p)[1]
+    return a

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from flower_graph.errors import OutOfRangeError
+from flower_graph.secure.ring import Ring
+
+
+def test_encode_by_hand():
+    ring = Ring.fit(2, limit=4, resolution=0.25)
+    assert (ring.word, ring.fraction_bits, ring.guard_bits) == (32, 2, 0)
+    words = ring.encode(np.array([1.0, -0.25, 0.3]))
+    assert words.tolist() == [4, 2**32 - 1, 1]
+    assert ring.decode(words).tolist() == [1.0, -0.25, 0.25]
+
+
+def test_guard_bits_are_zero_and_dropped():
+    ring = Ring.fit(5, limit=4, resolution=0.25, guard=True)
+    assert ring.guard_bits == 3
+    words = ring.encode(np.array([1.0, -0.25]))
+    assert words.tolist() == [32, 2**32 - 8]
+    assert ring.decode(words).tolist() == [1.0, -0.25]
+    with pytest.raises(ValueError, match="lowest 3 bits"):
+        ring.decode(words + np.uint32(1))
+
+
+@given(
+    num_clients=st.integers(2, 10_000),
+    seed=st.integers(0, 2**31),
+    limit=st.floats(0.01, 1e4),
+    bits=st.integers(0, 24),
+    guard=st.booleans(),
+)
+def test_sum_is_exact(num_clients, seed, limit, bits, guard):
+    ring = Ring.fit(num_clients, limit, 2.0**-bits, guard=guard)
+    draw = np.random.default_rng(seed)
+    values = draw.uniform(-limit, limit, (num_clients, 2))
+    values[:, 1] = limit  # the largest sum there is
+    total = ring.encode(values).sum(0, dtype=ring.dtype)
+    exact = [sum(round(x * 2**bits) for x in column) for column in values.T.tolist()]
+    assert (ring.decode(total) * 2**bits).tolist() == exact
+
+
+@given(arrays(np.float64, 3, elements=st.floats(-64, 64)))
+def test_rounding_is_within_half_a_step(values):
+    ring = Ring.fit(2, 64, 2.0**-16)
+    assert np.abs(ring.decode(ring.encode(values)) - values).max() <= 2.0**-17
+
+
+@pytest.mark.parametrize(
+    ("clients", "limit", "bits", "guard", "word"),
+    [
+        (2, 1, 29, False, 32),  # 2 * 2^29 < 2^31
+        (2, 1, 30, False, 64),
+        (100, 64, 16, False, 32),  # 100 * 2^22 < 2^31
+        (512, 64, 16, False, 64),  # 512 * 2^22 = 2^31
+        (100, 64, 16, True, 64),
+    ],
+)
+def test_word_is_the_smallest_that_holds_the_sum(clients, limit, bits, guard, word):
+    ring = Ring.fit(clients, limit, 2.0**-bits, guard=guard)
+    assert ring.word == word
+
+
+def test_what_needs_more_than_64_bits_is_refused():
+    with pytest.raises(ValueError, match="need 65 bits"):
+        Ring.fit(2, 2.0**32, 2.0**-30)
+    assert Ring.fit(2, 2.0**31, 2.0**-30).word == 64
+
+
+@pytest.mark.parametrize("bad", [64.01, -64.01, np.nan, np.inf, -np.inf])
+def test_out_of_range_names_the_value(bad):
+    ring = Ring.fit(2, 64, 2.0**-16)
+    with pytest.raises(OutOfRangeError, match=rf"value {bad} at \(1, 0\).*-64 to 64"):
+        ring.encode(np.array([[1.0], [bad]]))
+
+
+@pytest.mark.parametrize(("clients", "limit", "step"), [(0, 1, 1), (2, 0, 1), (2, 1, np.nan)])
+def test_impossible_rings(clients, limit, step):
+    with pytest.raises(ValueError, match="must be"):
+        Ring.fit(clients, limit, step)
+
+
+def test_decode_refuses_another_word():
+    with pytest.raises(ValueError, match="uint64"):
+        Ring.fit(2, 1, 1).decode(np.zeros(1, np.uint64))

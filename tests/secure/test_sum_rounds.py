@@ -1,0 +1,155 @@
+"""What a sum is, whoever vanishes."""
+
+import numpy as np
+import pytest
+from sum_helpers import LENGTH, Lost, World
+
+from flower_graph.secure import sum_server
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum_server import Skipped
+
+
+@pytest.mark.parametrize(("m", "per_host"), [(2, 1), (2, 2), (3, 1), (5, 2), (30, 1), (40, 7)])
+def test_sum_is_exact_over_rounds(m, per_host):
+    world = World.make(m, per_host)
+    for number in range(3):
+        world.check(world.round(number), range(m))
+    assert world.server.blamed == []
+
+
+@pytest.mark.parametrize("word", [32, 64])
+def test_both_words(word):
+    ring = Ring.fit(20, 64, 2.0 ** (-16 if word == 32 else -40))
+    assert ring.word == word
+    world = World.make(20, 3, ring=ring)
+    world.check(world.round(0), range(20))
+
+
+def test_dealing_does_not_matter():
+    results = [World.make(24, per).round(0) for per in (24, 8, 5, 1)]
+    for result in results:
+        assert (result.total == results[0].total).all()
+        assert result.contributors.tolist() == list(range(24))
+
+
+def test_masks_hide_and_cancel():
+    world = World.make(12, 3)
+    world.prepare(0)
+    masked = []
+    for node, request in world.server.mask_requests(0, LENGTH).items():
+        reply = world.mask_reply(node, request)
+        assert (reply.total != world.plain_sum(request.clients)).all()
+        masked.append(reply)
+        world.server.take_masked(node, reply)
+    world.unmask(0)
+    assert (sum(reply.total for reply in masked) != world.plain_sum(range(12))).all()
+    world.check(world.server.result(0), range(12))
+
+
+def test_masks_are_fresh_in_each_round():
+    world = World.make(4, 2)
+    seen = []
+    for number in range(2):
+        world.prepare(number)
+        requests = world.server.mask_requests(number, LENGTH)
+        seen.append(world.mask_reply(1000, requests[1000]).total)
+    assert (seen[0] != seen[1]).all()
+
+
+@pytest.mark.parametrize("stage", ["prepare", "mask", "unmask"])
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_dropouts_at_each_stage(stage, per_host):
+    world = World.make(30, per_host)
+    gone = list(world.hosts)[: 8 // per_host]
+    lost_clients = [] if stage == "unmask" else [c for n in gone for c in world.hosts[n].clients]
+    result = world.round(0, Lost(**{stage: gone}))
+    world.check(result, sorted(set(range(30)) - set(lost_clients)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_thirty_percent_at_random_stages(seed):
+    world = World.make(40)
+    draw = np.random.default_rng(seed)
+    nodes = draw.permutation(list(world.hosts))[:12].tolist()
+    stages = draw.integers(3, size=12)
+    lost = Lost(*[[n for n, s in zip(nodes, stages, strict=True) if s == i] for i in range(3)])
+    absent = {world.hosts[node].clients[0] for node in (*lost.prepare, *lost.mask)}
+    world.check(world.round(0, lost), sorted(set(range(40)) - absent))
+    world.check(world.round(1), range(40))  # they are back
+
+
+@pytest.mark.parametrize("per_host", [5, 20])
+def test_cohort_without_some_clients(per_host):
+    world = World.make(20, per_host)
+    absent = {0, 7, 8, 19}
+    world.check(world.round(0, Lost(clients=absent)), sorted(set(range(20)) - absent))
+
+
+def test_too_few_contributors_skip_the_round():
+    world = World.make(20)
+    result = world.round(0, Lost(mask=list(world.hosts)[:7]))
+    assert isinstance(result, Skipped)
+    assert "13 of 20 clients sent their vectors, at least 14 must" in result.reason
+    world.check(world.round(1), range(20))
+
+
+def test_too_few_prepared_skip_the_round():
+    world = World.make(20)
+    result = world.round(0, Lost(prepare=list(world.hosts)[:7]))
+    assert isinstance(result, Skipped)
+    assert "13 of 20 clients are ready" in result.reason
+
+
+def test_too_few_shares_skip_the_round():
+    world = World.make(20)
+    result = world.round(0, Lost(unmask=list(world.hosts)[:16]))
+    assert isinstance(result, Skipped)
+    assert "too few shares" in result.reason
+
+
+def test_clients_without_enough_partners_are_pruned(monkeypatch):
+    """Both partners of client 0 in a circle of six did not prepare: it is not in the sum."""
+    monkeypatch.setattr(sum_server, "plan", lambda m, dropout, corrupt: (2, 1))
+    world = World.make(6, dropout=0.5)
+    partners = sum_server.partners(np.arange(6), 2, seed_of(world), 0)
+    dead = set(partners[0].tolist())
+    result = world.round(0, Lost(prepare=[1000 + client for client in dead]))
+    world.check(result, set(range(1, 6)) - dead)
+
+
+def seed_of(world):
+    return int.from_bytes(world.server.run_id, "little")
+
+
+def test_less_than_two_clients():
+    world = World.make(2)
+    assert "a sum needs at least 2" in world.round(0, clients=[1]).reason
+    assert "0 clients" in world.round(1, clients=[]).reason
+
+
+def test_participants_may_change_and_the_next_round_is_prepared_early():
+    world = World.make(30, 4)
+    world.prepare(0, range(0, 20))
+    world.mask(0)
+    world.prepare(1, range(10, 30))
+    world.unmask(0)
+    world.check(world.server.result(0), range(20))
+    world.mask(1)
+    world.unmask(1)
+    world.check(world.server.result(1), range(10, 30))
+
+
+def test_later_clients_join():
+    world = World.make(6, 2)
+    world.server.forget(1004)
+    world.check(world.round(0), range(4))
+    world.server.enroll(1004, world.hosts[1004].keys())
+    world.check(world.round(1), range(6))
+
+
+def test_ten_thousand_clients():
+    """With 3,000 absent at a large host, and 100 clients elsewhere."""
+    world = World.make(10_000, 9_900, dropout=0.3, corrupt=0.01)
+    absent = np.random.default_rng(0).permutation(9_900)[:3_000].tolist()
+    result = world.round(0, Lost(clients=absent))
+    world.check(result, sorted(set(range(10_000)) - set(absent)))

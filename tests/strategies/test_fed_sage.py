@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from sage_helpers import (
+    CLASSES,
+    FEATURES,
+    SETTINGS,
+    client_app,
+    networks,
+    ring,
+    run_sage,
+)
+
+from flower_graph import state
+from flower_graph.errors import NoClientsError
+from flower_graph.neighbour_generation import LATENT
+from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
+
+
+@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
+def test_it_learns_with_odd_clients_among_them(strategy: type[LocalSage]) -> None:
+    outcome = run_sage(strategy, rounds=60)
+    first, last = outcome.reports[0], outcome.reports[-1]
+    assert last.loss < 0.6 * first.loss
+    assert last.train_accuracy > 0.8
+    assert last.asked == last.answered == 6
+    assert not last.rejected
+    assert all(math.isfinite(r.loss) for r in outcome.reports)
+
+
+@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_dealing_changes_nothing(strategy: type[LocalSage], participation: float) -> None:
+    runs = [run_sage(strategy, supernodes=n, participation=participation) for n in (1, 2, 6)]
+    for other in runs[1:]:
+        torch.testing.assert_close(runs[0].figures, other.figures, atol=1e-5, rtol=0)
+        assert runs[0].strategy.payload == other.strategy.payload
+        for name, weight in runs[0].strategy.weights().items():
+            torch.testing.assert_close(other.strategy.weights()[name], weight, atol=1e-5, rtol=0)
+
+
+def test_seeds_differ() -> None:
+    one, other = run_sage(FedSage), run_sage(FedSage, settings=SETTINGS._replace(seed=6))
+    assert not torch.allclose(one.figures[:, 0], other.figures[:, 0])
+
+
+def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
+    assert run_sage(LocalSage).strategy.payload == {"up": {}, "down": {}}
+    strategy = run_sage(FedSage, rounds=4).strategy
+    count = {name: int(np.prod(shape)) for name, shape in strategy.shapes.items()}
+    classifier = 4 * sum(count[name] for name in CLASSIFIER_NAMES)
+    made = 4 * sum(count[name] for name in FEATURE_NAMES)
+    up, down = strategy.payload["up"], strategy.payload["down"]
+    assert up["weights"] == down["weights"] == down["evaluation"] == 4 * 6 * classifier
+    assert up["judgements"] == 3 * 6 * 5 * made  # epochs, authors, the other clients
+    assert down["judgements"] == 3 * 6 * made
+    encoded = up["generators"] - 3 * 6 * made
+    assert encoded > 0
+    assert encoded % (3 * 4 * LATENT) == 0
+    assert down["generators"] == 5 * up["generators"]
+
+
+def test_fed_sage_averages_by_training_nodes() -> None:
+    """One round, from one start: the mean of what each client learns alone on its own graph."""
+    egos = networks()
+    outcome = run_sage(FedSage, rounds=1, supernodes=6)
+    alone: dict[int, Any] = {}
+
+    class Spy(SageClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            reply = super().fit(parameters, config)
+            alone[int(self.host.clients[0])] = reply
+            return reply
+
+    grid = InProcessGrid(client_app(egos, Spy), num_supernodes=6)
+    again = run_sage(FedSage, rounds=1, grid=grid)
+    sizes = {ego.client: int(ego.train_mask.sum()) for ego in egos}
+    assert {client: reply[1] for client, reply in alone.items()} == sizes
+    for place, name in enumerate(CLASSIFIER_NAMES):
+        mean = sum(size * alone[client][0][place] for client, size in sizes.items())
+        wanted = torch.from_numpy(mean / sum(sizes.values()))
+        torch.testing.assert_close(again.strategy.weights()[name], wanted.float())
+        torch.testing.assert_close(outcome.strategy.weights()[name], wanted.float())
+
+
+def test_no_training_nodes_anywhere() -> None:
+    egos = [ring(0, 6, labelled=False), ring(1, 1, labelled=False)]
+    for strategy in (LocalSage, FedSage):
+        outcome = run_sage(strategy, grid=InProcessGrid(client_app(egos), num_supernodes=2))
+        assert math.isnan(outcome.reports[-1].test_accuracy)
+
+
+def test_a_message_that_comes_twice_is_applied_once() -> None:
+    """Every message is handled twice; the second reply is the one that counts."""
+
+    class Twice(SageClient):
+        pass
+
+    def double(name: str) -> Any:
+        def method(self: SageClient, parameters: Any, config: Any) -> Any:
+            getattr(SageClient, name)(self, [p.copy() for p in parameters], dict(config))
+            return getattr(SageClient, name)(self, parameters, config)
+
+        return method
+
+    for name in ("generate", "judge", "fit", "evaluate"):
+        setattr(Twice, name, double(name))
+    grid = InProcessGrid(client_app(networks(), Twice), num_supernodes=2)
+    twice, once = run_sage(FedSage, grid=grid), run_sage(FedSage)
+    assert torch.equal(twice.figures, once.figures)
+
+
+@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
+def test_another_process_may_take_the_next_message(
+    strategy: type[LocalSage], tmp_path: Path
+) -> None:
+    """What a client keeps lies in files or in its context; each message finds an empty process."""
+
+    class Fresh(SageClient):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            for kept in (state._LIVE, state._TOKENS, state._MAPS):
+                kept.clear()
+            super().__init__(*args, **options)
+
+    for small in (state.SMALL_BYTES, 0):
+        grid = InProcessGrid(
+            client_app(networks(), Fresh),
+            num_supernodes=2,
+            node_config={"state-dir": str(tmp_path / str(small))},
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state, "SMALL_BYTES", small)
+            assert torch.equal(run_sage(strategy, grid=grid).figures, run_sage(strategy).figures)
+        assert not list(tmp_path.rglob("*.bin"))  # forgotten at the end of the run
+
+
+def test_a_faulty_supernode_is_named_and_left_out() -> None:
+    """Of three, one sends NaN from its first training on."""
+
+    class Faulty(SageClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, size, metrics = super().fit(parameters, config)
+            if 0 in self.host.clients:
+                arrays[0][:] = np.nan
+            return arrays, size, metrics
+
+    grid = InProcessGrid(client_app(networks(), Faulty), num_supernodes=3)
+    report = run_sage(FedSage, grid=grid).reports[-1]
+    assert [entry["reason"] for entry in report.rejected] == [
+        "arrays/classifier-1.weight has NaN or infinite values in float32"
+    ]
+    assert report.answered < report.asked == 6
+    assert math.isfinite(report.loss)
+
+
+def test_a_supernode_that_fails_while_judging_drops_out_of_that_alone() -> None:
+    class Fails(SageClient):
+        def judge(self, parameters: Any, config: Any) -> Any:
+            if 0 in self.host.clients:
+                raise RuntimeError("no room")
+            return super().judge(parameters, config)
+
+    grid = InProcessGrid(client_app(networks(), Fails), num_supernodes=3)
+    outcome = run_sage(FedSage, grid=grid)
+    assert outcome.reports[-1].answered == 6
+    assert any("no room" in entry["reason"] for entry in outcome.reports[0].rejected)
+
+
+@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
+def test_a_supernode_that_comes_later_trains_its_generator_first(
+    strategy: type[LocalSage],
+) -> None:
+    class Late(InProcessGrid):
+        """Its last node appears once somebody has trained."""
+
+        trained = False
+
+        def get_node_ids(self) -> list[int]:
+            return super().get_node_ids()[: None if self.trained else -1]
+
+        def push_messages(self, messages: Any) -> list[str]:
+            messages = list(messages)
+            self.trained |= messages[0].metadata.message_type == "train"
+            return super().push_messages(messages)
+
+    outcome = run_sage(strategy, grid=Late(client_app(networks()), num_supernodes=3))
+    assert [report.answered for report in outcome.reports] == [4, 6, 6, 6]
+    assert not any(report.rejected for report in outcome.reports)
+
+
+def test_nobody_answers() -> None:
+    class Broken(SageClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            raise RuntimeError("broken")
+
+    for strategy in (LocalSage, FedSage):
+        grid = InProcessGrid(client_app(networks(), Broken), num_supernodes=2)
+        with pytest.raises(NoClientsError, match="round 1"):
+            run_sage(strategy, grid=grid)
+
+
+def test_other_sizes_take_no_part() -> None:
+    with pytest.raises(NoClientsError, match="it has 8 features and 3 classes, expected 9 and 3"):
+        run_sage(settings=SETTINGS._replace(num_features=FEATURES + 1))
+    with pytest.raises(NoClientsError, match=f"{CLASSES} classes, expected {FEATURES} and 4"):
+        run_sage(settings=SETTINGS._replace(num_classes=CLASSES + 1))
+
+
+def test_arguments_are_checked() -> None:
+    for name, value in (("participation", 0.0), ("min_nodes", 0), ("generator_epochs", 0)):
+        with pytest.raises(ValueError, match=f"{name}: {value}"):
+            LocalSage(SETTINGS, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_rounds: 0"):
+        run_sage(rounds=0)
+    done = run_sage(rounds=1).strategy
+    with pytest.raises(ValueError, match="has run already"):
+        done.start(InProcessGrid(client_app(networks()), num_supernodes=1), num_rounds=1)
+    grid = InProcessGrid(client_app([ring(2, 5), ring(2, 5)]), num_supernodes=1)
+    with pytest.raises(NoClientsError, match="clients"):
+        run_sage(grid=grid)
+
+
+@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
+def test_flowers_own_steps_give_the_same(strategy: type[LocalSage]) -> None:
+    grid = InProcessGrid(client_app(networks()), num_supernodes=2)
+    own = strategy(SETTINGS, generator_epochs=3)
+    found = []
+    for server_round in (1, 2):
+        messages: list[Message] = list(
+            own.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid)
+        )
+        replies = grid.send_and_receive(messages)
+        _, metrics = own.aggregate_train(server_round, replies)
+        assert metrics is not None
+        found.append(metrics["loss"])
+    assert found == [r.loss for r in run_sage(strategy, rounds=2).reports]

@@ -1,0 +1,149 @@
+"""``flower-graph partition``: what it prints and writes, for every partitioner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from flower_graph import cli
+from flower_graph.config import load_config
+from flower_graph.data import load_graph
+from flower_graph.data.ego_networks import partition_egos
+from flower_graph.data.partition_stats import ego_statistics
+from flower_graph.errors import OutputError
+from flower_graph.plots import plot_counts
+
+Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).resolve().parents[1]
+EGOS = """
+app: fedscem
+data: {name: csbm, nodes: 200, classes: 3, degree: 3, features: 40, active: 5}
+partition: {clients: 8, min_nodes: 6}
+"""
+
+
+@pytest.fixture
+def egos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the name of a config of small ego-networks, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "egos.yaml").write_text(EGOS, encoding="utf-8")
+    return "egos.yaml"
+
+
+def test_ego_networks(egos: str, tmp_path: Path, capsys: Captured) -> None:
+    words = ["partition", egos, "partition.clients=5", "--out", "here", "seed=3"]
+    assert cli.main(words) == 0
+    config = load_config(egos, ["partition.clients=5", "seed=3"])
+    expected = ego_statistics(partition_egos(load_graph(config.data), config.partition, seed=3))
+    record = json.loads((tmp_path / "here" / "partition.json").read_text(encoding="utf-8"))
+    assert (record["seeds"], record["config"]["partition"]["clients"]) == ([3], 5)
+    assert {key: value["mean"] for key, value in record["figures"].items()} == expected.figures
+    assert sum(record["distributions"][0]["nodes per client"].values()) == 5
+    shown = capsys.readouterr().out
+    page = (tmp_path / "here" / "partition.md").read_text(encoding="utf-8")
+    assert shown.startswith("Partition of egos.yaml, seed 3\n")
+    mean = f"{expected.figures['nodes-per-client']:.2f}".removesuffix(".00")
+    assert f"| nodes-per-client | {mean} |\n" in page
+    assert f"nodes-per-client          {mean}\n" in shown
+    assert imread(tmp_path / "here" / "partition.png").std() > 0
+
+
+def test_nodes_as_clients(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["partition", "quickstart", "--out", str(out)]) == 0
+    figures = json.loads((out / "partition.json").read_text(encoding="utf-8"))["figures"]
+    expected = {"clients": 2708, "edges": 5278, "isolated": 0, "train": 140, "val": 500}
+    assert {key: figures[key]["mean"] for key in expected} == expected
+    assert "  clients                2,708\n" in capsys.readouterr().out
+    assert imread(out / "partition.png").std() > 0
+
+
+def test_several_seeds_are_averaged(egos: str, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["partition", egos, "--seeds", "0,1", "--out", "two"]) == 0
+    assert cli.main(["partition", egos, "seed=1", "--out", "one"]) == 0
+    two, one = (
+        json.loads((tmp_path / name / "partition.json").read_text(encoding="utf-8"))
+        for name in ("two", "one")
+    )
+    sizes = two["figures"]["nodes-per-client"]
+    assert two["seeds"] == [0, 1] and len(two["distributions"]) == 2
+    assert sizes["values"][1] == one["figures"]["nodes-per-client"]["mean"]
+    assert sizes["values"][0] != sizes["values"][1]
+    assert sizes["mean"] == pytest.approx(sum(sizes["values"]) / 2)
+    assert sizes["std"] == pytest.approx(abs(sizes["values"][0] - sizes["values"][1]) / 2**0.5)
+    shown = capsys.readouterr().out
+    assert "Partition of egos.yaml, mean ± deviation over seeds 0, 1\n" in shown
+    # What all seeds agree on has no deviation to show.
+    assert "  clients                   8\n" in shown and " ± " in shown
+
+
+def test_the_folder_has_the_configs_name(egos: str, tmp_path: Path) -> None:
+    assert cli.main(["partition", egos]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("partition-egos-")
+    assert {path.name for path in folder.iterdir()} == {
+        "partition.json",
+        "partition.md",
+        "partition.png",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["partition.clients=201"], "partition.clients = 201: the graph has 200 nodes"),
+        (["partition.min_nodes=201"], "0 of 200 nodes have a 2-hop ego-network"),
+        (["--seeds", "0,x"], "--seeds '0,x': write whole numbers"),
+        (["partition.hops=0"], "partition.hops: 0 is not allowed"),
+    ],
+)
+def test_what_cannot_be_dealt_is_said_in_one_line_and_leaves_no_folder(
+    egos: str, tmp_path: Path, capsys: Captured, words: list[str], message: str
+) -> None:
+    assert cli.main(["partition", egos, "--out", "out", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_files_is_left_alone(egos: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine", encoding="utf-8")
+    assert cli.main(["partition", egos, "--out", "out"]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_a_distribution_of_nothing_is_drawn_empty(tmp_path: Path) -> None:
+    plot_counts(tmp_path / "a.png", {"none": {}, "one": {3: 2}, "wide": {0: 1, 999: 1}}, title="t")
+    assert imread(tmp_path / "a.png").std() > 0
+
+
+def test_no_distributions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one distribution"):
+        plot_counts(tmp_path / "a.png", {}, title="t")
+    with pytest.raises(OutputError, match="cannot write"):
+        plot_counts(tmp_path / "missing" / "a.png", {"one": {1: 1}}, title="t")
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "cora"), (1, "citeseer"), (2, "pubmed")])
+def test_the_documented_figures_are_those_that_the_command_wrote(place: int, name: str) -> None:
+    folder = ROOT / "docs"
+    written = _table(folder / "results" / "fedscem" / "partition" / name / "partition.md")
+    documented = _table(folder / "partition.md")
+    for figure, (_, value) in written.items():
+        if figure in ("figure", "clients"):
+            continue
+        row = documented[figure]
+        # The first table has the paper's figure before ours, the second what a figure means.
+        ours = row[2::2] if len(row) == 7 else row[2:]
+        assert ours[place] == value, figure
+
+
+def _table(path: Path) -> dict[str, list[str]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines if "|" in line)
+    return {row[0]: row for row in rows}

@@ -1,0 +1,124 @@
+"""Sums over Flower messages, in process."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+from flower_graph.client import make_client_app
+from flower_graph.errors import MalformedReplyError
+from flower_graph.exchange import Exchange
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum_server import Skipped
+from flower_graph.simulation import InProcessGrid
+from flower_graph.summing import ACTIONS, SecureSum, SecureSumClient, encode_sum
+
+DOC = Path(__file__).parents[1] / "docs" / "secure-sum.md"
+
+
+class Numbered(SecureSumClient):
+    """Client c has (c, scale); what a test puts into ``odd`` replaces that."""
+
+    odd: dict = {}  # noqa: RUF012 - filled anew by each test
+
+    def vectors(self, config):
+        found = {c: np.array([c, config.get("scale", 1.0)]) for c in self.clients}
+        return found | {c: self.odd[c] for c in self.odd if c in found}
+
+
+def make(nodes, hosted, odd=None, **options):
+    own = type("Own", (Numbered,), {"odd": odd or {}})
+
+    def client_fn(context):
+        first = hosted * context.node_config["partition-id"]
+        return own(context, range(first, first + hosted))
+
+    grid = InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=nodes)
+    return grid, SecureSum(Exchange(grid), limit=1000.0, **options)
+
+
+@pytest.mark.parametrize(("nodes", "hosted"), [(1, 12), (4, 3), (12, 1), (2, 1)])
+def test_sums_over_rounds(nodes, hosted):
+    _, secure = make(nodes, hosted)
+    m = nodes * hosted
+    for server_round in (4, 5, 6):
+        summed = secure.sum(server_round, 2, {"scale": 0.5 * server_round})
+        assert summed.contributors.tolist() == list(range(m))
+        assert summed.values.tolist() == [m * (m - 1) / 2, m * 0.5 * server_round]
+
+
+def test_two_exchanges_a_round():
+    grid, secure = make(3, 2)
+    secure.sum(1, 2)
+    sent = []
+    push = grid.push_messages
+    grid.push_messages = lambda messages: sent.append(messages) or push(messages)
+    secure.sum(2, 2)
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (np.array([np.nan, 1]), "value nan"),
+        (np.array([1, 1000.5]), "value 1000.5.*-1000 to 1000"),
+        (np.zeros(3), r"shape \(3,\), expected \(2,\)"),
+    ],
+)
+def test_clients_without_a_usable_vector_are_left_out(vector, reason):
+    _, secure = make(2, 5, {3: vector})
+    summed = secure.sum(1, 2)
+    assert summed.values.tolist() == [42, 9]
+    [(client, why)] = secure.server.blamed
+    assert client == 3 and re.search(reason, why)
+
+
+def test_encode_sum_without_a_vector():
+    total, left_out = encode_sum(Ring.fit(2, 4, 1), {1: np.ones(1)}, [1, 2], 1)
+    assert total.tolist() == [1] and left_out == {2: "no vector, expected (1,)"}
+
+
+def test_a_node_that_fails_is_left_out_and_returns():
+    grid, secure = make(8, 1)
+    lost = list(grid.contexts)[2]
+    kept = grid.contexts.pop(lost)
+    assert secure.sum(1, 2).contributors.size == 7
+    grid.contexts[lost] = kept
+    assert secure.sum(2, 2).contributors.size == 7  # enrolled now, prepared with the next
+    assert secure.sum(3, 2).contributors.size == 8
+
+
+def test_a_node_that_lost_its_state_is_left_out():
+    grid, secure = make(8, 1)
+    secure.sum(1, 2)
+    next(iter(grid.contexts.values())).state.clear()
+    summed = secure.sum(2, 2)
+    assert summed.contributors.size == 7 and summed.values[1] == 7
+
+
+def test_too_few_skip():
+    grid, secure = make(4, 1)
+    secure.sum(1, 2)
+    for context in list(grid.contexts.values())[:2]:
+        context.state.clear()
+    assert isinstance(secure.sum(2, 2), Skipped)
+    assert isinstance(make(1, 1)[1].sum(1, 2), Skipped)
+
+
+def test_reply_without_the_sum():
+    _, secure = make(2, 1)
+    with pytest.raises(MalformedReplyError, match="arrays/masked-sum is missing"):
+        secure._read_masked(1, RecordDict())
+
+
+def test_the_documents_example(capsys):
+    [code] = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, str(DOC), "exec"), {"__name__": "example"})
+    draws = [np.random.default_rng(client) for client in range(20)]
+    labels = np.concatenate([draw.integers(3, size=10) for draw in draws])
+    measured = np.concatenate([draw.normal(20.0, 2.0, size=10) for draw in draws])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"20 clients, classes {np.bincount(labels)}"
+    assert second == f"mean of 200 measurements: {measured.mean():.3f}"
