@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
 
 from flower_graph.apps.runner import simulate
-from flower_graph.config import load_config
+from flower_graph.config import load_config, to_dict
 from flower_graph.files import write_json
+from flower_graph.memory import peak_memory
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
@@ -51,24 +55,36 @@ class Cell:
     centralised: bool = False
 
 
+class Job(NamedTuple):
+    """One run of a cell."""
+
+    cell: Cell
+    seed: int
+    rounds: int
+
+
 @dataclass
 class Curves:
-    """What one run gave, round by round."""
+    """What one run gave, round by round; runs kept by older versions lack the last fields."""
 
     cross_entropy: list[float]
     val_accuracy: list[float]
     test_accuracy: list[float]
     bytes_up: dict[str, int] = field(default_factory=dict)
+    seconds_per_round: float = math.nan  # median, so that set-up in the first round is not in it
+    run_seconds: float = math.nan  # all rounds and what goes before them
+    peak_bytes: float = math.nan  # memory of the run's process, libraries and graph included
 
     @property
     def best_round(self) -> int:
-        """Index of the first round with the best validation accuracy."""
-        return self.val_accuracy.index(max(self.val_accuracy))
+        """Index of the first round with the best validation accuracy; NaN is never best."""
+        value = [-1.0 if math.isnan(v) else v for v in self.val_accuracy]
+        return value.index(max(value))
 
     @property
     def best_val(self) -> float:
         """Best validation accuracy."""
-        return max(self.val_accuracy)
+        return self.val_accuracy[self.best_round]
 
     @property
     def test_at_best_val(self) -> float:
@@ -87,7 +103,7 @@ def run_cells(
     centralised: TrainCentralised,
     echo: Callable[[str], None] = print,
 ) -> Runs:
-    """Run every cell with every seed, as many at a time as there are cores.
+    """Run every cell with every seed; see ``run_jobs``.
 
     Parameters
     ----------
@@ -97,6 +113,30 @@ def run_cells(
         One run for each.
     rounds : int
         Rounds of every run.
+    folder, centralised, echo
+        As for ``run_jobs``.
+
+    Returns
+    -------
+    dict
+        Curves by cell and seed.
+    """
+    jobs = [Job(cell, seed, rounds) for cell in cells for seed in seeds]
+    return run_jobs(jobs, folder, centralised, echo)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    folder: Path,
+    centralised: TrainCentralised,
+    echo: Callable[[str], None] = print,
+) -> Runs:
+    """Run the jobs, as many at a time as there are cores, each in a process of its own.
+
+    Parameters
+    ----------
+    jobs : sequence of Job
+        What to run.
     folder : Path
         Where runs are kept; those that are there already are read, not run.
     centralised, echo : callable
@@ -108,33 +148,78 @@ def run_cells(
         Curves by cell and seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(cell, seed) for cell in cells for seed in seeds]
-    missing = [job for job in wanted if not _path(folder, *job, rounds).exists()]
-    workers = max(1, min(os.cpu_count() or 1, len(missing), MAX_WORKERS))
+    missing = missing_jobs(jobs, folder)
     if missing:
-        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
+        # A fresh process each, so that a run's peak memory is its own.
+        with ProcessPoolExecutor(
+            workers_for(missing),
+            get_context("spawn"),
+            initializer=one_thread,
+            max_tasks_per_child=1,
+        ) as pool:
             futures = {
-                pool.submit(_run, *job, rounds, _path(folder, *job, rounds), centralised): job
-                for job in missing
+                pool.submit(_run, job, _path(folder, job), centralised): job for job in missing
             }
-            for number, future in enumerate(as_completed(futures), start=1):
-                best = future.result()
-                cell, seed = futures[future]
-                name = f"{cell.data} {cell.model} {cell.method} seed {seed}"
-                echo(f"{number}/{len(missing)}  {name}  test at best validation {best:.3f}")
+            try:
+                for number, future in enumerate(as_completed(futures), start=1):
+                    best = future.result()
+                    cell, seed, _ = futures[future]
+                    name = f"{cell.data} {cell.model} {cell.method} seed {seed}"
+                    echo(f"{number}/{len(missing)}  {name}  test at best validation {best:.3f}")
+            except BaseException:
+                # What has not begun would run on for minutes before anybody saw the error.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     runs: Runs = {}
-    for cell, seed in wanted:
-        stored = json.loads(_path(folder, cell, seed, rounds).read_text())
-        runs.setdefault(cell, {})[seed] = Curves(**stored["curves"])
+    for job in jobs:
+        stored = json.loads(_path(folder, job).read_text())
+        runs.setdefault(job.cell, {})[job.seed] = _read_curves(stored["curves"])
     return runs
 
 
-def _path(folder: Path, cell: Cell, seed: int, rounds: int) -> Path:
-    text = json.dumps([asdict(cell), seed, rounds])
+def missing_jobs(jobs: Sequence[Job], folder: Path) -> list[Job]:
+    """List the jobs that the folder has no run of, or one with other settings, each once."""
+    return [job for job in dict.fromkeys(jobs) if not _is_kept(_path(folder, job), job)]
+
+
+def workers_for(jobs: Sequence[Job]) -> int:
+    """Say how many processes run these jobs."""
+    return max(1, min(os.cpu_count() or 1, len(jobs), MAX_WORKERS))
+
+
+def _path(folder: Path, job: Job) -> Path:
+    text = json.dumps([asdict(job.cell), job.seed, job.rounds])
     return folder / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
 
-def _one_thread() -> None:
+def _is_kept(path: Path, job: Job) -> bool:
+    """Say whether a run is there, and of today's shipped config.
+
+    A setting that the run's file does not have is newer than the run: it changed nothing then.
+    """
+    if not path.exists():
+        return False
+    stored = json.loads(path.read_text()).get("settings", {})
+    now = _settings(job)
+    return all(now.get(key) == value for key, value in stored.items())
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """Give a run's settings by dotted key, without those that say where it runs."""
+    settings = to_dict(_config(job))
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
+    return {key: value for key, value in flat.items() if key not in ("device", "data.root")}
+
+
+def _config(job: Job) -> Any:
+    cell, seed, rounds = job
+    return load_config(cell.config, [*cell.overrides, f"seed={seed}", f"rounds={rounds}"])
+
+
+def one_thread() -> None:
     """Give each worker one core: two runs side by side beat one run on two threads."""
     import warnings
 
@@ -142,27 +227,44 @@ def _one_thread() -> None:
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
 
 
-def _run(cell: Cell, seed: int, rounds: int, path: Path, centralised: TrainCentralised) -> float:
-    config = load_config(cell.config, [*cell.overrides, f"seed={seed}", f"rounds={rounds}"])
-    if cell.centralised:
-        curves = _curves(centralised(config), {})
+def _run(job: Job, path: Path, centralised: TrainCentralised) -> float:
+    config, started = _config(job), time.perf_counter()
+    if job.cell.centralised:
+        curves = _curves(centralised(config))
+        curves.seconds_per_round = (time.perf_counter() - started) / job.rounds
     else:
         reports = simulate(config)
-        curves = _curves(reports, reports[-1].bytes.get("up", {}))
-    stored = {"cell": asdict(cell), "seed": seed, "rounds": rounds, "curves": asdict(curves)}
-    write_json(path, stored)
+        curves = _curves(reports)
+        curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
+        curves.seconds_per_round = median(report.seconds for report in reports)
+    curves.run_seconds = time.perf_counter() - started
+    curves.peak_bytes = peak_memory()
+    stored = {"cell": asdict(job.cell), "seed": job.seed, "rounds": job.rounds}
+    write_json(path, stored | {"settings": _settings(job), "curves": asdict(curves)})
     return curves.test_at_best_val
 
 
-def _curves(reports: Sequence[Any], bytes_up: dict[str, int]) -> Curves:
+def _curves(reports: Sequence[Any]) -> Curves:
     return Curves(
         [report.cross_entropy for report in reports],
         [report.val_accuracy for report in reports],
         [report.test_accuracy for report in reports],
-        dict(bytes_up),
     )
+
+
+def _read_curves(stored: dict[str, Any]) -> Curves:
+    """Read a run back; null is a number that was not finite."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, list):
+            return [number(item) for item in value]
+        return math.nan if value is None else value
+
+    read: dict[str, Any] = {key: number(value) for key, value in stored.items()}
+    return Curves(**read)
 
 
 def row(
@@ -183,7 +285,7 @@ def row(
         "metric": metric,
         "paper": paper,
         "mean": fmean(values),
-        "std": stdev(values) if len(values) > 1 else 0.0,
+        "std": _deviation(values),
         "values": list(values),
         "seeds": list(seeds),
         "settings": {
@@ -193,3 +295,10 @@ def row(
             "centralised": cell.centralised,
         },
     }
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the sample deviation: 0 for one number, NaN with a NaN among them, as the mean."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return stdev(values) if len(values) > 1 else 0.0

@@ -39,7 +39,7 @@ def build_strategy(config: FedSCemConfig, out: Path | None) -> Strategy:
     out : Path, optional
         Output folder; checkpoints go below it.
     """
-    how, settings = config.strategy, _settings(config)
+    how, settings = config.strategy, ego_settings(config)
     sampling: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
     saving = checkpoint_settings(config, out)
     match how.name:
@@ -100,8 +100,11 @@ def num_clients(config: FedSCemConfig) -> int:
 
 
 def final_figures(config: FedSCemConfig, strategy: Any) -> dict[str, Any]:
-    """Give the payload with what travelled after the last round's report."""
-    return {"bytes": strategy.payload}
+    """Give the whole payload, and the seconds that keys and alignment took."""
+    figures = {"bytes": strategy.payload}
+    if isinstance(strategy, embedding_averaging.MaskedEmbeddingAveraging):
+        figures["setup-seconds"] = strategy.session.setup_seconds
+    return figures
 
 
 def cached_egos(config: FedSCemConfig) -> list[EgoNetwork]:
@@ -120,7 +123,7 @@ def _cached_egos(settings: str, seed: int, saved: int) -> list[EgoNetwork]:
     return partition_egos(cached_data(config), config.partition, seed)
 
 
-def _settings(config: FedSCemConfig) -> EgoSettings:
+def ego_settings(config: FedSCemConfig) -> EgoSettings:
     """Collect what a client needs to know to train; the server sends it along."""
     data, model, how = cached_data(config), config.model, config.strategy
     is_proximal = "fedprox" in (how.name, how.model_sharing)

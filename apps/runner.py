@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,4 +72,6 @@ def _grid(config: RunConfig, supernodes: int, out: Path | None) -> InProcessGrid
     clients = method_of(config).num_clients(config)
     if supernodes > clients:
         raise ConfigError(f"supernodes: {supernodes} for {clients} clients; at most one each")
+    # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     return InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)

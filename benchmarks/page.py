@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
+from benchmarks.page_egos import ego_section, fedscem_section
+
 HEAD = """\
 # Performance
 
@@ -38,7 +41,8 @@ def render(results: dict[str, Any]) -> str:
         "scale": _scale,
         "state": _state,
         "secure": _secure,
-        "ego": _ego,
+        "ego": ego_section,
+        "fedscem": fedscem_section,
         "gpu": _gpu,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]
@@ -49,17 +53,11 @@ def render(results: dict[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def _machine(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
     return (
         f"Measured on {machine['cores']} cores of {machine['cpu']} with "
-        f"{_gib(machine['memory-bytes'])} of memory, {machine['system']}, "
+        f"{gib(machine['memory-bytes'])} of memory, {machine['system']}, "
         f"Python {machine['python']}, {versions}."
     )
 
@@ -94,12 +92,12 @@ def _round_rows(entry: dict[str, Any]) -> Iterable[Sequence[str]]:
             entry["data"],
             f"{entry['users']:,}",
             str(run["supernodes"]),
-            _time(run["round"]["median"]),
-            _range(run["round"]),
-            _time(run["epoch"]["median"]),
+            duration(run["round"]["median"]),
+            spread(run["round"]),
+            duration(run["epoch"]["median"]),
             f"{run['ratio']:.2f}",
             f"at most {entry['target']:g}",
-            _verdict(run["ratio"], entry["target"]),
+            verdict(run["ratio"], entry["target"]),
         )
 
 
@@ -107,10 +105,10 @@ def _user_step(entry: dict[str, Any]) -> str:
     step = entry["user-step"]
     return (
         f"**Memory bandwidth, {entry['data']}.** Adam and the forward have to read the weights and "
-        f"both moments, write them, and read the weights again: {_gib(step['bytes'])} for "
+        f"both moments, write them, and read the weights again: {gib(step['bytes'])} for "
         f"{step['weights']:,} active weights. A triad over arrays of that length moves "
-        f"{_rate(step['bandwidth'])} here. The users' step and forward take "
-        f"{_time(step['seconds']['median'])} ({_rate(step['bytes-per-second'])}): "
+        f"{rate(step['bandwidth'])} here. The users' step and forward take "
+        f"{duration(step['seconds']['median'])} ({rate(step['bytes-per-second'])}): "
         f"{step['times-bound']:.1f} times what the bandwidth needs."
     )
 
@@ -129,10 +127,10 @@ def _flwr(part: dict[str, Any]) -> Iterable[str]:
             str(entry["supernodes"]),
             f"{entry['users']:,}",
             f"{entry['round']['median']:.3f}",
-            _range(entry["round"]),
+            spread(entry["round"]),
             "" if entry["target"] is None else f"at most {entry['target']:g}",
-            "" if entry["target"] is None else _verdict(entry["round"]["median"], entry["target"]),
-            _time(entry["total-seconds"]),
+            "" if entry["target"] is None else verdict(entry["round"]["median"], entry["target"]),
+            duration(entry["total-seconds"]),
         )
         for entry in part["entries"]
     )
@@ -152,10 +150,10 @@ def _scale(part: dict[str, Any]) -> Iterable[str]:
         (
             f"{entry['users']:,}",
             f"{entry['weights'] / 1e6:,.1f} M",
-            _time(entry["round"]["median"]),
-            _range(entry["round"]),
-            _time(entry["setup-seconds"]),
-            _gib(entry["peak-bytes"]),
+            duration(entry["round"]["median"]),
+            spread(entry["round"]),
+            duration(entry["setup-seconds"]),
+            gib(entry["peak-bytes"]),
         )
         for entry in part["entries"]
     ]
@@ -163,10 +161,10 @@ def _scale(part: dict[str, Any]) -> Iterable[str]:
     before, largest = part["entries"][-2:]
     size, growth = f"{largest['users']:,} users", targets["exponent"]
     lines = [
-        _check("fitted exponent of the time", fits["seconds"], growth, "{:.2f}".format),
-        _check("fitted exponent of the memory", fits["memory"], growth, "{:.2f}".format),
-        _check(f"a round, {size}", largest["round"]["median"], targets["seconds"], _time),
-        _check(f"peak memory, {size}", largest["peak-bytes"], targets["bytes"], _gib),
+        check("fitted exponent of the time", fits["seconds"], growth, "{:.2f}".format),
+        check("fitted exponent of the memory", fits["memory"], growth, "{:.2f}".format),
+        check(f"a round, {size}", largest["round"]["median"], targets["seconds"], duration),
+        check(f"peak memory, {size}", largest["peak-bytes"], targets["bytes"], gib),
     ]
     yield table(("figure", "measured", "target", ""), lines)
     yield (
@@ -177,15 +175,9 @@ def _scale(part: dict[str, Any]) -> Iterable[str]:
     )
 
 
-def _check(
-    what: str, value: float, target: float, show: Callable[[float], str]
-) -> tuple[str, str, str, str]:
-    return what, show(value), f"at most {show(target)}", _verdict(value, target)
-
-
 def _edge(entry: dict[str, Any]) -> str:
     return (
-        f"{entry['edge-seconds'] * 1e9:.1f} ns an edge with {_gib(entry['latent-bytes'])} of "
+        f"{entry['edge-seconds'] * 1e9:.1f} ns an edge with {gib(entry['latent-bytes'])} of "
         "latent vectors"
     )
 
@@ -194,7 +186,7 @@ def _state(part: dict[str, Any]) -> Iterable[str]:
     yield "## State that two processes share"
     where = "shared memory" if part["shared-memory"] else "a temporary folder"
     yield (
-        f"{part['users']:,} users with {_gib(part['state-bytes'])} of weights and moments get the "
+        f"{part['users']:,} users with {gib(part['state-bytes'])} of weights and moments get the "
         "same messages three times: with the state in the process, with the state in a mapped file "
         f"(in {where}), and with two processes that take turns with such a file, as Ray's actors "
         "do. A message is the whole of `NodeClient.fit`: opening the state, the step, the forward "
@@ -214,11 +206,11 @@ def _state(part: dict[str, Any]) -> Iterable[str]:
         rows.append(
             (
                 name,
-                _time(times["median"]),
-                _range(times),
+                duration(times["median"]),
+                spread(times),
                 f"{cost:+.0%}" if known else "",
                 f"at most {target:.0%}" if known else "",
-                _verdict(cost, target) if known else "",
+                verdict(cost, target) if known else "",
             )
         )
     yield table(("state", "message", "range", "cost", "target", ""), rows)
@@ -236,11 +228,18 @@ def _secure(part: dict[str, Any]) -> Iterable[str]:
     rows = []
     for entry in part["rounds"]:
         whole, state = entry["round"]["median"], entry["state"]["median"]
-        times = (_time(entry[side]["median"]) for side in ("host", "server"))
-        check = f"at most {_time(targets['round'])}", _verdict(whole, targets["round"])
-        limit = f"{_time(state)}, {_verdict(state, targets['state'])}"
+        times = (duration(entry[side]["median"]) for side in ("host", "server"))
+        check = f"at most {duration(targets['round'])}", verdict(whole, targets["round"])
+        limit = f"{duration(state)}, {verdict(state, targets['state'])}"
         rows.append(
-            (f"{entry['word']} bits", _time(whole), _range(entry["round"]), *check, *times, limit)
+            (
+                f"{entry['word']} bits",
+                duration(whole),
+                spread(entry["round"]),
+                *check,
+                *times,
+                limit,
+            )
         )
     yield table(("word", "round", "range", "target", "", "host", "server", "state"), rows)
     yield (
@@ -254,12 +253,12 @@ def _secure(part: dict[str, Any]) -> Iterable[str]:
             f"{entry['clients']:,}",
             str(entry["partners"]),
             str(entry["threshold"]),
-            _time(entry["client"]["median"]),
-            _range(entry["client"]),
+            duration(entry["client"]["median"]),
+            spread(entry["client"]),
             f"{entry['bytes-up'] - entry['vector-bytes']:,}",
             f"{entry['bytes-down']:,}",
-            _time(entry["server-seconds"]),
-            _time(entry["server-seconds"] / entry["clients"]),
+            duration(entry["server-seconds"]),
+            duration(entry["server-seconds"] / entry["clients"]),
         )
         for entry in entries
     ]
@@ -267,39 +266,10 @@ def _secure(part: dict[str, Any]) -> Iterable[str]:
     yield table((*head, "bytes down", "server", "server, a client"), lines)
     fits, growth = part["exponents"], targets["exponent"]
     checks = [
-        _check("fitted exponent of a client's time", fits["seconds"], growth, "{:.2f}".format),
-        _check("fitted exponent of a client's bytes", fits["bytes"], growth, "{:.2f}".format),
+        check("fitted exponent of a client's time", fits["seconds"], growth, "{:.2f}".format),
+        check("fitted exponent of a client's bytes", fits["bytes"], growth, "{:.2f}".format),
     ]
     yield table(("figure", "measured", "target", ""), checks)
-
-
-def _ego(part: dict[str, Any]) -> Iterable[str]:
-    targets = part["targets"]
-    yield "## Ego-networks: the batched engine against a plain loop"
-    yield (
-        "A round of FedSCem: train, embed, average, fuse, judge; without messages, masks and "
-        "alignment. The loop has a PyG model with `GCNConv(cached=True)`, dense features and a "
-        "`torch.optim.Adam` for each client. *Choosing* cuts a round's clients out of the batch. "
-        "*Peak* is of the process with data and engine, before the loop."
-    )
-    rows, sizes = [], []
-    for entry in part["entries"]:
-        for run in entry.get("runs", []):
-            plain, ratio = _time(run["plain"]["median"]), f"{run['ratio']:.2f}"
-            engine = _time(run["engine"]["median"]), _range(run["engine"])
-            check = f"at most {targets['ratio']:g}", _verdict(run["ratio"], targets["ratio"])
-            rows.append((entry["data"], str(run["threads"]), *engine, plain, ratio, *check))
-        if "skipped" in entry:
-            yield f"`{entry['config']}` was not measured: {entry['skipped']}."
-            continue
-        times = _time(entry["packing-seconds"]), _time(entry["choosing"]["median"])
-        numbers = (f"{entry[what]:,}" for what in ("clients", "nodes", "shared"))
-        peak = entry["peak-bytes"]
-        check = f"at most {_gib(targets['bytes'])}", _verdict(peak, targets["bytes"])
-        sizes.append((entry["data"], *numbers, *times, _gib(peak), *check))
-    yield table(("data", "threads", "engine", "range", "loop", "ratio", "target", ""), rows)
-    head = ("data", "clients", "nodes", "shared", "packing", "choosing", "peak", "target", "")
-    yield table(head, sizes)
 
 
 def _gpu(part: dict[str, Any]) -> Iterable[str]:
@@ -311,7 +281,7 @@ def _gpu(part: dict[str, Any]) -> Iterable[str]:
     )
     if part["gpu"] is None:
         yield "**Not measured on a GPU: this machine has none.** The times below are the CPU's."
-        rows = [(f"{e['users']:,}", _time(e["cpu-seconds"])) for e in part["entries"]]
+        rows = [(f"{e['users']:,}", duration(e["cpu-seconds"])) for e in part["entries"]]
         yield table(("users", "CPU, a round"), rows)
         yield from _gpu_egos(part)
         return
@@ -320,8 +290,8 @@ def _gpu(part: dict[str, Any]) -> Iterable[str]:
     rows_both = [
         (
             f"{e['users']:,}",
-            _time(e["cpu-seconds"]),
-            _time(e["gpu-seconds"]),
+            duration(e["cpu-seconds"]),
+            duration(e["gpu-seconds"]),
             f"{e['times-as-fast']:.1f}",
             f"{e['latent-difference']:.1e}",
             f"{e['loss-difference']:.1e}",
@@ -337,7 +307,7 @@ def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
     if not (entries := part.get("ego-entries")):
         return
     if part["gpu"] is None:
-        cpu_rows = [(f"{e['clients']:,}", _time(e["cpu-seconds"])) for e in entries]
+        cpu_rows = [(f"{e['clients']:,}", duration(e["cpu-seconds"])) for e in entries]
         yield table(("ego-networks", "CPU, a round"), cpu_rows)
         return
     yield "**FedSCem's ego-networks**, the same rounds; compared are embeddings and losses."
@@ -345,8 +315,8 @@ def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
         (
             f"{e['clients']:,}",
             f"{e['nodes']:,}",
-            _time(e["cpu-seconds"]),
-            _time(e["gpu-seconds"]),
+            duration(e["cpu-seconds"]),
+            duration(e["gpu-seconds"]),
             f"{e['times-as-fast']:.1f}",
             f"{e['embedding-difference']:.1e}",
             f"{e['loss-difference']:.1e}",
@@ -356,23 +326,3 @@ def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
     ]
     sides = ("CPU, a round", "GPU, a round", "times as fast")
     yield table(("clients", "nodes", *sides, "embeddings", "losses", "equal"), rows)
-
-
-def _verdict(value: float, target: float) -> str:
-    return "met" if value <= target else "**missed**"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _range(times: dict[str, float]) -> str:
-    return f"{_time(times['min'])} – {_time(times['max'])}"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e9:.1f} GB/s"

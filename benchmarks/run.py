@@ -27,6 +27,7 @@ PARTS = {
     "state": "state",
     "secure": "secure",
     "ego": "ego",
+    "fedscem": "fedscem",
     "gpu": "gpu",
 }
 

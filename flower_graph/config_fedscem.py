@@ -21,7 +21,8 @@ APP = "fedscem"
 SPLITS = ("per-client", "global")
 FEDSCEM = "masked-embedding-averaging"
 SAGE = ("local-sage", "fed-sage")
-STRATEGIES = (FEDSCEM, "self-training", "fedavg", "fedprox", *SAGE)
+WITHOUT_CHECKPOINTS = ("fedavg", "fedprox", *SAGE)
+STRATEGIES = (FEDSCEM, "self-training", *WITHOUT_CHECKPOINTS)
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
 ALIGNMENTS = ("psi", "polynomial", "plain")
@@ -81,7 +82,9 @@ class StrategyConfig:
     alignment: str = "psi"  # psi | polynomial | plain: how nodes of several clients are found
     aggregation: str = "masked"  # masked | plain: how embeddings are summed
     limit: float = 32.0  # largest size of a number in an embedding that the masked sum takes
-    resolution: float = 2.0**-12  # step of the masked sum's fixed-point numbers
+    resolution: float = (
+        2.0**-12
+    )  # step of the masked sum's fixed-point numbers; at most 2^-20 with models
     dropout: float = 0.3  # share of the clients that may vanish in a round, 0 <= dropout < 1
     timeout: float = 600.0  # seconds that an exchange may take
     min_nodes: int = 1  # SuperNodes to wait for before the first round
@@ -138,7 +141,7 @@ class FedSCemConfig(CommonConfig):
         if self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked":
             # The sum over one client is that client's embedding, whatever masks it wore.
             at_least("partition.clients", self.partition.clients, 2, " for a masked sum")
-        if self.strategy.name in SAGE and self.checkpoint_every:
+        if self.strategy.name in WITHOUT_CHECKPOINTS and self.checkpoint_every:
             raise ConfigError(
                 f"checkpoint_every: {self.checkpoint_every} is not allowed with "
                 f"strategy.name={self.strategy.name}, which saves no checkpoints: set "

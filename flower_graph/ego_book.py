@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +15,47 @@ from numpy.typing import NDArray
 
 from flower_graph import checkpoint
 from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights, rest_shapes
+from flower_graph.ego_vector import contrast_scale
 from flower_graph.errors import CheckpointError
 from flower_graph.ledger import ByteLedger
 from flower_graph.records.ego import METRIC_NAMES, EgoReply, EgoRequest, Layout, Sums
 from flower_graph.report import RoundReport
 
 if TYPE_CHECKING:
-    from flower_graph.ego_session import EgoSession, RoundSum
+    from flower_graph.ego_session import EgoSession
     from flower_graph.secure.ring import Ring
 
+LOG = logging.getLogger(__name__)
 LEAST_HOLDERS = 2  # a mean over fewer is one client's embedding
+
+
+@dataclass
+class RoundSum:
+    """What came of a round's sum.
+
+    Attributes
+    ----------
+    server_round, sum_round : int
+        The round, and the number of its secure sum.
+    total : ndarray or None
+        ``[L]`` the sum; None if the round was skipped.
+    contributors : int
+        Clients in it.
+    skipped : str
+        Why there is no sum.
+    rejected : list
+        Clients and SuperNodes that were left out.
+    parts : dict
+        Seconds of the round's parts.
+    """
+
+    server_round: int = 0
+    sum_round: int = 0
+    total: NDArray[Any] | None = None
+    contributors: int = 0
+    skipped: str = ""
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 class EgoBook:
@@ -60,7 +93,14 @@ class EgoBook:
         self._sums: Sums | None = None
         self._start = self.model  # what this round began with
         self._due = False  # whether the clients were asked to save the round that is reported next
-        self._incomplete = False  # whether one of them did not answer
+        # What travelled before this round: if the run is resumed, its messages are sent again.
+        self._wire: dict[str, Any] = {}
+        self._payload: dict[str, Any] = {}
+        self._is_late = False  # whether an earlier one could not be completed
+
+    def forget_sums(self) -> None:
+        """Give up the last round's sums: the slots that they belong to are no more."""
+        self._sums = None
 
     def layout(self, server_round: int, session: EgoSession) -> Layout:
         """Return the parts of this round's vectors; after the last round, measurements alone."""
@@ -73,8 +113,10 @@ class EgoBook:
         """Write what is the same for all SuperNodes of a round's request."""
         before = server_round - 1
         every, rounds = self._every, session.rounds
-        self._due = bool(every and before) and (before % every == 0 or before == rounds)
+        is_asked = self._is_late or before == rounds or (every and before % every == 0)
+        self._due = bool(every and before and is_asked)
         model = self._start = self.model
+        self._wire = session.exchange.ledger.state_dict()
         return EgoRequest(
             server_round,
             np.zeros(0, np.int64),
@@ -100,15 +142,14 @@ class EgoBook:
         self._sums = None
         seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
         parts = {
-            "train": max(train for train, _ in seconds),
-            "mask": max(mask for _, mask in seconds),
+            "train": max((train for train, _ in seconds), default=0.0),
+            "mask": max((mask for _, mask in seconds), default=0.0),
             **found.parts,
         }
-        self._incomplete = found.total is None or found.contributors < asked
         metrics = dict.fromkeys(METRIC_NAMES, math.nan)
         if found.total is not None:
             metrics = self._read(layout, found, ring)
-        return _report(metrics, asked, found, parts, self.settings.mu, self.payload)
+        return _report(metrics, asked, found, parts, self.settings, self.payload)
 
     def _read(self, layout: Layout, found: RoundSum, ring: Ring | None) -> dict[str, float]:
         total = found.total
@@ -139,13 +180,14 @@ class EgoBook:
 
     def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
         """Count payload as single clients would send and get it."""
+        if self._sums is not None:
+            down = self._sums.embeddings.nbytes + self._sums.counts.nbytes
+            self.ledger.count("down", "embeddings", asked * down)
+        self._payload = self.ledger.state_dict()  # the sums are not sent again
         up = found.contributors
         self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
         self.ledger.count("up", "activations", up * layout.slots * word)
         self.ledger.count("up", "metrics", up * len(METRIC_NAMES) * word)
-        if self._sums is not None:
-            down = self._sums.embeddings.nbytes + self._sums.counts.nbytes
-            self.ledger.count("down", "embeddings", asked * down)
         if self.model is not None:
             weights = self.model.first.numel() + self.model.rest.numel()
             self.ledger.count("up", "weights", up * layout.weights * word)
@@ -170,16 +212,27 @@ class EgoBook:
 
     # Checkpoints
 
-    def save(self, server_round: int, session: EgoSession) -> None:
-        """Complete the round's checkpoint, if the clients were asked to save it and all did."""
-        if not self._due or self._incomplete:
+    def save(self, server_round: int, session: EgoSession, answered: Collection[int]) -> None:
+        """Complete the round's checkpoint, if one is due and all clients that are there saved it.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        session : EgoSession
+            To ask the SuperNodes that have not been asked with the round's request.
+        answered : collection of int
+            Those that were, and have answered.
+        """
+        if not self._due:
+            return
+        self._is_late = not session.save_others(server_round, answered)
+        if self._is_late:
+            LOG.warning("round %d: no checkpoint, as not all clients saved it", server_round)
             return
         assert self._folder is not None
-        state: dict[str, Any] = {
-            "settings": self._settings(),
-            "ledger": self.ledger.state_dict(),
-            "wire": session.exchange.ledger.state_dict(),
-        }
+        state: dict[str, Any] = {"settings": self._settings(), "ledger": self._payload}
+        state["wire"] = self._wire
         if self._start is not None:
             # The clients' part was saved within the next round, which began with this model.
             state |= {"first": self._start.first, "rest": self._start.rest}
@@ -220,7 +273,7 @@ def _report(
     asked: int,
     found: RoundSum,
     parts: dict[str, float],
-    mu: float,
+    settings: EgoSettings,
     payload: dict[str, dict[str, int]],
 ) -> RoundReport:
     """Report means over clients, of what the sums of their measurements say."""
@@ -228,10 +281,11 @@ def _report(
     def mean(name: str, count: str) -> float:
         return metrics[name] / metrics[count] if metrics[count] >= 0.5 else math.nan
 
-    cross_entropy, contrast = mean("cross-entropy", "has-train"), mean("contrast", "has-contrast")
+    cross_entropy = mean("cross-entropy", "has-train")
+    contrast = mean("contrast", "has-contrast") * contrast_scale(settings.tau)
     return RoundReport(
         round=0,
-        loss=cross_entropy + (0.0 if math.isnan(contrast) else mu * contrast),
+        loss=cross_entropy + (0.0 if math.isnan(contrast) else settings.mu * contrast),
         cross_entropy=cross_entropy,
         regulariser=contrast,
         train_accuracy=mean("train", "has-train"),

@@ -203,7 +203,10 @@ class ChosenEgos:
     # What the strategy asks for
 
     def start_from(self, model: ModelWeights, *, replace: bool = True) -> None:
-        """Replace the clients' weights by one model, with a new optimiser (FedAvg, FedProx).
+        """Replace the clients' weights by one model (FedAvg, FedProx); moments stay as they are.
+
+        With a new optimiser every round, each of Adam's steps would have full size, whatever the
+        gradient: at the paper's one step a round FedAvg then ends with a constant prediction.
 
         Parameters
         ----------
@@ -212,22 +215,23 @@ class ChosenEgos:
         replace : bool
             False if the clients have trained from it already: only remember it then.
         """
-        state, device = self.cohort.tensors(), self.cohort.device
+        device = self.cohort.device
         self._start = ModelWeights(model.first.to(device), model.rest.to(device))
-        if not replace:
-            return
-        first = self._start.first[self.batch.feature]
-        rest = self._start.rest.expand(self.batch.size, -1)
-        for name, value in (("first", first), ("rest", rest)):
-            for kind in MOMENTS:
-                fresh = value if kind == "weight" else torch.zeros_like(value)
-                self._put(f"{kind}.{name}", fresh)
-        state["step"][self._place] = 0
+        if replace:
+            self._put("weight.first", self._start.first[self.batch.feature])
+            self._put("weight.rest", self._start.rest.expand(self.batch.size, -1))
 
-    def train(self) -> None:
-        """Step on the classification loss, ``L_nc`` (equation 3)."""
+    def train(self) -> Tensor:
+        """Step on ``L_nc`` (equation 3); return the logits from before, for ``judge_logits``."""
+        seen: list[Tensor] = []
+
+        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
+            seen.append(self._logits(h, rest))
+            return self._losses(seen[-1]) @ self.batch.train_share
+
         for _ in range(self.settings.local_epochs):
-            self._step(lambda h, rest: self._classification(h, rest))
+            self._step(loss)
+        return seen[0].detach()
 
     def fuse(self, shared: Shared, *, classify: bool = True) -> Tensor:
         """Step on ``L_nc + mu L_ct``, or on ``mu L_ct`` alone.
@@ -269,14 +273,16 @@ class ChosenEgos:
     @torch.no_grad()
     def judge(self, h: Tensor) -> Judgement:
         """Measure accuracy and loss with the embeddings ``h`` that ``embed`` gave."""
-        _, rest = self.weights()
-        logits, batch = self._logits(h, self._split(rest)), self.batch
-        right = (logits.argmax(1) == batch.y).double()
-        loss = self._losses(logits).double()
-        columns = [self._mean(right, batch.masks[role]) for role in ROLES]
-        return Judgement(
-            torch.stack(columns, 1).cpu(), self._mean(loss, batch.masks["train"]).cpu()
-        )
+        return self.judge_logits(self._logits(h, self._split(self.weights()[1])))
+
+    @torch.no_grad()
+    def judge_logits(self, logits: Tensor) -> Judgement:
+        """Measure accuracy and loss with the logits ``[n, k]`` that ``train`` began with."""
+        masks = self.batch.masks
+        right = (logits.argmax(1) == self.batch.y).double()
+        loss = self._mean(self._losses(logits).double(), masks["train"])
+        columns = [self._mean(right, masks[role]) for role in ROLES]
+        return Judgement(torch.stack(columns, 1).cpu(), loss.cpu())
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return the clients' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
@@ -285,17 +291,11 @@ class ChosenEgos:
     def inactive_rows(self) -> Tensor:
         """Return ``[f, h]``: a row of the first layer at clients that do not have its feature.
 
-        Such a row gets no gradient from the data, only from weight decay and the proximal term,
-        which are the same at all clients that started the round from the same model.
+        Such a row has no gradient, and stays what it was when the round began. In a dense model
+        weight decay alone would move it by Adam's full step, against those who do have the feature.
         """
         assert self._start is not None, "only with model sharing"
-        steps = int(self.cohort.tensors()["step"][self._place].max())
-        weight = self._start.first.clone()
-        moments = torch.zeros_like(weight), torch.zeros_like(weight)
-        for number in range(1, steps + 1):
-            gradient = self.settings.proximal * (weight - self._start.first)
-            self._adam((weight, *moments), gradient, torch.tensor([number]), [0, weight.shape[0]])
-        return weight
+        return self._start.first
 
     # How it is computed
 
@@ -321,16 +321,10 @@ class ChosenEgos:
     def _adam(
         self, held: tuple[Tensor, ...], gradient: Tensor, step: Tensor, ptr: list[int]
     ) -> None:
-        weight, exp_avg, exp_avg_sq = held
+        weight, mean, square = held
+        rate, decay = self.settings.learning_rate, self.settings.weight_decay
         adam_rows_(
-            weight,
-            exp_avg,
-            exp_avg_sq,
-            gradient,
-            step,
-            ptr,
-            learning_rate=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
+            weight, mean, square, gradient, step, ptr, learning_rate=rate, weight_decay=decay
         )
 
     def _embed(self, first: Tensor, rest: list[Tensor]) -> Tensor:

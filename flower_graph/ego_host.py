@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ from flower_graph.records.ego import (
     EgoRequest,
     Layout,
     PlainPresence,
+    read_settings,
 )
-from flower_graph.records.keys import ALIGN_STAGE, PREPARE_RUN, UNMASK_RUN
+from flower_graph.records.keys import ALIGN_STAGE, PREPARE_RUN, ROUND, UNMASK_RUN
 from flower_graph.records.secure_sum import (
     KeyReply,
     MaskedReply,
@@ -66,7 +68,7 @@ class EgoHost:
             raise ValueError(f"egos: client numbers {numbers!s:.60} are not all different")
         self.egos, self._device, self._folder = list(egos), device, checkpoint_dir
         self._store = StateStore(context, "ego-client")
-        identities = {ego.client: ego.nodes.tolist() for ego in egos}
+        identities = {ego.client: ego.identities for ego in egos}
         self.secrets = EgoSecrets(context, identities)
         self._file_name = f"client-{context.node_config.get('partition-id', 0)}.safetensors"
 
@@ -124,10 +126,11 @@ class EgoHost:
         if request.model is not None:
             self._start_from(chosen, tensors, place, request)
         contrast = self._fuse(chosen, tensors, place, request, aligner.slots, host.run_id)
+        # The step begins with the very forward that is to be judged.
+        logits = self._train(chosen, tensors, place, request)
         h = chosen.embed()
-        measured = measure(chosen, h, contrast)
-        if self._train(chosen, tensors, place, request):
-            h = chosen.embed()
+        judged = chosen.judge(h) if logits is None else chosen.judge_logits(logits)
+        measured = measure(judged, contrast, request.settings.tau)
         self._store.commit((cohort, tensors), tensors)
         if request.checkpoint:
             self._save(request.server_round - 1)
@@ -139,6 +142,21 @@ class EgoHost:
         masked = time.perf_counter()
         return EgoReply(request.server_round, entries, total, trained - started, masked - trained)
 
+    def save(self, config: Mapping[str, Any]) -> None:
+        """Write a checkpoint without taking part in the round."""
+        if not self._store.version:
+            cohort, tensors = self._open(read_settings(config))
+            self._store.commit((cohort, tensors), tensors)
+        self._save(int(config[ROUND]))
+
+    @contextmanager
+    def opened(self, settings: EgoSettings) -> Iterator[ChosenEgos]:
+        """Work with all clients' models; what changed counts when the block ends well."""
+        cohort, tensors = self._open(settings)
+        self._store.begin()
+        yield cohort.choose([ego.client for ego in self.egos])
+        self._store.commit((cohort, tensors), tensors)
+
     def drop(self) -> None:
         """Forget the run."""
         self._store.drop()
@@ -147,10 +165,15 @@ class EgoHost:
     def _start_from(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
     ) -> None:
-        """Begin the round with the mean model; once only, should the message come again."""
+        """Begin the round with the mean model; once only, should the message come again.
+
+        What a checkpoint holds may have begun the round already: with the fusion, after the last
+        round even without the local step.
+        """
         assert request.model is not None
         first, rest = (torch.from_numpy(np.ascontiguousarray(part)) for part in request.model)
-        is_new = bool((tensors[TRAINED][place] < request.server_round).any())
+        number = request.server_round
+        is_new = bool(((tensors[TRAINED] < number) & (tensors[FUSED] < number - 1))[place].any())
         chosen.start_from(ModelWeights(first, rest), replace=is_new)
 
     def _fuse(
@@ -178,16 +201,13 @@ class EgoHost:
 
     def _train(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
-    ) -> bool:
-        """Take the round's local step, if the variant has one."""
+    ) -> Tensor | None:
+        """Take the round's local step, if there is one; return the logits from before it."""
         due = bool((tensors[TRAINED][place] < request.server_round).any())
         if request.is_last or not due:
-            return False
+            return None
         tensors[TRAINED][place] = request.server_round
-        if request.variant == "minus":
-            return False
-        chosen.train()
-        return True
+        return None if request.variant == "minus" else chosen.train()
 
     def _writing(self, request: EgoRequest, table: Any, run_id: bytes) -> Writing:
         slots = 0 if request.is_last else table.num_slots

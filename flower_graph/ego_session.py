@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
+from flower_graph.ego_book import RoundSum
 from flower_graph.ego_cohort import EgoSettings
 from flower_graph.ego_secrets import FORMS, NO_SLOTS
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.exchange import Exchange, Rejected
-from flower_graph.records.ego import EgoHello, EgoReply, EgoRequest, PlainPresence
+from flower_graph.records.ego import (
+    EgoHello,
+    EgoReply,
+    EgoRequest,
+    PlainPresence,
+    write_save,
+)
 from flower_graph.records.keys import CONFIG, METRICS, SUMS, TOTAL, read_array
 from flower_graph.records.secure_sum import KeyReply, MaskedReply, PrepareReply, UnmaskReply
 from flower_graph.rng import generator
@@ -34,35 +39,6 @@ from flower_graph.secure.sum_server import Skipped, SumResult, SumServer
 LOG = logging.getLogger(__name__)
 AGGREGATIONS = ("masked", "plain")
 MAX_UNIONS = 6  # tries to read the table of tokens, twice as large each time
-
-
-@dataclass
-class RoundSum:
-    """What came of a round's sum.
-
-    Attributes
-    ----------
-    server_round, sum_round : int
-        The round, and the number of its secure sum.
-    total : ndarray or None
-        ``[L]`` the sum; None if the round was skipped.
-    contributors : int
-        Clients in it.
-    skipped : str
-        Why there is no sum.
-    rejected : list
-        Clients and SuperNodes that were left out.
-    parts : dict
-        Seconds of the round's parts.
-    """
-
-    server_round: int = 0
-    sum_round: int = 0
-    total: NDArray[Any] | None = None
-    contributors: int = 0
-    skipped: str = ""
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=dict)
 
 
 class EgoSession:
@@ -90,6 +66,7 @@ class EgoSession:
             raise ValueError(f"participation is {participation}, must be above 0 and at most 1")
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
+        Ring.fit(2, limit, resolution, guard=True)  # refuse impossible numbers before the set-up
         self.settings, self.alignment = settings, alignment
         self.is_masked = aggregation == "masked"
         self.participation, self.min_nodes = participation, min_nodes
@@ -105,6 +82,7 @@ class EgoSession:
         self._sum_round = 0  # the newest secure sum
         self._prepared: set[int] = set()  # clients that were asked to prepare it
         self._told: set[int] = set()  # SuperNodes that know the slots
+        self._named = 0  # clients that reports have named already
 
     @property
     def exchange(self) -> Exchange:
@@ -128,14 +106,22 @@ class EgoSession:
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
 
     def ring(self) -> Ring | None:
-        """Return how numbers are written, sized for all clients; None for plain sums."""
+        """Return how numbers are written, sized for all clients; None for plain sums.
+
+        Excluded clients count: a round's sums are read with the ring of the next round, so it must
+        not shrink in between.
+        """
         if not self.is_masked:
             return None
-        return Ring.fit(len(self.everyone), self._limit, self._resolution, guard=True)
+        known = sum(len(clients) for clients in self.clients.values())
+        return Ring.fit(known, self._limit, self._resolution, guard=True)
 
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients of a round; depends on the seed, the round and who is there."""
-        everyone = self.everyone
+        connected = set(self.exchange.grid.get_node_ids())
+        everyone = [c for c in self.everyone if self.sums.node_of(c) in connected]
+        if not everyone:
+            raise NoClientsError(f"round {server_round}: no client of the run is connected")
         count = max(1, round(self.participation * len(everyone)))
         if self.is_masked:
             count = min(len(everyone), max(2, count))
@@ -149,12 +135,12 @@ class EgoSession:
 
     # Set-up
 
-    def admit(self, server_round: int) -> None:
-        """Enrol and align SuperNodes that are new; without any, do nothing."""
+    def admit(self, server_round: int) -> bool:
+        """Enrol and align SuperNodes that are new; return whether the slots may have changed."""
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
         new = [node for node in connected if node not in self.clients]
         if not new:
-            return
+            return False
         started = time.perf_counter()
         hello = EgoHello(self.settings, self.sums.run_id, self.alignment, self.resume_round)
         replies = self.exchange.send(
@@ -175,6 +161,7 @@ class EgoSession:
         if replies.values:
             self._prepared.clear()  # a round that was prepared without them is given up
         self.setup_seconds += time.perf_counter() - started
+        return bool(replies.values)
 
     def _new_aligner(self) -> AlignServer | PolynomialServer | PlainServer:
         """Return the alignment's server half; the plain one stays idle where nothing is shared."""
@@ -298,27 +285,38 @@ class EgoSession:
         """Take the masks away, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
-        now, blamed = self._sum_round, len(self.sums.blamed)
+        now = self._sum_round
         following = [] if server_round > self.rounds else self.sample(server_round + 1)
         rejected = self._reveal(server_round, following)
         started = time.perf_counter()
         result = self.sums.result(now)
-        seconds = {"unmask": time.perf_counter() - started}
-        rejected += [{"client": c, "reason": why} for c, why in self.sums.blamed[blamed:]]
+        # The secure sum has a number of its own.
+        own, ours = f"round {now}", f"round {server_round}"
+        for client, why in self.sums.blamed[self._named :]:
+            rejected.append({"client": client, "reason": why.replace(own, ours, 1)})
+        self._named = len(self.sums.blamed)
+        found = RoundSum(server_round, now, rejected=rejected)
+        found.parts = {"unmask": time.perf_counter() - started}
         for entry in rejected:
             LOG.warning("round %d: %s", server_round, entry)
         if isinstance(result, SumResult):
-            return RoundSum(
-                server_round,
-                now,
-                result.total,
-                int(result.contributors.size),
-                "",
-                rejected,
-                seconds,
-            )
-        LOG.warning("%s", result.reason)
-        return RoundSum(server_round, now, None, 0, result.reason, rejected, seconds)
+            found.total, found.contributors = result.total, int(result.contributors.size)
+        else:
+            found.skipped = result.reason.replace(own, ours, 1)
+            LOG.warning("%s", found.skipped)
+        return found
+
+    def save_others(self, server_round: int, saved: Collection[int]) -> bool:
+        """Let SuperNodes save a round, but for those that have; return whether all have then."""
+        missing = [n for n in self.exchange.grid.get_node_ids() if n in self.clients.keys() - saved]
+        replies = self.exchange.send(
+            dict.fromkeys(missing, _record(write_save(self.settings, server_round))),
+            message_type="train.save",
+            server_round=server_round,
+            timeout=self.timeout,
+            read=lambda node, content: None,
+        )
+        return not replies.rejected
 
     def is_prepared(self) -> bool:
         """Whether a secure sum waits for its vectors."""

@@ -7,6 +7,7 @@ one by one, never clipped.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.ego_cohort import ChosenEgos, Shared
+from flower_graph.ego_cohort import ChosenEgos, Judgement, Shared
 from flower_graph.records.ego import METRIC_NAMES, Layout, Sums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.slots import SlotTable
 
 Words = NDArray[Any]
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,14 @@ def _unfit(
         )
         most = torch.maximum(per_row, rest.abs().amax(1).nan_to_num(torch.inf))
         worst.append(("a weight", most.cpu().numpy()))
-    return {
-        client: f"{what} of size {value:.3g} is outside the range of -{limit:g} to {limit:g}"
-        for what, values in worst
-        for client, value in zip(chosen.batch.clients, values.tolist(), strict=True)
-        if not value <= limit
-    }
+    left_out = {}
+    for what, values in worst:
+        for client, value in zip(chosen.batch.clients, values.tolist(), strict=True):
+            if not value <= limit:
+                left_out[client] = f"{what} is outside the range of -{limit:g} to {limit:g}"
+                # For the client's own log: the server is not told how large.
+                LOG.warning("client %d: %s: %.3g", client, left_out[client], value)
+    return left_out
 
 
 def _largest(values: Tensor, chosen: ChosenEgos) -> NDArray[np.float32]:
@@ -234,26 +238,33 @@ def _common(table: SlotTable, run_id: bytes, sum_round: int, hidden: int) -> NDA
     return table.group_pad(run_id, sum_round, table.num_slots * (hidden + 1))
 
 
-def measure(chosen: ChosenEgos, h: Tensor, contrast: Tensor | None) -> NDArray[np.float64]:
+def contrast_scale(tau: float) -> float:
+    """Return what divides the contrastive loss on the wire: it grows with ``1 / tau``.
+
+    So divided it is below ``2 + log(2 n_c)``, which the ring takes at any temperature.
+    """
+    return 1 + 1 / tau
+
+
+def measure(judged: Judgement, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:
     """Return ``[c, 9]`` what ``METRIC_NAMES`` lists; a client without such nodes adds zeros.
 
     Parameters
     ----------
-    chosen : ChosenEgos
-        The clients.
-    h : Tensor
-        ``[n, h]`` their embeddings.
+    judged : Judgement
+        What ``ChosenEgos.judge`` found.
     contrast : Tensor or None
         ``[c]`` what ``ChosenEgos.fuse`` returned, if it was called.
+    tau : float
+        The temperature that it was called with.
     """
-    judged = chosen.judge(h)
     columns = []
     for accuracy in judged.accuracy.T:
         columns += [accuracy.nan_to_num(0.0), (~accuracy.isnan()).double()]
     # A client without training nodes has no loss; one that diverged has a loss that is no number.
     columns.append(torch.where(judged.accuracy[:, 0].isnan(), 0.0, judged.loss))
     if contrast is None:
-        contrast = torch.full((chosen.batch.size,), torch.nan)
-    columns += [contrast.nan_to_num(0.0), (~contrast.isnan()).double()]
+        contrast = torch.full_like(judged.loss, torch.nan)
+    columns += [contrast.nan_to_num(0.0) / contrast_scale(tau), (~contrast.isnan()).double()]
     assert len(columns) == len(METRIC_NAMES)
     return torch.stack([column.double() for column in columns], 1).numpy()

@@ -1,9 +1,11 @@
-"""Memory that a process frees and needs again a moment later."""
+"""Memory of this process: what it frees and needs again, and the most that it held."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+from pathlib import Path
 
 # Numbers of glibc's mallopt(3)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -32,3 +34,18 @@ def keep_freed_memory() -> bool:
         mallopt(what, size)
         for what, size in ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, KEPT))
     )
+
+
+def peak_memory() -> float:
+    """Return the most bytes of memory that this process held so far; NaN where nobody counts.
+
+    The kernel's own figure for this program alone. ``getrusage`` begins with what the process
+    that started this one held.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return math.nan
+    for line in status.read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return 1024.0 * int(line.split()[1])
+    return math.nan

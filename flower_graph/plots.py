@@ -67,12 +67,12 @@ def save_curves(path: Path, reports: Sequence[RoundReport], *, title: str) -> No
     _line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
     _line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
     _bytes(traffic, rounds, reports)
-    _finish(loss, "loss", legend=True)
-    _finish(accuracy, "accuracy", legend=True)
+    finish(loss, "loss", legend=True)
+    finish(accuracy, "accuracy", legend=True)
     accuracy.set_ylim(0, 1)
     loss.set_ylim(bottom=0)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_grid(
@@ -121,9 +121,9 @@ def plot_grid(
                 cell.set_title(data, fontsize=11)
                 if reference and data in reference:
                     cell.axhline(reference[data], color=GREY, linewidth=1.2, label=reference_name)
-            _finish(cell, label if column == 0 else "", legend=False)
-    _legend_below(figure, axes[0])
-    _save(figure, path)
+            finish(cell, label if column == 0 else "", legend=False)
+    legend_below(figure, axes[0])
+    save(figure, path)
 
 
 def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
@@ -165,9 +165,9 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
         )
         cell.set_axisbelow(True)  # the grid goes behind the bars
         cell.yaxis.set_major_locator(MaxNLocator(integer=True))
-        _finish(cell, "how many" if place == 0 else "", legend=False, x_label=name)
+        finish(cell, "how many" if place == 0 else "", legend=False, x_label=name)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
@@ -193,7 +193,7 @@ def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) ->
     power = byte_unit(max(max(values) for values in ways.values()))
     for way, values in ways.items():
         _line(axes, rounds, [value / 1024**power for value in values], way)
-    _finish(axes, f"payload so far ({UNITS[power]})", legend=True)
+    finish(axes, f"payload so far ({UNITS[power]})", legend=True)
     axes.set_ylim(bottom=0)
 
 
@@ -219,7 +219,8 @@ def _even(rows: Sequence[Sequence[float]], what: str) -> NDArray[np.float64]:
     return np.array([list(row[:rounds]) for row in rows], dtype=np.float64)
 
 
-def _finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:
+def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:
+    """Name the axes, draw a grid and, above the axes, a legend."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -231,7 +232,7 @@ def _finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> 
         axes.legend(loc="lower left", bbox_to_anchor=place, ncols=2, frameon=False, fontsize=9)
 
 
-def _legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     """Put one legend for all columns where it can hide no curve."""
     handles: dict[str, Artist] = {}
     for cell in axes:
@@ -246,6 +247,7 @@ def _legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all."""
     with atomic(path) as temporary:
         figure.savefig(temporary, dpi=150)

@@ -9,13 +9,13 @@ Flower's mean over SuperNodes weighted by that number is the mean over clients (
 5). Round ``t``:
 
 1. server -> clients: the mean model, ``[f, h]`` first layer and ``[D]`` all the rest;
-2. client: takes it over with a new optimiser, ``local_epochs`` steps on ``L_nc``, for FedProx with
+2. client: takes it over, ``local_epochs`` steps of its own Adam on ``L_nc``, for FedProx with
    ``proximal / 2 ||w - w_t||^2``;
 3. client -> server: the weights; Flower averages them;
 4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
 
-Rows of the first layer whose feature a client does not have travel too: as in a dense model they
-are moved by weight decay alone.
+Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
+travel too, as they came: it has nothing to say about them (``ChosenEgos.inactive_rows``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from flwr.serverapp.strategy import FedAvg, FedProx, Result
 from numpy.typing import NDArray
 
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import EgoCohort, EgoSettings, ModelWeights, initial_weights
+from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights
+from flower_graph.ego_host import EgoHost
 from flower_graph.ego_secrets import NO_SLOTS
 from flower_graph.ego_vector import mean_weights, measure
 from flower_graph.ledger import ByteLedger, count_bytes
@@ -82,7 +83,7 @@ class EgoModelClient(NumPyClient):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; nothing lasts between two messages.
+        The ClientApp's context; Adam's moments live behind it.
     egos : sequence of EgoNetwork
         The clients' graphs.
     device : str
@@ -90,7 +91,7 @@ class EgoModelClient(NumPyClient):
     """
 
     def __init__(self, context: Context, egos: Sequence[EgoNetwork], *, device: str = "cpu"):
-        self.egos, self.device, self._context = egos, resolve_device(device), context
+        self.host = EgoHost(context, egos, device=resolve_device(device), checkpoint_dir=None)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -99,32 +100,21 @@ class EgoModelClient(NumPyClient):
         settings = read_settings(config)
         if "proximal-mu" in config:  # Flower's FedProx says so
             settings = settings._replace(proximal=float(config["proximal-mu"]))
-        chosen = self._cohort(settings).choose([ego.client for ego in self.egos])
-        chosen.start_from(_model(parameters))
-        chosen.train()
-        return mean_weights(chosen), len(self.egos), {ARRAY_NAMES: [FIRST, REST]}
+        with self.host.opened(settings) as clients:
+            clients.start_from(_model(parameters))
+            clients.train()
+            weights = mean_weights(clients)
+        return weights, len(self.host.egos), {ARRAY_NAMES: [FIRST, REST]}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure the model on every client (step 4)."""
-        chosen = self._cohort(read_settings(config)).choose([ego.client for ego in self.egos])
-        chosen.start_from(_model(parameters))
-        measured = measure(chosen, chosen.embed(), None).mean(0)
+        with self.host.opened(read_settings(config)) as clients:
+            clients.start_from(_model(parameters))
+            measured = measure(clients.judge(clients.embed()), None, 1.0).mean(0)
         metrics = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
-        return metrics["cross-entropy"], len(self.egos), metrics
-
-    def _cohort(self, settings: EgoSettings) -> EgoCohort:
-        """Pack the graphs once a process: only weights differ from message to message."""
-        key = (self._context.run_id, self._context.node_id, settings)
-        if key not in _COHORTS:
-            while len(_COHORTS) >= 4:  # clients of one process, for fit and evaluate
-                _COHORTS.pop(next(iter(_COHORTS)))
-            _COHORTS[key] = EgoCohort(self.egos, settings, device=self.device)
-        return _COHORTS[key]
-
-
-_COHORTS: dict[tuple[int, int, EgoSettings], EgoCohort] = {}
+        return metrics["cross-entropy"], len(self.host.egos), metrics
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------
@@ -271,8 +261,9 @@ class EgoFedProx(EgoFedAvg, FedProx):
     def __init__(
         self, settings: EgoSettings, *, participation: float = 1.0, min_nodes: int = 1
     ) -> None:
-        super().__init__(settings, participation=participation, min_nodes=min_nodes)
-        self.proximal_mu = settings.proximal
+        counts = (min_nodes, min_nodes, min_nodes)
+        FedProx.__init__(self, participation, 1.0, *counts, proximal_mu=settings.proximal)
+        self.settings, self.ledger = settings._replace(proximal=0.0), ByteLedger()
 
 
 def _model(parameters: list[NDArray[Any]]) -> ModelWeights:

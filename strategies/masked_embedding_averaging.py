@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,10 @@ from flower_graph.relay import resolve_device
 from flower_graph.report import RoundReport, format_round
 
 LOG = logging.getLogger(__name__)
-ACTIONS = ("align", "union", "unmask", "finish")  # named actions, for make_client_app
+ACTIONS = ("align", "union", "unmask", "save", "finish")  # named actions, for make_client_app
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
+FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
 
 Answer = tuple[list[Any], int, dict[str, Any]]
 
@@ -117,6 +118,11 @@ class EgoNetworkClient(NumPyClient):
         """Reveal shares, prepare the next round (step 7)."""
         return [], 1, self.host.unmask(config)
 
+    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Write a checkpoint, in a round that the clients take no part in."""
+        self.host.save(config)
+        return [], 1, {}
+
     def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Forget the run."""
         self.host.drop()
@@ -145,11 +151,10 @@ class MaskedEmbeddingAveraging(Strategy):
     participation : float
         Share of the clients asked each round, above 0 and at most 1.
     limit, resolution : float
-        Largest size of a number in an embedding, and step of the fixed-point numbers.
+        Largest size of a number in an embedding, and step of the fixed-point numbers; where models
+        are shared, a step of 2^-20 at most.
     dropout : float
         Share of a round's clients that may vanish.
-    seed : int
-        Of initial weights and of the choice of clients.
     min_nodes : int
         SuperNodes to wait for before a round.
     checkpoint_dir, checkpoint_every : Path, int
@@ -158,8 +163,8 @@ class MaskedEmbeddingAveraging(Strategy):
     Notes
     -----
     A client must answer ``query`` with its keys, ``train.align`` and ``train.union`` with its part
-    of the alignment, ``train`` with the vector, ``train.unmask`` with shares and keys, and
-    ``train.finish`` with nothing (``flower_graph.records``).
+    of the alignment, ``train`` with the vector, ``train.unmask`` with shares and keys,
+    ``train.save`` and ``train.finish`` with nothing (``flower_graph.records``).
     """
 
     def __init__(
@@ -192,7 +197,7 @@ class MaskedEmbeddingAveraging(Strategy):
             aggregation=aggregation,
             participation=participation,
             limit=limit,
-            resolution=resolution,
+            resolution=resolution if model_sharing == "none" else min(resolution, FINE),
             dropout=dropout,
             min_nodes=min_nodes,
         )
@@ -267,27 +272,28 @@ class MaskedEmbeddingAveraging(Strategy):
         first = self.book.resume(self.session) + 1 if resume else 1
         result = Result()
         for server_round in range(first, num_rounds + 2):
-            report = self._round(server_round)
+            report, answered = self._round(server_round)
             # A round's measurements come with the next round's vectors.
             if server_round > first:
                 result.train_metrics_clientapp[report.round] = _as_metrics(report)
                 (on_round or self._log)(report)
-                self.book.save(report.round, self.session)
+                self.book.save(report.round, self.session, answered)
         self._finish(num_rounds)
         result.arrays = self._arrays()
         return result
 
-    def _round(self, server_round: int) -> RoundReport:
-        """Do steps 3 to 7; return the report of the round before."""
+    def _round(self, server_round: int) -> tuple[RoundReport, Collection[int]]:
+        """Do steps 3 to 7; return the report of the round before, and who answered."""
         started = time.perf_counter()
-        self.session.admit(server_round)
+        if self.session.admit(server_round):
+            self.book.forget_sums()
         if self.session.is_masked and not self.session.is_prepared():
             self.session.prepare(server_round, self.session.sample(server_round))
         base = self.book.request(server_round, self.session)
         layout = self.book.layout(server_round, self.session)
         requests = self.session.requests(server_round, base, layout.length)
         vectors, rejected = self.session.ask(server_round, requests, layout.length)
-        if not vectors:
+        if requests and not vectors:  # without requests the round is skipped
             raise NoClientsError(
                 f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
                 f"within {self.session.timeout:g} s; the log names the reasons"
@@ -299,7 +305,7 @@ class MaskedEmbeddingAveraging(Strategy):
         report.round = server_round - 1
         report.wire_bytes = self.session.exchange.ledger.wire
         report.seconds = time.perf_counter() - started
-        return report
+        return report, vectors.keys()
 
     def _finish(self, server_round: int) -> None:
         """Let the clients forget the run."""

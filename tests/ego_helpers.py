@@ -92,6 +92,9 @@ class PlainClient(nn.Module):
         self.classifier = nn.Linear(h, settings.num_classes)
         self.head = nn.Linear(h, settings.projection)
         self.load(start)
+        self.optimizer = torch.optim.Adam(
+            self.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
 
     def slots(self) -> list[nn.Parameter]:
         """Return the parameters in the order of ``rest``, the first layer's matrix before them."""
@@ -100,7 +103,7 @@ class PlainClient(nn.Module):
         return [first.lin.weight, first.bias, *tail, *self.head.parameters()]
 
     def load(self, model: ModelWeights) -> None:
-        """Take over a model, with a new optimiser."""
+        """Take over a model; the optimiser stays."""
         shapes = list(rest_shapes(self.settings).values())
         parts = model.rest.split([torch.Size(shape).numel() for shape in shapes])
         values = [model.first, *(p.view(shape) for p, shape in zip(parts, shapes, strict=True))]
@@ -108,14 +111,12 @@ class PlainClient(nn.Module):
             for slot, value in zip(self.slots(), values, strict=True):
                 slot.copy_(value.T if value.dim() == 2 else value)
         self.start = model
-        s = self.settings
-        self.optimizer = torch.optim.Adam(
-            self.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay
-        )
 
     def model(self) -> ModelWeights:
-        """Return the weights as the engine has them."""
+        """Return the weights as the engine has them; rows without a feature here as they came."""
         first, *rest = [slot.detach().T.contiguous() for slot in self.slots()]
+        has = (self.ego.x.to_dense() != 0).any(0)
+        first = torch.where(has[:, None], first, self.start.first)
         return ModelWeights(first, torch.cat([part.reshape(-1) for part in rest]))
 
     def embed(self) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import measure, page, run, secure
+from benchmarks import fedscem, measure, page, run, secure
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -160,3 +160,46 @@ def test_secure_sum_is_measured_and_laid_out():
     text = page.render({"machine": measure.machine(), "parts": {"secure": found}})
     assert "| fitted exponent of a client's time | 0.25 | at most 0.50 | met |" in text
     assert "| fitted exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text
+
+
+def test_whole_rounds_of_fedscem_are_measured_and_laid_out():
+    tiny = ["partition.clients=4", "strategy.limit=1000"]
+    one = fedscem.measure("fedscem/cora-linqs", "tiny", tiny, 1, 5, loop=True)
+    two = fedscem.measure("fedscem/cora-linqs", "tiny", tiny, 2, 5, loop=False)
+    assert one["clients"] == two["clients"] == 4 and one["slots"] == two["slots"] > 0
+    assert {"train", "mask", "unmask"} <= one["parts"].keys()
+    assert one["setup-seconds"] > 0 and one["round"]["count"] == 5 - fedscem.WARM_UP - 1
+    fastest = min(times["median"] for times in one["loops"].values())
+    assert one["ratio"] == one["round"]["median"] / fastest
+    assert "loops" not in two
+    one["ratio"], one["loops"] = 0.25, json.loads(json.dumps(one["loops"]))  # as results.json has
+    ray = {"config": "c", "supernodes": 2, "round": two["round"], "above": 0.4}
+    found = {
+        "entries": [one, two],
+        "skipped": ["fedscem/pubmed"],
+        "flwr": ray,
+        "targets": fedscem.TARGETS,
+        "threads": 2,
+        "measured": "now",
+        "took-seconds": 1,
+        "quick": False,
+    }
+    text = page.render({"machine": measure.machine(), "parts": {"fedscem": found}})
+    assert "| above the same in process | 400.0 ms | at most 300.0 ms | **missed** |" in text
+    assert "| at most 0.2 | **missed** |" in text
+    assert "`fedscem/pubmed` was not measured" in text
+    assert text.count("| at most 20.00 s | met |") == 2
+    assert text.count("at most 200.0 ms") == 1, "the target is for one SuperNode with masks"
+
+
+def test_flwr_run_is_held_against_the_same_dealing_in_process(monkeypatch: pytest.MonkeyPatch):
+    def ray(name: str, supernodes: int, rounds: int, single: bool) -> dict[str, Any]:
+        assert (name, supernodes, single) == ("c", 2, False)
+        return {"round": {"median": 0.75}}
+
+    monkeypatch.setattr(fedscem.engines, "measure", ray)
+    entries = [
+        {"config": name, "supernodes": nodes, "round": {"median": seconds}}
+        for name, nodes, seconds in (("c", 1, 0.1), ("d", 2, 0.2), ("c", 2, 0.5), ("c", 2, 0.6))
+    ]
+    assert fedscem._on_ray("c", entries)["above"] == 0.25

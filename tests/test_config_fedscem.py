@@ -20,10 +20,10 @@ def refusal(*overrides: str, config: str = "fedscem/cora") -> str:
 @pytest.mark.parametrize(
     ("name", "data", "mu", "tau", "min_nodes"),
     [
-        ("cora", "Cora", 5, 10, 18),
-        ("cora-linqs", "cora-linqs", 5, 10, 18),
+        ("cora", "Cora", 5, 10, 20),
+        ("cora-linqs", "cora-linqs", 5, 10, 20),
         ("citeseer", "CiteSeer", 1, 0.1, 15),
-        ("pubmed", "PubMed", 10, 1, 60),
+        ("pubmed", "PubMed", 10, 1, 80),
         ("lastfm-asia", "LastFMAsia", 1, 0.1, 15),
     ],
 )
@@ -101,8 +101,8 @@ def test_unknown_keys_name_the_nearest(override: str, meant: str) -> None:
         ("strategy.participation=0.0", "above 0 and at most 1"),
         ("strategy.participation=1.1", "above 0 and at most 1"),
         ("strategy.limit=0.0", "above 0 and finite"),
-        ("strategy.resolution=0.0", "above 0 and at most 64.0 (strategy.limit)"),
-        ("strategy.resolution=65.0", "above 0 and at most 64.0 (strategy.limit)"),
+        ("strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
+        ("strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
         ("strategy.dropout=1.0", "at least 0 and below 1"),
         ("strategy.dropout=-0.1", "at least 0 and below 1"),
         ("strategy.timeout=0.0", "above 0 and finite"),
@@ -146,14 +146,14 @@ def test_edges_of_what_is_allowed_are_allowed() -> None:
             "strategy.mu=0",
             "strategy.dropout=0",
             "strategy.participation=1",
-            "strategy.resolution=64",
+            "strategy.resolution=32",
         ],
     )
     load_config("fedscem/cora", ["partition.clients=1", "strategy.aggregation=plain"])
     load_config("fedscem/cora", ["partition.clients=1", "strategy.name=self-training"])
 
 
-@pytest.mark.parametrize("name", ["local-sage", "fed-sage"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local-sage", "fed-sage"])
 def test_methods_without_checkpoints_refuse_them(name: str) -> None:
     load_config("fedscem/cora", [f"strategy.name={name}"])
     said = refusal(f"strategy.name={name}", "checkpoint_every=5")

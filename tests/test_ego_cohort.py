@@ -62,12 +62,28 @@ def assert_same(one: dict[int, list[Tensor]], other: dict[int, list[Tensor]], to
 # --- against PyG
 
 Step = tuple[Callable[[ChosenEgos, Shared], Tensor | None], Callable[[PlainClient, Shared], None]]
-TRAIN: Step = (lambda chosen, _: chosen.train(), lambda plain, _: plain.step())
+
+
+def train(chosen: ChosenEgos, _: Shared) -> None:
+    """Take the local step; what it returns has a test of its own."""
+    chosen.train()
+
+
+TRAIN: Step = (train, lambda plain, _: plain.step())
 FUSE: Step = (lambda chosen, s: chosen.fuse(s), lambda plain, s: plain.step(s))
 CONTRAST: Step = (
     lambda chosen, s: chosen.fuse(s, classify=False),
     lambda plain, s: plain.step(s, classify=False),
 )
+
+
+def test_training_returns_the_logits_from_before():
+    chosen = everyone(toy_egos())
+    before = chosen.judge(chosen.embed())
+    found = chosen.judge_logits(chosen.train())
+    torch.testing.assert_close(found.accuracy, before.accuracy, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found.loss, before.loss, rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(chosen.judge(chosen.embed()).loss, before.loss)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.memory import keep_freed_memory
+from flower_graph.memory import keep_freed_memory, peak_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,3 +35,16 @@ def test_freed_memory_is_kept():
 
 def test_asking_to_keep_memory_never_fails():
     assert keep_freed_memory() in (True, False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
+def test_peak_memory_is_what_was_held_at_most():
+    block = 1 << 26
+    before = peak_memory()
+    held = bytearray(b"x") * block
+    after = peak_memory()
+    del held
+    assert before >= 10 << 20
+    assert after >= before
+    assert after >= block
+    assert peak_memory() >= after  # freed, but it was there

@@ -38,7 +38,7 @@ class EgoNetwork:
     ego
         The node in the middle, as numbered in the whole graph.
     nodes
-        Its nodes as numbered in the whole graph, ascending, int64 ``[n_c]``.
+        Its nodes as numbered in the whole graph, int64 ``[n_c]``; ascending where cut out here.
     edge_index
         Both directions of every edge between them, by place in ``nodes``, int64 ``[2, e]``,
         sorted, no self-loops.
@@ -48,6 +48,8 @@ class EgoNetwork:
         Class of each node, int64 ``[n_c]``; below 0 without a label.
     train_mask, val_mask, test_mask
         Boolean ``[n_c]``, disjoint; nodes without a label are in none.
+    names
+        ``n_c`` words that name the nodes at all clients alike; None where ``nodes`` does.
     """
 
     client: int
@@ -59,6 +61,12 @@ class EgoNetwork:
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
+    names: tuple[str, ...] | None = None
+
+    @property
+    def identities(self) -> Sequence[int | str]:
+        """What says which nodes two clients have in common, in the order of the nodes."""
+        return self.nodes.tolist() if self.names is None else self.names
 
 
 class WholeGraph(Protocol):

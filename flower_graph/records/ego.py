@@ -113,6 +113,11 @@ def read_settings(config: Mapping[str, Any]) -> EgoSettings:
     return EgoSettings(**{name: config[key] for name, key in _SETTING_KEYS.items()})
 
 
+def write_save(settings: EgoSettings, server_round: int) -> dict[str, Any]:
+    """Return the entries of ``train.save``: write the checkpoint of a round."""
+    return write_settings(settings) | {keys.ROUND: server_round}
+
+
 _SETTING_KEYS = {
     "num_features": keys.NUM_FEATURES,
     "num_classes": keys.NUM_CLASSES,

@@ -128,7 +128,7 @@ def read_array(content: RecordDict, record: str, key: str, shape: tuple[int, ...
         raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
     with np.errstate(over="ignore"):
         # The server computes in float32: what overflows there is as bad as infinity.
-        finite = np.isfinite(value.astype(np.float32, copy=False)).all()
+        finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
     if not finite:
         raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
     return value

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
-from nacl.exceptions import CryptoError
+from nacl.bindings import crypto_scalarmult_base
 
 from flower_graph.errors import RefusedError
 
 KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 16, 16
+MAX_AGREEMENTS = 1 << 14  # a few MB; beyond it, those of the last round are kept
 # Public keys with which every agreement is zero (libsodium's list); the top bit is ignored.
 _P = 2**255 - 19
 _ORDER_8 = (
@@ -48,17 +51,57 @@ def is_low_order(public: bytes) -> bool:
     return public[:31] + bytes([public[31] & 127]) in LOW_ORDER
 
 
-def agree(private: bytes, public: bytes) -> bytes:
-    """Return the X25519 secret of two keys; ``RefusedError`` if the public key is of low order."""
-    try:
-        return crypto_scalarmult(private, public)
-    except CryptoError as error:
-        raise RefusedError(f"public key {public.hex()} is of low order") from error
+def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
+    """Return the X25519 secrets of a private key and some public keys.
+
+    Raises
+    ------
+    RefusedError
+        If a public key is of low order.
+    """
+    own, secrets = X25519PrivateKey.from_private_bytes(private), []
+    for public in publics:
+        try:
+            secrets.append(own.exchange(X25519PublicKey.from_public_bytes(public)))
+        except ValueError as error:
+            raise RefusedError(f"public key {public.hex()} is of low order") from error
+    return secrets
+
+
+class Agreements:
+    """What clients' channel keys agree on with others', kept: the same partners come again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], bytes] = {}
+
+    def look_up(
+        self, privates: Mapping[int, bytes], pairs: Sequence[tuple[int, bytes]]
+    ) -> list[bytes]:
+        """Return the secrets of pairs of a client and a public key.
+
+        Parameters
+        ----------
+        privates : dict of int to bytes
+            The clients' private keys, always the same ones.
+        pairs : sequence of (int, bytes)
+            Client and public key.
+        """
+        fresh: dict[int, list[bytes]] = {}
+        for client, public in pairs:
+            if (client, public) not in self._known:
+                fresh.setdefault(client, []).append(public)
+        for client, publics in fresh.items():
+            for public, secret in zip(publics, agree(privates[client], publics), strict=True):
+                self._known[client, public] = secret
+        found = [self._known[pair] for pair in pairs]
+        if len(self._known) > MAX_AGREEMENTS:
+            self._known = dict(zip(pairs, found, strict=True))
+        return found
 
 
 def context(purpose: bytes, run_id: bytes, *numbers: int) -> bytes:
     """Write what a key, a packet or a commitment is for; no two purposes give the same bytes."""
-    tail = b"".join([number.to_bytes(8, "little", signed=True) for number in numbers])
+    tail = struct.pack(f"<{len(numbers)}q", *numbers)
     return b"flower-graph secure sum/" + purpose + b"\0" + run_id + tail
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.records.secure_sum import Bytes, Integers, PrepareRequest
+from flower_graph.records.secure_sum import Bytes, Integers, MaskRequest, PrepareRequest
 from flower_graph.secure.channel import KEY_BYTES, new_key
 from flower_graph.secure.shamir import SHARE_BYTES
 
@@ -95,6 +95,17 @@ class HostRound:
             client = clients[found.index(-1)]
             raise RefusedError(f"client {client} was not prepared here for round {self.number}")
         return np.array(found, np.int64)
+
+    def foreign_pairs(self, request: MaskRequest, rows: Integers) -> tuple[Integers, Integers]:
+        """Return rows and columns of the live partners elsewhere, in the request's order."""
+        if request.live.shape != (rows.size, self.k):
+            raise RefusedError(f"live has shape {request.live.shape}, not {(rows.size, self.k)}")
+        index, column = np.nonzero(request.live & self.is_foreign[rows])
+        if index.size != request.packets.shape[0]:
+            raise RefusedError(
+                f"{request.packets.shape[0]} packets for {index.size} foreign partners"
+            )
+        return rows[index], column
 
     def deliver(self, shares: Bytes) -> None:
         """Hand the shares ``[p, k, 2, 33]`` of our dealers to those holders that are ours too."""

@@ -18,7 +18,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from itertools import pairwise
 
 import numpy as np
 from nacl import bindings as sodium
@@ -53,29 +52,29 @@ def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
         If one is of another type, if types are mixed, or if one comes twice.
     """
     given = identities.tolist() if isinstance(identities, np.ndarray) else list(identities)
-    texts = [_canonical(identity, owner) for identity in given]
-    kinds = {text[:1] for text in texts}
-    if len(kinds) > 1:
-        number = next(i for i, text in zip(given, texts, strict=True) if text[:1] == b"i")
-        word = next(i for i, text in zip(given, texts, strict=True) if text[:1] == b"s")
+    texts = [_canonical(identity, number, owner) for number, identity in enumerate(given)]
+    # Places, never names: Flower sends the text of a client's error to the server.
+    if len({text[:1] for text in texts}) > 1:
+        number = next(n for n, text in enumerate(texts) if text[:1] == b"i")
+        word = next(n for n, text in enumerate(texts) if text[:1] == b"s")
         raise ValueError(
-            f"{owner} has identities of mixed types, such as {number!r} and {word!r}; use integers "
-            "or strings throughout"
+            f"{owner} has identities of mixed types: number {number} is an integer, number {word} "
+            "a string; use integers or strings throughout"
         )
     if len(set(texts)) < len(texts):
-        ordered = sorted(texts)
-        twice = sorted({a.decode()[2:] for a, b in pairwise(ordered) if a == b})
-        raise ValueError(f"{owner} has identities twice: {', '.join(twice[:5])}")
+        first = {text: number for number, text in reversed(list(enumerate(texts)))}
+        twice = next((first[t], n) for n, t in enumerate(texts) if first[t] != n)
+        raise ValueError(f"{owner} has identities twice: numbers {twice[0]} and {twice[1]}")
     return texts
 
 
-def _canonical(identity: object, owner: str) -> bytes:
+def _canonical(identity: object, number: int, owner: str) -> bytes:
     if isinstance(identity, str):
         return b"s:" + identity.encode()
     if isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
         return b"i:%d" % int(identity)
     raise ValueError(
-        f"{owner} has the identity {identity!r:.60} of type {type(identity).__name__}; identities "
+        f"{owner}: its identity number {number} is of type {type(identity).__name__}; identities "
         "are integers or strings"
     )
 

@@ -51,11 +51,11 @@ def is_prime(number: int) -> bool:
 
 def check_identities(client: int, identities: Sequence[object]) -> Residues:
     """Return identities as residues; ``ValueError`` unless they are integers in range."""
-    for identity in identities:
+    for number, identity in enumerate(identities):
         if not isinstance(identity, (int, np.integer)) or not 0 <= identity < IDENTITY_LIMIT:
             raise ValueError(
-                f"client {client} has the identity {identity!r:.60}; polynomials take integers "
-                f"from 0 to {IDENTITY_LIMIT - 1}"
+                f"client {client}: its identity number {number} is none that polynomials take: "
+                f"integers from 0 to {IDENTITY_LIMIT - 1}"
             )
     return np.array(identities, np.uint64)
 

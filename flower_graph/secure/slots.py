@@ -18,8 +18,9 @@ server nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from flower_graph.records.alignment import Bytes2D
 from flower_graph.secure.identities import KEY, split
 
 DOMAIN = b"flower-graph/pad/1/"
+Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class SlotTable:
     held: NDArray[np.int64]
     keys: Bytes2D
     group_key: bytes
+    # Pads that were made last: a round's are put on, and taken off again at the next message.
+    _made: dict[bytes, tuple[tuple[Any, ...], Words]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
         """Return the pads of one round.
@@ -79,13 +85,16 @@ class SlotTable:
         """
         if len(self.keys) != self.held.size:
             raise ValueError("slots aligned in the clear have no keys, and so no pads")
-        base = hashlib.shake_128(_context(run_id, b"slot", server_round))
-        pads = []
-        for key in split(self.keys):
-            stream = base.copy()
-            stream.update(key)
-            pads.append(stream.digest(8 * width))
-        return np.frombuffer(b"".join(pads), "<u8").reshape(-1, width)
+
+        def make() -> bytes:
+            base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round)), []
+            for key in split(self.keys):
+                stream = base.copy()
+                stream.update(key)
+                pads.append(stream.digest(8 * width))
+            return b"".join(pads)
+
+        return self._once(b"slot", (run_id, server_round, width), make).reshape(-1, width)
 
     def group_pad(self, run_id: bytes, server_round: int, length: int) -> NDArray[np.uint64]:
         """Return ``[length]`` numbers of one round that all clients have in common.
@@ -94,8 +103,18 @@ class SlotTable:
         """
         if not self.group_key:
             raise ValueError("clients aligned in the clear have no common key, and so no pad")
-        stream = hashlib.shake_128(_context(run_id, b"group", server_round) + self.group_key)
-        return np.frombuffer(stream.digest(8 * length), "<u8")
+
+        def make() -> bytes:
+            context = _context(run_id, b"group", server_round)
+            return hashlib.shake_128(context + self.group_key).digest(8 * length)
+
+        return self._once(b"group", (run_id, server_round, length), make)
+
+    def _once(self, kind: bytes, what: tuple[Any, ...], make: Callable[[], bytes]) -> Words:
+        """Return the words of a kind that were made last, or make others; read-only."""
+        if self._made.get(kind, (None,))[0] != what:
+            self._made[kind] = what, np.frombuffer(make(), "<u8")
+        return self._made[kind][1]
 
 
 def order_tokens(

@@ -37,6 +37,7 @@ from flower_graph.secure import sum_keys
 from flower_graph.secure.channel import (
     COMMITMENT_BYTES,
     KEY_BYTES,
+    Agreements,
     agree,
     commitment,
     new_key,
@@ -44,9 +45,10 @@ from flower_graph.secure.channel import (
     unseal,
 )
 from flower_graph.secure.host_round import HostRound, join, read_rounds, write_rounds
+from flower_graph.secure.identities import split as pieces
 from flower_graph.secure.ring import WORDS, RingArray
 from flower_graph.secure.shamir import SHARE_BYTES, split
-from flower_graph.secure.stream import add_stream
+from flower_graph.secure.stream import add_streams
 
 KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
 
@@ -77,6 +79,7 @@ class SumHost:
         self._public = join([public for _, public in pairs], (len(pairs), KEY_BYTES))
         self._rounds: dict[int, HostRound] = {}
         self._last = -1  # the newest round that was prepared
+        self._agreed = Agreements()
 
     @property
     def clients(self) -> list[int]:
@@ -218,6 +221,7 @@ class SumHost:
     def from_bytes(cls, state: bytes) -> SumHost:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
+        host._agreed = Agreements()
         host._rounds, others = read_rounds(state)
         try:
             host.run_id, host._last = others["run"].tobytes(), int(others["last"][0])
@@ -262,11 +266,8 @@ class SumHost:
             raise RefusedError(
                 f"{request.channel_keys.shape[0]} channel keys for {len(owners)} foreign partners"
             )
-        secrets = [
-            agree(self._channels[owner], public.tobytes())
-            for owner, public in zip(owners, request.channel_keys, strict=True)
-        ]
-        return join(secrets, (len(secrets), KEY_BYTES))
+        pairs = list(zip(owners, pieces(request.channel_keys), strict=True))
+        return join(self._agreed.look_up(self._channels, pairs), (len(pairs), KEY_BYTES))
 
     def _share(self, kept: HostRound) -> tuple[Bytes, Bytes]:
         """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
@@ -295,34 +296,57 @@ class SumHost:
 
     def _seal(self, kept: HostRound, shares: Bytes) -> Bytes:
         """Seal the shares of the partners at other SuperNodes, ``[f, 82]``."""
-        packets = []
-        for pair, (row, column) in enumerate(np.argwhere(kept.is_foreign).tolist()):
-            dealer, holder = int(kept.clients[row]), int(kept.partners[row, column])
-            what_for = sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
-            secret, round_key = kept.secrets[pair].tobytes(), kept.public[row].tobytes()
-            packets.append(seal(secret, what_for, round_key, shares[row, column].tobytes()))
+        row, column = np.nonzero(kept.is_foreign)
+        parts = zip(
+            kept.clients[row].tolist(),
+            kept.partners[row, column].tolist(),
+            pieces(kept.secrets),
+            pieces(kept.public[row]),
+            pieces(shares[row, column].reshape(-1, 2 * SHARE_BYTES)),
+            strict=True,
+        )
+        packets = [
+            seal(secret, self._packet(kept, dealer, holder), round_key, plain)
+            for dealer, holder, secret, round_key, plain in parts
+        ]
         return join(packets, (len(packets), PACKET_BYTES))
 
     def _receive(self, kept: HostRound, request: MaskRequest, rows: Integers) -> Integers:
         """Open the packets of the partners; return the (client, partner) pairs that failed."""
-        pairs = _foreign_pairs(kept, request, rows)
+        pairs = kept.foreign_pairs(request, rows)
         secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
         kept.has = np.zeros_like(kept.has)
         kept.has[rows] = request.live & ~kept.is_foreign[rows]
-        refused = []
-        for pair, (row, column) in enumerate(pairs):
-            dealer, holder = int(kept.partners[row, column]), int(kept.clients[row])
-            what_for = sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
-            secret = kept.secrets[secret_at[row, column]].tobytes()
-            round_key, packet = request.round_keys[pair], request.packets[pair]
-            plain = unseal(secret, what_for, round_key.tobytes(), packet.tobytes())
-            promised = request.share_commitments[pair].tobytes()
-            if plain is None or self._committed(kept.number, dealer, holder, plain) != promised:
-                refused.append((holder, dealer))
-                continue
-            kept.held[row, column] = np.frombuffer(plain, np.uint8).reshape(2, SHARE_BYTES)
-            kept.has[row, column] = True
-        return np.array(refused, np.int64).reshape(-1, 2)
+        row, column = pairs
+        holders, dealers = kept.clients[row].tolist(), kept.partners[row, column].tolist()
+        parts = zip(
+            holders,
+            dealers,
+            pieces(kept.secrets[secret_at[row, column]]),
+            pieces(request.round_keys),
+            pieces(request.packets),
+            pieces(request.share_commitments.reshape(-1, 2 * COMMITMENT_BYTES)),
+            strict=True,
+        )
+        opened = []
+        for holder, dealer, secret, round_key, packet, promised in parts:
+            plain = unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
+            if (
+                plain is not None
+                and self._committed(kept.number, dealer, holder, plain) != promised
+            ):
+                plain = None
+            opened.append(plain)
+        good = np.array([plain is not None for plain in opened], np.bool_)
+        found = join(
+            [plain for plain in opened if plain is not None], (int(good.sum()), 2, SHARE_BYTES)
+        )
+        kept.held[row[good], column[good]] = found
+        kept.has[row[good], column[good]] = True
+        return np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
+
+    def _packet(self, kept: HostRound, dealer: int, holder: int) -> bytes:
+        return sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
 
     def _committed(self, number: int, dealer: int, holder: int, plain: bytes) -> bytes:
         """Return the commitments that belong to a packet's two shares."""
@@ -341,26 +365,23 @@ class SumHost:
         masked: RingArray,
     ) -> None:
         """Add the self masks, and the masks against live partners at other SuperNodes."""
-        for row in rows[is_present].tolist():
-            seed, client = kept.seeds[row].tobytes(), int(kept.clients[row])
-            add_stream(masked, sum_keys.self_mask_key(seed, self.run_id, kept.number, client), 1)
-        chosen = set(rows[is_present].tolist())
-        for pair, (row, column) in enumerate(_foreign_pairs(kept, request, rows)):
-            if row in chosen:
-                own, other = int(kept.clients[row]), int(kept.partners[row, column])
-                secret = agree(kept.private[row].tobytes(), request.round_keys[pair].tobytes())
-                key = sum_keys.pair_mask_key(secret, self.run_id, kept.number, own, other)
-                add_stream(masked, key, sum_keys.pair_sign(own, other))
-
-
-def _foreign_pairs(kept: HostRound, request: MaskRequest, rows: Integers) -> list[tuple[int, int]]:
-    """Return row and column of the live partners at other SuperNodes, in the request's order."""
-    if request.live.shape != (rows.size, kept.k):
-        raise RefusedError(f"live has shape {request.live.shape}, not {(rows.size, kept.k)}")
-    index, column = np.nonzero(request.live & kept.is_foreign[rows])
-    if index.size != request.packets.shape[0]:
-        raise RefusedError(f"{request.packets.shape[0]} packets for {index.size} foreign partners")
-    return list(zip(rows[index].tolist(), column.tolist(), strict=True))
+        number, run_id = kept.number, self.run_id
+        chosen = rows[is_present]
+        masks = [
+            (sum_keys.self_mask_key(seed, run_id, number, client), 1)
+            for seed, client in zip(
+                pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True
+            )
+        ]
+        row, column = kept.foreign_pairs(request, rows)
+        for own_row in chosen.tolist():
+            mine = row == own_row
+            own, others = int(kept.clients[own_row]), kept.partners[own_row, column[mine]].tolist()
+            secrets = agree(kept.private[own_row].tobytes(), pieces(request.round_keys[mine]))
+            for other, secret in zip(others, secrets, strict=True):
+                key = sum_keys.pair_mask_key(secret, run_id, number, own, other)
+                masks.append((key, sum_keys.pair_sign(own, other)))
+        add_streams(masked, masks)
 
 
 def _check_total(request: MaskRequest, total: RingArray) -> None:

@@ -11,7 +11,7 @@ from flower_graph.records.secure_sum import NOTHING, SEED
 from flower_graph.secure import sum_keys
 from flower_graph.secure.channel import agree, commitment, public_key
 from flower_graph.secure.shamir import combine
-from flower_graph.secure.stream import add_stream
+from flower_graph.secure.stream import add_streams
 
 if TYPE_CHECKING:
     from flower_graph.secure.sum_round import SumRound
@@ -57,8 +57,10 @@ class Opening:
             blame(int(of.clients[row]), why, True)
         if wrong:
             return f"round {of.number} is skipped: client {of.clients[wrong[0]]} shared wrongly"
+        masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
-            self._remove_self_mask(row) if of.kinds[row] == SEED else self._remove_pair_masks(row)
+            masks += [self._self_mask(row)] if of.kinds[row] == SEED else self._pair_masks(row)
+        add_streams(of.total, masks)
         return ""
 
     def _recover(self, row: int) -> bool:
@@ -76,19 +78,19 @@ class Opening:
         what_for = sum_keys.seed_context(of.run_id, of.number, int(of.clients[row]))
         return bool(commitment(what_for, secret) == of.seed_commitments[row].tobytes())
 
-    def _remove_self_mask(self, row: int) -> None:
+    def _self_mask(self, row: int) -> tuple[bytes, int]:
         of = self._round
         client = int(of.clients[row])
-        key = sum_keys.self_mask_key(self._secrets[row], of.run_id, of.number, client)
-        add_stream(of.total, key, -1)
+        return sum_keys.self_mask_key(self._secrets[row], of.run_id, of.number, client), -1
 
-    def _remove_pair_masks(self, row: int) -> None:
-        """Remove what the partners of a vanished client at other SuperNodes added for it."""
+    def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
+        """Return what the partners of a vanished client at other SuperNodes added for it."""
         of = self._round
         partners = of.partners[row]
-        other = int(of.clients[row])
-        for partner in partners[of.is_foreign[row] & of.contributed[partners]].tolist():
-            own = int(of.clients[partner])
-            secret = agree(self._secrets[row], of.round_keys[partner].tobytes())
+        there = partners[of.is_foreign[row] & of.contributed[partners]]
+        secrets = agree(self._secrets[row], [key.tobytes() for key in of.round_keys[there]])
+        other, masks = int(of.clients[row]), []
+        for own, secret in zip(of.clients[there].tolist(), secrets, strict=True):
             key = sum_keys.pair_mask_key(secret, of.run_id, of.number, own, other)
-            add_stream(of.total, key, -sum_keys.pair_sign(own, other))
+            masks.append((key, -sum_keys.pair_sign(own, other)))
+        return masks

@@ -117,6 +117,7 @@ class SumRound:
         self.kinds = np.zeros(m, np.uint8)  # what is to be revealed of each client
         self.shares = np.zeros((m, k, SHARE_BYTES), np.uint8)  # by dealer and the holder's column
         self.has = np.zeros((m, k), np.bool_)
+        self._accusers = np.zeros(m, np.int64)  # holders that cannot open a client's packet
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped = ""
         self._stage = "prepare"
@@ -193,6 +194,7 @@ class SumRound:
             if holder in own and dealer in self.clients[partners[own == holder]]:
                 why = f"round {self.number}: its packet does not open, says client {holder}"
                 self._blame(dealer, why, False)
+                self._accusers[np.searchsorted(self.clients, dealer)] += 1
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
@@ -243,6 +245,11 @@ class SumRound:
         if self._stage != "unmask" and not self.skipped:
             raise ValueError(f"round {self.number}: no shares were asked for yet")
         self._stage, self._open = "over", set()
+        # So many colluding partners are not to be expected: a client whose secrets cannot be given
+        # back for that reason would stop every round.
+        for row in np.flatnonzero(self._accusers > self.partners.shape[1] - self.threshold):
+            why = f"round {self.number}: {self._accusers[row]} partners cannot open its packets"
+            self._blame(int(self.clients[row]), why, True)
         if not self.skipped:
             self.skipped = Opening(self).take_masks_away(self._blame)
         if self.skipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import pytest
 import torch
 from app_helpers import context_of, own_graph
 
+from flower_graph import launch
+from flower_graph.apps import fedscem
 from flower_graph.apps.common import CHECKPOINTS, method_of
+from flower_graph.apps.runner import simulate
 from flower_graph.config import FedSCemConfig, load_config
 from flower_graph.errors import ConfigError, DataError
-
-# Until all strategies that the module builds are there.
-fedscem = pytest.importorskip("flower_graph.apps.fedscem", exc_type=ImportError)
 
 SERVERS = {
     "masked-embedding-averaging": ("embedding_averaging", "MaskedEmbeddingAveraging"),
@@ -26,6 +27,7 @@ SERVERS = {
     "fed-sage": ("fed_sage", "FedSage"),
 }
 SAGE = ("local-sage", "fed-sage")
+SAVING = ("masked-embedding-averaging", "self-training")
 
 
 class Recorder:
@@ -65,7 +67,7 @@ def test_the_strategy_is_what_the_config_says(
 ) -> None:
     module, server = SERVERS[name]
     monkeypatch.setattr(getattr(fedscem, module), server, Recorder)
-    every = 0 if name in SAGE else 2
+    every = 2 if name in SAVING else 0
     config = config_of(
         f"strategy.name={name}",
         f"checkpoint_every={every}",
@@ -75,10 +77,11 @@ def test_the_strategy_is_what_the_config_says(
     (settings,) = built.given
     assert (settings.num_features, settings.num_classes) == (6, 3)
     assert (settings.hidden, settings.projection, settings.seed) == (8, 32, 5)
-    sampling = {"participation": 0.5, "seed": 5, "min_nodes": 3}
+    sampling = {"participation": 0.5, "min_nodes": 3}
     assert sampling.items() <= built.settings.items()
     saving = {"checkpoint_dir": tmp_path / CHECKPOINTS, "checkpoint_every": 2}
-    assert (saving.items() <= built.settings.items()) == (name not in SAGE)
+    assert (saving.items() <= built.settings.items()) == (name in SAVING)
+    assert built.settings.get("seed", 5) == 5
 
 
 def test_the_choices_of_fedscem_reach_its_strategy(
@@ -124,6 +127,7 @@ def test_a_client_hosts_its_share(
     name: str, config_of: MakeEgoConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fedscem.embedding_averaging, "EgoNetworkClient", Recorder)
+    monkeypatch.setattr(fedscem.ego_baselines, "EgoModelClient", Recorder)
     monkeypatch.setattr(fedscem.fed_sage, "SageClient", Recorder)
     config = config_of(f"strategy.name={name}")
     hosted = []
@@ -131,8 +135,9 @@ def test_a_client_hosts_its_share(
         context = context_of({"partition-id": part, "num-partitions": 5})
         client = fedscem.build_client(config, context, tmp_path)
         assert client.given[0] is context
-        assert (client.settings["num_classes"], client.settings["device"]) == (3, "auto")
-        folder = None if name in SAGE else tmp_path / CHECKPOINTS
+        assert client.settings.get("num_classes") == (3 if name in SAGE else None)
+        assert client.settings["device"] == "auto"
+        folder = tmp_path / CHECKPOINTS if name in SAVING else None
         assert client.settings.get("checkpoint_dir") == folder
         hosted += [ego.client for ego in client.given[1]]
     assert hosted == list(range(12)) == list(range(fedscem.num_clients(config)))
@@ -159,3 +164,34 @@ def test_impossible_partitions_and_dealings_are_refused(config_of: MakeEgoConfig
     context = context_of({"partition-id": 0, "num-partitions": 13})
     with pytest.raises(ConfigError, match="13 SuperNodes for 12 clients"):
         fedscem.build_client(config_of(), context, None)
+
+
+# The whole of it ---------------------------------------------------------------------------------
+
+SMALL = ["partition.clients=12", "rounds=3", "strategy.resolution=1e-6", "strategy.limit=64"]
+
+
+@pytest.mark.parametrize("supernodes", [3, 12])
+def test_the_bundled_cora_however_it_is_dealt(supernodes: int) -> None:
+    config = load_config("fedscem/cora-linqs", SMALL)
+    one, other = simulate(config), simulate(config, supernodes=supernodes)
+    for here, there in zip(one, other, strict=True):
+        assert here.loss == pytest.approx(there.loss, abs=1e-5)
+        assert here.test_accuracy == pytest.approx(there.test_accuracy, abs=1e-5)
+        assert (here.answered, there.answered) == (12, 12)
+    assert one[-1].loss < one[1].loss  # the first has no contrastive loss in it
+
+
+@pytest.mark.flwr
+def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(tmp_path: Path) -> None:
+    result = launch.flwr_run(
+        "fedscem/cora-linqs", SMALL, tmp_path / "ray", seed=4, supernodes=2, echo=lambda _: None
+    )
+    config = load_config("fedscem/cora-linqs", [*SMALL, "seed=4"])
+    expected = simulate(config)
+    lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    for line, here in zip(map(json.loads, lines), expected, strict=True):
+        assert line["loss"] == pytest.approx(here.loss, abs=1e-5)
+        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=1e-5)
+        assert (line["answered"], line["skipped"]) == (12, "")
+    assert result["seed"] == 4

@@ -169,7 +169,7 @@ def test_a_host_refuses_what_it_cannot_answer() -> None:
 
 
 def test_bad_identities_are_named_with_their_client() -> None:
-    with pytest.raises(ValueError, match="client 4 has identities twice: 2"):
+    with pytest.raises(ValueError, match="client 4 has identities twice: numbers 0 and 1"):
         AlignHost(RUN, {1: [1], 4: [2, 2]})
     with pytest.raises(ValueError, match="clients 1 and 4 have identities of different types"):
         AlignHost(RUN, {1: [1], 4: ["1"]})

@@ -1,6 +1,8 @@
 import pytest
+from nacl.bindings import crypto_scalarmult
 
 from flower_graph.errors import RefusedError
+from flower_graph.secure import channel
 from flower_graph.secure.channel import (
     LOW_ORDER,
     agree,
@@ -17,7 +19,37 @@ RUN = bytes(16)
 
 def test_both_sides_agree():
     (a, public_a), (b, public_b) = new_key(), new_key()
-    assert agree(a, public_b) == agree(b, public_a) != agree(a, public_a)
+    with_itself, with_b = agree(a, [public_a, public_b])
+    assert agree(b, [public_a]) == [with_b] != [with_itself]
+
+
+def test_agrees_as_libsodium_does():
+    (private, _), (_, public) = new_key(), new_key()
+    assert agree(private, [public]) == [crypto_scalarmult(private, public)]
+
+
+def test_agreements_are_worked_out_once(monkeypatch: pytest.MonkeyPatch):
+    privates = {client: new_key()[0] for client in (1, 2)}
+    publics = [new_key()[1] for _ in range(3)]
+    pairs = [(1, publics[0]), (2, publics[0]), (1, publics[1])]
+    wanted = [agree(privates[client], [public])[0] for client, public in pairs]
+    known = channel.Agreements()
+    assert known.look_up(privates, pairs) == wanted
+    counted: list[bytes] = []
+
+    def counting(private: bytes, publics: list[bytes]) -> list[bytes]:
+        counted.extend(publics)
+        return agree(private, publics)
+
+    monkeypatch.setattr(channel, "agree", counting)
+    assert known.look_up(privates, pairs[::-1]) == wanted[::-1]
+    assert not counted
+    monkeypatch.setattr(channel, "MAX_AGREEMENTS", 2)
+    # A client with a new key is another one.
+    known.look_up(privates, [(1, publics[2])])
+    assert counted == [publics[2]]
+    assert known.look_up(privates, pairs) == wanted
+    assert len(counted) == 1 + 3
 
 
 def test_keys_of_low_order_are_refused():
@@ -26,7 +58,7 @@ def test_keys_of_low_order_are_refused():
     for public in LOW_ORDER:
         assert is_low_order(public)
         with pytest.raises(RefusedError, match="low order"):
-            agree(private, public)
+            agree(private, [new_key()[1], public])
         assert is_low_order(public[:31] + bytes([public[31] | 128]))
     assert not is_low_order(new_key()[1])
 

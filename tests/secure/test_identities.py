@@ -96,12 +96,12 @@ def test_identities_are_typed() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ([3, "x", 4], "client 1 has identities of mixed types, such as 3 and 'x'"),
-        ([3, 4, np.int64(3)], "client 1 has identities twice: 3"),
-        (["a", "b", "a"], "client 1 has identities twice: a"),
-        ([1.0], "identity 1.0 of type float"),
-        ([True], "identity True of type bool"),
-        ([None], "identity None of type NoneType"),
+        ([3, "x", 4], "mixed types: number 0 is an integer, number 1 a string"),
+        ([3, 4, np.int64(3)], "client 1 has identities twice: numbers 0 and 2"),
+        (["a", "b", "a"], "client 1 has identities twice: numbers 0 and 2"),
+        ([1.0], "client 1: its identity number 0 is of type float"),
+        ([True], "identity number 0 is of type bool"),
+        ([None], "identity number 0 is of type NoneType"),
     ],
 )
 def test_bad_identities_are_named(given_: list[object], message: str) -> None:

@@ -174,5 +174,5 @@ def test_hosts_refuse_what_they_cannot_answer(form: Form) -> None:
     slots(server, hosts, DATA)
     with pytest.raises(StateLostError, match="not hosted here"):
         form[0].from_bytes(hosts[0].to_bytes(), {0: [1]})
-    with pytest.raises(ValueError, match="client 1 has identities twice: 4"):
+    with pytest.raises(ValueError, match="client 1 has identities twice: numbers 0 and 1"):
         form[0]({1: [4, 4]})

@@ -103,3 +103,15 @@ def test_clear_alignments_have_no_pads() -> None:
         table.pads(RUN, 1, 4)
     with pytest.raises(ValueError, match="no common key"):
         table.group_pad(RUN, 1, 4)
+
+
+def test_pads_are_made_once_a_round() -> None:
+    table = two_clients()
+    first, common = table.pads(RUN, 1, 4), table.group_pad(RUN, 1, 9)
+    assert table.pads(RUN, 1, 4).base is first.base
+    assert table.group_pad(RUN, 1, 9) is common
+    assert not first.flags.writeable, "they are handed out again"
+    other = table.pads(RUN, 2, 4)
+    assert (other != first).all()
+    assert np.array_equal(table.pads(RUN, 1, 4), first)
+    assert table.pads(RUN, 1, 3).shape == (2, 3)

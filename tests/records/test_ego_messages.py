@@ -1,0 +1,151 @@
+"""Messages of FedSCem: what is written is what is read, and what is wrong is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from flower_graph.arrays import decode_array, encode_array
+from flower_graph.ego_cohort import EgoSettings
+from flower_graph.errors import MalformedReplyError
+from flower_graph.records.ego import (
+    METRIC_NAMES,
+    EgoHello,
+    EgoReply,
+    EgoRequest,
+    Layout,
+    PlainPresence,
+    Sums,
+    read_settings,
+    write_save,
+)
+from flower_graph.records.keys import PRESENT, ROUND
+from flower_graph.secure.ring import Ring
+
+SETTINGS = EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125)
+RUN = b"0123456789abcdef"
+
+
+def received(content: RecordDict) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """What the adaptor hands to ``fit``."""
+    arrays = [
+        decode_array(key, array)
+        for record in content.values()
+        if isinstance(record, ArrayRecord)
+        for key, array in record.items()
+    ]
+    return arrays, dict(content.config_records["config"])
+
+
+def test_layout_by_hand() -> None:
+    layout = Layout(2, 3, 4)
+    parts = [layout.embeddings, layout.counts, layout.metrics, layout.model]
+    assert [(part.start, part.stop) for part in parts] == [(0, 6), (6, 8), (8, 17), (17, 21)]
+    assert (layout.length, len(METRIC_NAMES)) == (21, 9)
+    assert Layout(0, 3).length == 9
+
+
+def test_hello() -> None:
+    hello = EgoHello(SETTINGS, RUN, "psi", 6)
+    assert EgoHello.from_config(received(hello.to_record())[1]) == hello
+
+
+def test_save() -> None:
+    entries = write_save(SETTINGS, 6)
+    assert (read_settings(entries), entries[ROUND]) == (SETTINGS, 6)
+
+
+@pytest.mark.parametrize("has_sums", [False, True])
+@pytest.mark.parametrize("has_model", [False, True])
+def test_request(has_sums: bool, has_model: bool) -> None:
+    sums = Sums(3, 5, 4, np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32))
+    model = np.ones((7, 5), np.float32), np.zeros(9, np.float32)
+    request = EgoRequest(
+        4,
+        np.array([2, 9]),
+        SETTINGS,
+        "iter",
+        sums if has_sums else None,
+        model if has_model else None,
+        is_last=True,
+        checkpoint=True,
+        slots={"align-stage": "publish"},
+    )
+    read = EgoRequest.from_numpy(*received(request.to_record()))
+    assert (read.server_round, read.variant) == (4, "iter")
+    assert (read.settings, read.clients.tolist()) == (SETTINGS, [2, 9])
+    assert read.is_last
+    assert read.checkpoint
+    assert read.slots["align-stage"] == "publish"
+    assert (read.ring, read.mask) == (None, None)
+    assert (read.sums is None, read.model is None) == (not has_sums, not has_model)
+    if read.sums is not None:
+        assert read.sums[:3] == sums[:3]
+        assert (read.sums.embeddings == sums.embeddings).all()
+        assert read.sums.counts.dtype == np.uint32
+    if read.model is not None:
+        assert [part.shape for part in read.model] == [(7, 5), (9,)]
+
+
+def reply_record(total: np.ndarray | None = None, **metrics: Any) -> RecordDict:
+    total = np.arange(4.0) if total is None else total
+    numbers = {"num-examples": 1, "round": 3, "train-seconds": 0.5, "mask-seconds": 0.25, **metrics}
+    return RecordDict(
+        {
+            "sums": ArrayRecord({"total": encode_array("total", total)}),
+            "metrics": MetricRecord({k: v for k, v in numbers.items() if v is not None}),
+            "config": ConfigRecord({PRESENT: np.array([2], "<i8").tobytes()}),
+        }
+    )
+
+
+def test_reply() -> None:
+    read = EgoReply.from_record(reply_record(), 3, 4)
+    assert read.total.tolist() == [0, 1, 2, 3]
+    assert (read.train_seconds, read.mask_seconds) == (0.5, 0.25)
+    assert PlainPresence.from_config(read.entries, np.array([2, 3])).clients.tolist() == [2]
+    arrays, count, metrics = read.to_numpy()
+    assert (count, metrics["round"], metrics["array-names"]) == (1, 3, ["sums/total"])
+    assert arrays[0] is read.total
+
+
+def test_times_that_are_missing_are_no_reason_to_refuse() -> None:
+    wrong = {"train-seconds": None, "mask-seconds": [1.0]}
+    read = EgoReply.from_record(reply_record(**wrong), 3, 4)
+    assert (read.train_seconds, read.mask_seconds) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (reply_record(round=4), "round 4, expected 3"),
+        (reply_record(round=None), "round None, expected 3"),
+        (reply_record(np.arange(5.0)), r"shape \(5,\), expected \(4,\)"),
+        (reply_record(np.array([0, np.nan, 0, 0])), "NaN"),
+        (reply_record(np.array(["a"] * 4)), "expected numbers"),
+        (RecordDict(), "round None"),
+    ],
+)
+def test_wrong_replies(content: RecordDict, message: str) -> None:
+    with pytest.raises(MalformedReplyError, match=message):
+        EgoReply.from_record(content, 3, 4)
+
+
+def test_presence() -> None:
+    presence = PlainPresence(np.array([4, 2]), {7: "too large: 9", 3: ""})
+    read = PlainPresence.from_config(presence.to_config(), np.array([2, 4, 7]))
+    assert read.clients.tolist() == [4, 2]
+    assert read.left_out == {7: "too large: 9", 3: ""}
+    with pytest.raises(MalformedReplyError, match="client 4 was not asked here"):
+        PlainPresence.from_config(presence.to_config(), np.array([2]))
+    with pytest.raises(MalformedReplyError):
+        PlainPresence.from_config({}, np.array([2]))
+
+
+def test_a_ring_travels_with_its_mask_request_only() -> None:
+    # Without the secure sum's part a client would write words that nobody masks.
+    request = EgoRequest(1, np.array([2]), SETTINGS, "full", ring=Ring.fit(4, 1.0, 0.5))
+    assert EgoRequest.from_numpy(*received(request.to_record())).ring is None

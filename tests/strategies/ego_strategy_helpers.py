@@ -1,0 +1,238 @@
+"""Runs of the embedding-averaging server in process: dealings, a grid with faults, an onlooker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
+from flwr.app import Array, Context, Message
+from torch import Tensor
+
+from flower_graph.client import make_client_app
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.ego_cohort import EgoCohort, EgoSettings
+from flower_graph.records.keys import PREPARE_RUN, SUMS, TOTAL, UNMASK_RUN
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.state import StateStore
+from flower_graph.strategies.masked_embedding_averaging import (
+    ACTIONS,
+    EgoNetworkClient,
+    MaskedEmbeddingAveraging,
+)
+
+RESOLUTION = 2.0**-20  # so fine that 12 clients still fit into 64-bit words
+FINE = {"limit": 32.0, "resolution": RESOLUTION}
+Weights = dict[int, Tensor]  # client to all of its weights
+Mod = Callable[[Message, Context, Callable[..., Message]], Message]
+
+
+def seven_egos() -> list[EgoNetwork]:
+    """Seven of the twelve toy clients: three ordinary ones and four odd ones."""
+    return [toy_egos()[place] for place in (0, 1, 3, 5, 7, 9, 10)]
+
+
+def ego(client: int, nodes: Sequence[int], edges: Sequence[tuple[int, int]] = ()) -> EgoNetwork:
+    """One client by hand: features and classes depend on the node alone; all nodes train."""
+    place = {node: number for number, node in enumerate(nodes)}
+    both = sorted((place[a], place[b]) for e in edges for a, b in (e, e[::-1]))
+    ids = torch.tensor(list(nodes))
+    x = torch.stack([_features(node) for node in nodes])
+    none = torch.zeros(len(nodes), dtype=torch.bool)
+    index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
+    return EgoNetwork(client, nodes[0], ids, index, x, ids % CLASSES, ~none, none, none)
+
+
+def _features(node: int) -> Tensor:
+    return torch.rand(FEATURES, generator=torch.Generator().manual_seed(node)).round(decimals=2)
+
+
+def three_egos() -> list[EgoNetwork]:
+    """Clients 7, 8, 9: node 2 is held by two of them, 3 by three, 1 and 4 by one."""
+    return [ego(7, [1, 2, 3], [(1, 2), (2, 3)]), ego(8, [2, 3], [(2, 3)]), ego(9, [3, 4])]
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+
+class Onlooker:
+    """A mod that notes every client's weights and steps after each round."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, Weights] = {}  # by round
+        self.steps: dict[int, dict[int, int]] = {}
+
+    def __call__(
+        self, message: Message, context: Context, call_next: Callable[..., Message]
+    ) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type == "train":
+            cohort, tensors = StateStore(context, "ego-client").load(lambda _: None)
+            self._note(int(message.metadata.group_id), cohort, tensors)
+        return reply
+
+    def _note(self, number: int, cohort: EgoCohort, tensors: dict[str, Tensor]) -> None:
+        rows, ptr = tensors["weight.first"], cohort.batch.row_ptr
+        for place, client in enumerate(cohort.batch.clients):
+            own = [rows[ptr[place] : ptr[place + 1]].reshape(-1), tensors["weight.rest"][place]]
+            self.weights.setdefault(number, {})[client] = torch.cat(own).clone()
+            self.steps.setdefault(number, {})[client] = int(tensors["step"][place])
+
+
+@dataclass
+class Outcome:
+    """What a run left."""
+
+    strategy: MaskedEmbeddingAveraging
+    grid: InProcessGrid
+    seen: Onlooker
+    reports: list[RoundReport] = field(default_factory=list)
+
+    @property
+    def figures(self) -> Tensor:
+        """Everything that the reports say of the models, ``[rounds, 6]``."""
+        names = ("loss", "cross_entropy", "regulariser")
+        names += ("train_accuracy", "val_accuracy", "test_accuracy")
+        return torch.tensor([[getattr(r, name) for name in names] for r in self.reports])
+
+    @property
+    def answered(self) -> list[int]:
+        return [report.answered for report in self.reports]
+
+    @property
+    def last(self) -> Weights:
+        """Every client's weights as they were last seen."""
+        return {c: w for _, seen in sorted(self.seen.weights.items()) for c, w in seen.items()}
+
+
+def client_app(
+    egos: Sequence[EgoNetwork],
+    deal: Sequence[Sequence[int]] | None = None,
+    mods: Sequence[Mod] = (),
+    client: type = EgoNetworkClient,
+    **options: Any,
+) -> Any:
+    """Deal clients out by place: as ``deal`` says, or in turn."""
+
+    def client_fn(context: Context) -> Any:
+        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+        places = range(part, len(egos), parts) if deal is None else deal[part]
+        return client(context, [egos[place] for place in places], **options)
+
+    return make_client_app(client_fn, actions=ACTIONS, mods=list(mods))
+
+
+def run(
+    egos: Sequence[EgoNetwork] | None = None,
+    *,
+    rounds: int = 3,
+    supernodes: int = 2,
+    settings: EgoSettings = SETTINGS,
+    deal: Sequence[Sequence[int]] | None = None,
+    mods: Sequence[Mod] = (),
+    make_grid: Callable[..., InProcessGrid] = InProcessGrid,
+    client_options: dict[str, Any] | None = None,
+    strategy: MaskedEmbeddingAveraging | None = None,
+    resume: bool = False,
+    **options: Any,
+) -> Outcome:
+    """Run the strategy on clients dealt to SuperNodes; ``options`` are its arguments."""
+    seen = Onlooker()
+    app = client_app(egos or toy_egos(), deal, [*mods, seen], **(client_options or {}))
+    grid = make_grid(app, num_supernodes=supernodes)
+    server = strategy or MaskedEmbeddingAveraging(settings, **{**FINE, **options})
+    outcome = Outcome(server, grid, seen)
+    server.start(
+        grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append, resume=resume
+    )
+    return outcome
+
+
+def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
+    """Compare reports and last weights."""
+    torch.testing.assert_close(one.figures, other.figures, atol=atol, rtol=0, equal_nan=True)
+    assert one.answered == other.answered
+    both = one.last.keys() & other.last.keys()  # those never drawn may not have been seen
+    assert len(both) >= max(one.answered)
+    for client in both:
+        torch.testing.assert_close(one.last[client], other.last[client], atol=atol, rtol=0)
+
+
+# A grid with faults ------------------------------------------------------------------------------
+
+
+def stage_of(message: Message) -> str:
+    """Name what a message is for: hello, align, union, train, prepare, unmask or finish."""
+    kind = message.metadata.message_type
+    if kind != "train.unmask":
+        return {"query": "hello"}.get(kind, kind.removeprefix("train."))
+    config = message.content.config_records["config"]
+    both = UNMASK_RUN in config and PREPARE_RUN in config
+    return "both" if both else ("unmask" if UNMASK_RUN in config else "prepare")
+
+
+class FaultyGrid(InProcessGrid):
+    """Does to a reply what a word for (partition, stage, round) says.
+
+    ``silent``: the message never arrives. ``lost``: the reply never arrives. ``twice``: it comes
+    two times. ``gone``: the node is not there while the round lasts. A function changes the reply.
+    The second exchange of a round is the stage ``both``, or ``unmask`` in the last one.
+    """
+
+    script: dict[tuple[int, str, int], Any]
+
+    def __init__(self, app: Any, *, num_supernodes: int, script: dict[Any, Any]) -> None:
+        super().__init__(app, num_supernodes=num_supernodes)
+        self.script, self.received, self._again = script, [], []
+        self.now = 1  # the round, as far as the messages tell
+
+    def partition(self, node: int) -> int:
+        return int(self.contexts[node].node_config["partition-id"])
+
+    def get_node_ids(self) -> list[int]:
+        away = [p for (p, stage, number) in self.script if (stage, number) == ("gone", self.now)]
+        return [node for node in super().get_node_ids() if self.partition(node) not in away]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node, number = message.metadata.dst_node_id, int(message.metadata.group_id)
+            word = self.script.get((self.partition(node), stage_of(message), number), "good")
+            if stage_of(message) in ("both", "unmask"):
+                self.now = number + 1
+            if word == "silent":
+                ids.append(self._number(message))
+                continue
+            (message_id,) = super().push_messages([message])
+            ids.append(message_id)
+            if word == "lost":
+                del self._replies[message_id]
+            elif word == "twice":
+                self._again.append(self._replies[message_id])
+            elif callable(word):
+                word(self._replies[message_id].content)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(message_ids)
+        if replies:
+            replies, self._again = replies + self._again, []
+        return replies
+
+
+def faulty(script: dict[Any, Any]) -> Callable[..., FaultyGrid]:
+    """Return what makes a grid with these faults."""
+    return lambda app, num_supernodes: FaultyGrid(app, num_supernodes=num_supernodes, script=script)
+
+
+def rounded(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+    """Round a plain vector to multiples of the resolution, as the ring does."""
+    reply = call_next(message, context)
+    if message.metadata.message_type == "train" and reply.has_content():
+        total = reply.content[SUMS][TOTAL].numpy()
+        reply.content[SUMS][TOTAL] = Array(np.rint(total / RESOLUTION) * RESOLUTION)
+    return reply

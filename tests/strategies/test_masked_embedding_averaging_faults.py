@@ -1,0 +1,328 @@
+"""Clients that drop out, answer badly or lie; the sum over the rest stays exact."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ego_helpers import CLASSES, SETTINGS, toy_egos
+from ego_strategy_helpers import (
+    RESOLUTION,
+    Outcome,
+    assert_same,
+    ego,
+    faulty,
+    rounded,
+    run,
+    seven_egos,
+    three_egos,
+)
+from flwr.app import Array, RecordDict
+
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.errors import AlignmentError, NoClientsError
+from flower_graph.records.keys import SUM_CHANNEL_KEYS, SUMS, TOTAL, UNMASK_SHARES
+
+Change = Callable[[RecordDict], None]
+M, ROUNDS = 10, 7
+
+
+def ten_egos() -> list[EgoNetwork]:
+    return [network for network in toy_egos() if network.client not in (105, 111)]
+
+
+# Dropping out ------------------------------------------------------------------------------------
+
+
+def dropouts(seed: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Let 3 of 10 clients vanish in every round, each at some stage.
+
+    Returns the script of a masked run, and that of a plain run in which the same clients are
+    absent from the same sums. Who does not answer the second exchange of a round is in its sum,
+    but has not prepared the next one.
+    """
+    draw = random.Random(seed)
+    masked: dict[Any, Any] = {}
+    plain: dict[Any, Any] = {}
+    unprepared: list[int] = []
+    for number in range(2, ROUNDS + 1):
+        rest = [p for p in range(M) if p not in unprepared]
+        mute = draw.randint(0, 3 - len(unprepared))  # having prepared it
+        late = 3 - len(unprepared) - mute
+        vanished = draw.sample(rest, mute + late)
+        for place in vanished[:mute]:
+            masked[place, "train", number] = "silent"
+        for place in vanished[mute:]:
+            masked[place, "both", number] = draw.choice(["silent", "lost"])
+        for place in vanished[:mute] + unprepared:
+            plain[place, "train", number] = "silent"
+        unprepared = vanished[mute:] if number < ROUNDS else []
+        if number == ROUNDS:
+            for place in vanished[mute:]:
+                plain[place, "train", number + 1] = "silent"
+    return masked, plain
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_three_of_ten_drop_out_at_random_stages(seed: int) -> None:
+    masked, plain = dropouts(seed)
+    egos = ten_egos()
+    one = run(egos, rounds=ROUNDS, supernodes=M, make_grid=faulty(masked))
+    other = run(
+        egos,
+        rounds=ROUNDS,
+        supernodes=M,
+        make_grid=faulty(plain),
+        aggregation="plain",
+        mods=[rounded],
+    )
+    assert not any(report.skipped for report in one.reports)
+    assert min(one.answered) == 7
+    assert_same(one, other, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "word"),
+    [
+        *(("train", word) for word in ("silent", "lost", "twice")),
+        *(("both", word) for word in ("silent", "lost", "twice")),
+        ("gone", ""),
+    ],
+)
+@pytest.mark.parametrize("aggregation", ["masked", "plain"])
+def test_one_of_seven_at_every_stage(stage: str, word: str, aggregation: str) -> None:
+    script = {(2, stage, 3): word}
+    outcome = run(
+        seven_egos(), rounds=5, supernodes=7, make_grid=faulty(script), aggregation=aggregation
+    )
+    assert not any(report.skipped for report in outcome.reports)
+    assert outcome.figures[:, 0].isfinite().all()
+    assert min(outcome.answered) >= 6
+    assert outcome.answered[-1] == 7
+    if word == "twice":
+        assert_same(outcome, run(seven_egos(), rounds=5, supernodes=7, aggregation=aggregation))
+
+
+def test_too_many_drop_out_and_the_round_is_skipped() -> None:
+    script = {(p, "train", 3): "lost" for p in range(3)}
+    outcome = run(seven_egos(), rounds=5, supernodes=7, make_grid=faulty(script))
+    reasons = [report.skipped for report in outcome.reports]
+    assert reasons[1].startswith("round 3 is skipped: 4 of 7 clients sent their vectors")
+    assert reasons[1].endswith("at least 5 must; nothing is revealed")
+    assert not any(reasons[:1] + reasons[2:])
+    assert outcome.figures[1].isnan()[1:].all()  # what round 3's vectors say of round 2
+    assert outcome.figures[2, 2].isnan()  # nothing to fuse from round 3
+    assert outcome.figures[3:, :3].isfinite().all()
+
+
+def test_too_few_prepare_and_the_round_is_skipped() -> None:
+    script = {(p, "both", 2): "lost" for p in range(5)}
+    outcome = run(seven_egos(), rounds=5, supernodes=7, make_grid=faulty(script))
+    assert [bool(report.skipped) for report in outcome.reports] == [True, True] + [False] * 3
+    assert outcome.answered[2:] == [7] * 3
+
+
+def test_clients_that_leave_for_good_do_not_stop_the_others() -> None:
+    script = {(p, "gone", number): "" for p in range(4) for number in range(3, 9)}
+    outcome = run(seven_egos(), rounds=7, supernodes=7, make_grid=faulty(script))
+    assert [bool(report.skipped) for report in outcome.reports[2:]] == [False] * 5
+    assert outcome.answered[-1] == 3
+
+
+def test_nobody_answers() -> None:
+    script = {(p, "train", 2): "silent" for p in range(3)}
+    with pytest.raises(NoClientsError, match="round 2: none of 3 SuperNodes"):
+        run(three_egos(), supernodes=3, make_grid=faulty(script))
+
+
+def test_nobody_is_there() -> None:
+    script = {(p, "gone", 1): "" for p in range(3)}
+    with pytest.raises(NoClientsError, match="0 of at least 1 nodes"):
+        run(three_egos(), supernodes=3, make_grid=faulty(script))
+
+
+# During the set-up -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["hello", "align"])
+@pytest.mark.parametrize("word", ["silent", "lost"])
+def test_lost_during_the_set_up(stage: str, word: str) -> None:
+    outcome = run(seven_egos(), supernodes=7, make_grid=faulty({(2, stage, 1): word}))
+    assert outcome.answered[-1] >= 6
+    assert outcome.figures[1:, :3].isfinite().all()
+
+
+def test_a_union_that_fails_is_an_error() -> None:
+    script = {(p, "union", 1): "lost" for p in range(4)}
+    with pytest.raises(AlignmentError, match="could not be added up: round 1 is skipped: 3 of 7"):
+        run(seven_egos(), supernodes=7, make_grid=faulty(script))
+
+
+def test_a_client_that_two_hosts_claim(caplog: pytest.LogCaptureFixture) -> None:
+    egos = [*three_egos(), replace(ego(40, [1, 2]), client=7)]
+    outcome = run(egos, supernodes=4)
+    assert outcome.answered == [3] * 3
+    assert re.search(r"client 7 (is hosted by|belongs to) node \d+", caplog.text)
+
+
+def test_duplicate_identities(caplog: pytest.LogCaptureFixture) -> None:
+    twice = replace(ego(12, [2, 3, 4]), nodes=torch.tensor([2, 3, 3]))
+    outcome = run([*three_egos(), twice], supernodes=4)
+    assert outcome.answered == [3] * 3
+    assert "client 12 has identities twice: numbers 1 and 2" in caplog.text
+
+
+@pytest.mark.parametrize("alignment", ["psi", "polynomial", "plain"])
+def test_mixed_types_of_identities(alignment: str, caplog: pytest.LogCaptureFixture) -> None:
+    mixed = replace(ego(12, [2, 3]), names=("secret name", 17))
+    outcome = run([*three_egos(), mixed], supernodes=4, alignment=alignment)
+    assert outcome.answered == [3] * 3
+    assert "client 12 has identities of mixed types" in caplog.text
+    assert "secret name" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.tensor([1, CLASSES])}, f"client 12 has class {CLASSES}"),
+        ({"x": torch.ones(2, 9)}, "client 12 has 9 features, the run has 7"),
+    ],
+)
+def test_data_of_another_run(
+    change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = run([*three_egos(), replace(ego(12, [2, 3]), **change)], supernodes=4)
+    assert outcome.answered == [3] * 3
+    assert message in caplog.text
+
+
+# Numbers that do not fit -------------------------------------------------------------------------
+
+
+def spoilt(factor: float) -> list[EgoNetwork]:
+    """Seven clients; the features of the second make its embeddings too large, or no numbers."""
+    egos = seven_egos()
+    egos[1] = replace(egos[1], x=egos[1].x * factor)
+    return egos
+
+
+@pytest.mark.parametrize(
+    ("factor", "aggregation"),
+    [(math.nan, "masked"), (1e6, "masked"), (math.inf, "masked"), (math.nan, "plain")],
+)
+@pytest.mark.parametrize("supernodes", [2, 7])
+def test_a_client_beyond_the_range_is_left_out(
+    factor: float, aggregation: str, supernodes: int
+) -> None:
+    outcome = run(spoilt(factor), supernodes=supernodes, rounds=4, aggregation=aggregation)
+    assert outcome.answered == [6] * 4
+    assert outcome.figures[:, :3].isfinite().all()
+    for report in outcome.reports:
+        (entry,) = report.rejected
+        assert re.search(r"an? (embedding|measurement) is outside the range", entry["reason"])
+        assert "101" in entry["reason"] or entry["client"] == 101
+    # The others are as if it had never been asked.
+    without = run(
+        spoilt(1.0),
+        supernodes=7,
+        rounds=4,
+        make_grid=faulty({(1, "train", n): "lost" for n in range(1, 6)}),
+        aggregation=aggregation,
+    )
+    good = {c: w for c, w in outcome.last.items() if c != 101}
+    for client, weights in good.items():
+        torch.testing.assert_close(weights, without.last[client], atol=1e-5, rtol=0)
+
+
+# Replies that are wrong --------------------------------------------------------------------------
+
+
+def with_total(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def apply(content: RecordDict) -> None:
+        content[SUMS][TOTAL] = Array(change(content[SUMS][TOTAL].numpy().copy()))
+
+    return apply
+
+
+def wrong_bytes(key: str) -> Change:
+    def apply(content: RecordDict) -> None:
+        record = next(r for r in content.config_records.values() if key in r)
+        record[key] = bytes(255 - byte for byte in record[key])
+
+    return apply
+
+
+def _empty(content: RecordDict) -> None:
+    for name in list(content):
+        del content[name]
+
+
+def _other_round(content: RecordDict) -> None:
+    content["metrics"]["round"] += 1
+
+
+BAD = {
+    "shorter": (with_total(lambda total: total[:-1]), "has shape"),
+    "another type": (with_total(lambda total: total.astype("U8")), "expected numbers"),
+    "other words": (with_total(lambda total: total.astype(np.float32)), "the sum has"),
+    "empty": (_empty, "round None, expected 3"),
+    "another round": (_other_round, "round 4, expected 3"),
+}
+
+
+@cache
+def with_one(word: Any, aggregation: str) -> Outcome:
+    """Let one of three SuperNodes do something in the third round."""
+    grid = faulty({(2, "train", 3): word})
+    return run(toy_egos(), supernodes=6, aggregation=aggregation, make_grid=grid)
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("aggregation", ["masked", "plain"])
+def test_a_wrong_vector_is_as_good_as_none(what: str, aggregation: str) -> None:
+    if (what, aggregation) == ("other words", "plain"):
+        return  # float32 is as good there
+    change, reason = BAD[what]
+    bad = with_one(change, aggregation)
+    assert_same(bad, with_one("lost", aggregation))
+    assert [len(report.rejected) for report in bad.reports] == [0, 1, 0]
+    assert reason in bad.reports[1].rejected[0]["reason"]
+
+
+def test_a_wrong_share_is_named_and_its_client_left_out() -> None:
+    script = {(2, "both", 3): wrong_bytes(UNMASK_SHARES)}
+    outcome = run(seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script))
+    (entry,) = outcome.reports[1].rejected
+    assert entry == {"client": 103, "reason": "round 3: it sent a wrong share"}
+    assert outcome.answered == [7, 7, 7, 6, 6, 6]  # the fourth round was prepared already
+    assert not any(report.skipped for report in outcome.reports)
+    assert outcome.figures[:, :3].isfinite().all()
+
+
+def test_a_wrong_channel_key_is_named_and_its_client_left_out() -> None:
+    script = {(2, "hello", 1): wrong_bytes(SUM_CHANNEL_KEYS)}
+    outcome: Outcome = run(
+        seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script), alignment="plain"
+    )
+    assert outcome.answered[-4:] == [6] * 4
+    assert not any(report.skipped for report in outcome.reports[-4:])
+    named = [e for r in outcome.reports for e in r.rejected if e.get("client") == 103]
+    assert any("partners cannot open its packets" in entry["reason"] for entry in named)
+    assert outcome.figures[-4:, :2].isfinite().all()
+
+
+def test_resolution_bounds_what_the_ring_changes() -> None:
+    coarse = run(seven_egos(), rounds=5, resolution=2.0**-8)
+    fine, plain = run(seven_egos(), rounds=5), run(seven_egos(), rounds=5, aggregation="plain")
+    off = [float((o.figures - plain.figures).nan_to_num().abs().max()) for o in (coarse, fine)]
+    assert off[1] <= 5 * RESOLUTION
+    assert off[1] < off[0] <= 5 * 2.0**-8
+    assert SETTINGS.mu < 1  # or the contrastive loss, times mu, would be further off

@@ -1,0 +1,93 @@
+"""The page on FedSCem: its example runs as it stands, its links lead somewhere."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context
+
+from flower_graph.checkpoint import load_client, round_folder
+from flower_graph.client import make_client_app
+from flower_graph.ego_cohort import EgoCohort, EgoSettings
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import (
+    ACTIONS,
+    EgoNetworkClient,
+    MaskedEmbeddingAveraging,
+)
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "fedscem.md"
+
+
+SETTINGS = EgoSettings(num_features=8, num_classes=3, learning_rate=0.01, mu=1.0, tau=1.0)
+
+
+def example(blocks: int = 2) -> dict[str, Any]:
+    """Run the page's blocks of code one after the other; return what they define."""
+    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(found) == 2, "the page has other blocks than this test knows"
+    space: dict[str, Any] = {"__name__": "example"}
+    for block in found[:blocks]:
+        exec(compile(block, str(PAGE), "exec"), space)
+    return space
+
+
+def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    space = example()
+    metrics = space["result"].train_metrics_clientapp
+    assert sorted(metrics) == list(range(1, 21))
+    said = re.fullmatch(r"12 clients, test accuracy (0\.\d{3}|1\.000)\n", capsys.readouterr().out)
+    assert said is not None and float(said[1]) == round(metrics[20]["test-accuracy"], 3)
+    assert metrics[1]["test-accuracy"] < 0.9 < 0.95 < metrics[20]["test-accuracy"]
+
+    plain = MaskedEmbeddingAveraging(SETTINGS, alignment="plain", aggregation="plain")
+    clear = plain.start(InProcessGrid(space["client_app"], num_supernodes=12), num_rounds=1)
+    # The first round's means, in steps of 2^-12, have been through one fusion.
+    assert clear.train_metrics_clientapp[1]["loss"] == pytest.approx(metrics[1]["loss"], abs=1e-3)
+    assert math.isnan(metrics[1]["val-accuracy"])  # nobody has nodes for validation
+
+
+def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> None:
+    egos = [example(1)["my_network"](number) for number in range(12)]
+
+    def client_fn(context: Context) -> EgoNetworkClient:
+        own = egos[int(context.node_config["partition-id"])]
+        return EgoNetworkClient(context, [own], checkpoint_dir=tmp_path)
+
+    grid = InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=12)
+    saving = MaskedEmbeddingAveraging(SETTINGS, checkpoint_dir=tmp_path, checkpoint_every=50)
+    reported = saving.start(grid, num_rounds=3).train_metrics_clientapp[3]["test-accuracy"]
+    found = []
+    for number, ego in enumerate(egos):
+        tensors = load_client(round_folder(tmp_path, 3) / f"client-{number}.safetensors")
+        chosen = EgoCohort([ego], SETTINGS, tensors).choose([ego.client])
+        found.append(float(chosen.judge(chosen.embed()).accuracy[0, 2]))
+    assert sum(found) / 12 == pytest.approx(reported, abs=2**-12)
+
+
+@pytest.mark.parametrize("page", ["fedscem.md", "privacy.md", "secure-sum.md", "architecture.md"])
+def test_links_lead_to_headings_and_files_that_are_there(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if target.startswith("http") or file.startswith("results/"):
+            continue  # pages that a command writes
+        other = (DOCS / file).read_text(encoding="utf-8") if file else text
+        headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+        assert not anchor or anchor in anchors, target
+
+
+def test_named_tests_are_there() -> None:
+    """Names of tests in the page on privacy are those of files and functions."""
+    text = (DOCS / "privacy.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert named
+    for file, function in named:
+        source = (DOCS.parent / file).read_text(encoding="utf-8")
+        assert not function or f"def {function}(" in source, (file, function)

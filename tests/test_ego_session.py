@@ -1,0 +1,120 @@
+"""Whom the server asks, how it sizes the ring, and what it refuses of a hello."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ego_helpers import SETTINGS
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_graph.ego_session import EgoSession
+from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.records.sum_setup import KeyReply
+from flower_graph.secure.channel import new_key
+
+
+class Nodes:
+    """A grid of which only the nodes matter."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        self.nodes = nodes
+
+    def get_node_ids(self) -> list[int]:
+        return self.nodes
+
+
+def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
+    given: dict[str, Any] = {
+        "alignment": "psi",
+        "aggregation": "masked",
+        "participation": 1.0,
+        "limit": 8.0,
+        "resolution": 2.0**-10,
+        "dropout": 0.3,
+        "min_nodes": 1,
+    }
+    session = EgoSession(SETTINGS, **{**given, **options})
+    session.open(Nodes(list(hosted)), 1.0, 3)  # type: ignore[arg-type]
+    for node, clients in hosted.items():
+        session.clients[node] = session._read_keys(node, keys_of(session, clients))
+    return session
+
+
+def keys_of(session: EgoSession, clients: list[int]) -> RecordDict:
+    public = np.frombuffer(b"".join(new_key()[1] for _ in clients), np.uint8).reshape(-1, 32)
+    reply = KeyReply(session.sums.run_id, np.array(clients, np.int64), public)
+    return RecordDict({"config": ConfigRecord(reply.to_config())})
+
+
+HOSTED = {71: [1, 5, 9], 72: [2, 4], 73: [3, 8, 6, 7]}
+
+
+def test_all_are_drawn_in_order() -> None:
+    assert session_of(HOSTED).sample(1) == list(range(1, 10))
+
+
+def test_who_is_drawn_depends_on_the_round_alone() -> None:
+    one, other = (
+        session_of(HOSTED, participation=0.5),
+        session_of({5: [9, 8, 7, 6, 5], 6: [4, 3, 2, 1]}, participation=0.5),
+    )
+    drawn = [one.sample(number) for number in range(1, 9)]
+    assert drawn == [other.sample(number) for number in range(1, 9)]
+    assert {len(clients) for clients in drawn} == {4}
+    assert len({tuple(clients) for clients in drawn}) > 4
+
+
+@pytest.mark.parametrize(("aggregation", "count"), [("masked", 2), ("plain", 1)])
+def test_a_masked_sum_needs_two(aggregation: str, count: int) -> None:
+    session = session_of(HOSTED, participation=0.01, aggregation=aggregation)
+    assert len(session.sample(1)) == count
+
+
+def test_only_connected_and_honest_clients_are_drawn() -> None:
+    session = session_of(HOSTED)
+    session.exchange.grid.nodes = [72, 73]  # type: ignore[attr-defined]
+    session.sums.excluded.add(3)
+    assert session.sample(1) == [2, 4, 6, 7, 8]
+    session.exchange.grid.nodes = []  # type: ignore[attr-defined]
+    with pytest.raises(NoClientsError, match="round 4: no client of the run is connected"):
+        session.sample(4)
+
+
+def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
+    session = session_of(HOSTED)
+    before = session.ring()
+    assert before is not None
+    assert before.guard_bits == 4  # nine clients
+    session.sums.excluded |= {1, 2, 3}
+    assert session.ring() == before
+    assert session_of(HOSTED, aggregation="plain").ring() is None
+
+
+def test_a_client_has_one_host() -> None:
+    session = session_of(HOSTED)
+    with pytest.raises(MalformedReplyError, match="client 4 is hosted by node 72 already"):
+        session._read_keys(74, keys_of(session, [10, 4]))
+    assert 10 not in session.sums.clients  # nothing of it was taken
+
+
+def test_a_hello_of_another_run_or_without_keys_is_refused() -> None:
+    session, other = session_of(HOSTED), session_of(HOSTED)
+    with pytest.raises(MalformedReplyError, match=r"run .*, expected"):
+        session._read_keys(74, keys_of(other, [10]))
+    with pytest.raises(MalformedReplyError):
+        session._read_keys(74, RecordDict())
+
+
+def test_requests_go_to_the_hosts_of_those_drawn() -> None:
+    from flower_graph.records.ego import EgoRequest
+
+    session = session_of(HOSTED, aggregation="plain", participation=0.3)
+    base = EgoRequest(2, np.zeros(0, np.int64), SETTINGS, "full")
+    requests = session.requests(2, base, 9)
+    asked = sorted(c for request in requests.values() for c in request.clients.tolist())
+    assert asked == session.sample(2)
+    assert len(asked) == 3
+    for node, request in requests.items():
+        assert set(request.clients.tolist()) <= set(HOSTED[node])

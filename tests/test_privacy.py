@@ -1,0 +1,292 @@
+"""What the server of FedSCem receives in a whole run, byte by byte.
+
+Every reply is recorded, those of the set-up included, and what is looked for is known: the clients'
+identities and their embeddings. With plain sums the same search finds them, so it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ego_helpers import CLASSES, SETTINGS
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+from flower_graph import ego_host
+from flower_graph.client import make_client_app
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.records.ego import Layout
+from flower_graph.records.keys import SUMS, TOTAL
+from flower_graph.secure.identities import canonical, hash_to_group
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum_server import SumResult, SumServer
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import (
+    ACTIONS,
+    EgoNetworkClient,
+    MaskedEmbeddingAveraging,
+)
+
+M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
+FINE = {"limit": 32.0, "resolution": 2.0**-20}
+
+
+def private_egos(seed: int) -> list[EgoNetwork]:
+    """Six clients on a circle of nodes, each of which two clients hold; identities are long."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.randint(2**50, 2**60, (M * PER_CLIENT // 2,), generator=draw)
+    x = torch.rand(names.numel(), SETTINGS.num_features, generator=draw) + 0.1
+    y = torch.randint(CLASSES, (names.numel(),), generator=draw)
+    step, egos = PER_CLIENT // 2, []
+    for client in range(M):
+        nodes = (torch.arange(PER_CLIENT) + client * step) % names.numel()
+        one_way = torch.randint(PER_CLIENT, (2, 4), generator=draw)
+        one_way = one_way[:, one_way[0] != one_way[1]]
+        edges = torch.cat([one_way, one_way.flip(0)], 1).unique(dim=1)
+        role = torch.arange(PER_CLIENT) % 3
+        masks = [role == k for k in range(3)]
+        ids = names[nodes]
+        egos.append(EgoNetwork(client, int(ids[0]), ids, edges, x[nodes], y[nodes], *masks))
+    return egos
+
+
+class RecordingGrid(InProcessGrid):
+    """Keeps all replies, as the server gets them."""
+
+    def __init__(self, app: Any, *, num_supernodes: int) -> None:
+        super().__init__(app, num_supernodes=num_supernodes)
+        self.received: list[tuple[str, RecordDict]] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(message_ids)
+        for reply in replies:
+            assert reply.has_content()
+            self.received.append((reply.metadata.message_type, reply.content))
+        return replies
+
+
+@dataclass
+class Record:
+    """A run as its server saw it, and what it was not to see."""
+
+    received: list[tuple[str, RecordDict]]
+    run_id: bytes
+    losses: list[float]
+    totals: list[SumResult]  # after the masks were taken away
+    slots: int
+    embeddings: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> bytes:
+        return b"|".join(part for _, content in self.received for part in pieces(content))
+
+    def vectors(self, part: str = "embeddings") -> list[np.ndarray]:
+        """One part of every vector that came in a round."""
+        place = getattr(Layout(self.slots, HIDDEN), part)
+        found = [content[SUMS][TOTAL].numpy() for kind, content in self.received if kind == "train"]
+        return [total[place] for total in found if total.size > self.slots * HIDDEN]
+
+
+def pieces(content: RecordDict) -> Iterator[bytes]:
+    """Everything in a message, as bytes."""
+    for record in content.values():
+        for key, value in record.items():
+            yield key.encode()
+            if isinstance(record, ArrayRecord):
+                yield value.numpy().tobytes()
+            else:
+                for item in value if isinstance(value, list) else [value]:
+                    yield item if isinstance(item, bytes) else str(item).encode()
+
+
+def observe(
+    monkeypatch: pytest.MonkeyPatch, *, seed: int = 0, supernodes: int = M, **options: Any
+) -> Record:
+    embeddings: list[torch.Tensor] = []
+    totals: list[SumResult] = []
+    add_up, result = ego_host.add_up, SumServer.result
+
+    def spy_on_client(chosen: Any, h: torch.Tensor, *rest: Any) -> Any:
+        embeddings.append(h.clone())
+        return add_up(chosen, h, *rest)
+
+    def spy_on_server(server: SumServer, number: int) -> Any:
+        totals.append(result(server, number))  # type: ignore[arg-type]
+        return totals[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ego_host, "add_up", spy_on_client)
+        patch.setattr(SumServer, "result", spy_on_server)
+        grid = RecordingGrid(_client_app(private_egos(seed)), num_supernodes=supernodes)
+        settings = SETTINGS._replace(hidden=HIDDEN)
+        server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})
+        losses: list[float] = []
+        server.start(grid, num_rounds=ROUNDS, on_round=lambda report: losses.append(report.loss))
+    session = server.session
+    length = Layout(session.num_slots, HIDDEN).length
+    sums = [total for total in totals if total.total.size == length]
+    return Record(grid.received, session.sums.run_id, losses, sums, session.num_slots, embeddings)
+
+
+def _client_app(egos: list[EgoNetwork]) -> Any:
+    def client_fn(context: Context) -> EgoNetworkClient:
+        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+        return EgoNetworkClient(context, egos[part::parts])
+
+    return make_client_app(client_fn, actions=ACTIONS)
+
+
+@pytest.fixture(scope="module")
+def masked() -> Record:
+    with pytest.MonkeyPatch.context() as patch:
+        return observe(patch)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Record:
+    with pytest.MonkeyPatch.context() as patch:
+        return observe(patch, aggregation="plain", alignment="plain")
+
+
+# Identities --------------------------------------------------------------------------------------
+
+
+def traces_of_identities(record: Record) -> list[str]:
+    """Look for each identity in all the ways in which one could be written."""
+    blob, found = record.bytes, []
+    for number in {n for network in private_egos(0) for n in network.nodes.tolist()}:
+        (text,) = canonical([number], "test")
+        point = hash_to_group(record.run_id, text)
+        ways = {
+            "little-endian": number.to_bytes(8, "little"),
+            "big-endian": number.to_bytes(8, "big"),
+            "text": str(number).encode(),
+            "point": point,
+        }
+        found += [name for name, pattern in ways.items() if pattern in blob]
+    return found
+
+
+def test_no_identity_reaches_the_server(masked: Record, plain: Record) -> None:
+    assert traces_of_identities(masked) == []
+    assert traces_of_identities(plain).count("text") == len(private_egos(0)) * PER_CLIENT // 2
+
+
+# Embeddings --------------------------------------------------------------------------------------
+
+
+def written_embeddings(record: Record, ring: Ring) -> int:
+    """Count embeddings that stand somewhere in what came, as floats or as words of the ring."""
+    blob, found = record.bytes, 0
+    for h in record.embeddings:
+        for row in h.numpy():
+            if not row.any():
+                continue
+            ways = (row, row.astype(np.float64), ring.encode(row), -row, row.astype(">f4"))
+            found += any(way.tobytes() in blob for way in ways)
+    return found
+
+
+def close_numbers(record: Record, ring: Ring) -> float:
+    """Share of received numbers that are within 1/64 of the same number of some client."""
+    slots = np.array([h.abs().max() for h in record.embeddings]).max()
+    hits = total = 0
+    for words in record.vectors():
+        values = words if words.dtype.kind == "f" else words.astype(ring.dtype)
+        if values.dtype.kind != "f":
+            signed = values.view(f"<i{ring.word // 8}") >> ring.guard_bits
+            values = signed / 2.0**ring.fraction_bits
+        hits += int((np.abs(values) <= slots + 1 / 64).sum())
+        total += values.size
+    return hits / total
+
+
+RING = Ring.fit(M, FINE["limit"], FINE["resolution"], guard=True)
+
+
+def test_no_embedding_reaches_the_server(masked: Record, plain: Record) -> None:
+    assert written_embeddings(masked, RING) == 0
+    assert written_embeddings(plain, RING) > 20
+    # Even the range of embeddings, a tiny part of the ring, is not hit more often than by chance.
+    assert close_numbers(masked, RING) < 0.01
+    assert close_numbers(plain, RING) == 1.0
+
+
+def chi_squared(words: np.ndarray, from_byte: int = 0) -> float:
+    """Chi-squared of the histogram of bytes against the uniform one; 255 is expected, 23 off."""
+    data = words.view(np.uint8).reshape(-1, words.itemsize)[:, from_byte:]
+    count = np.bincount(data.ravel(), minlength=256)
+    expected = data.size / 256
+    return float(((count - expected) ** 2 / expected).sum())
+
+
+UNLIKELY = 255 + 8 * 23
+
+
+def test_what_comes_is_noise(masked: Record, plain: Record) -> None:
+    for part in ("embeddings", "counts", "metrics"):
+        words = np.concatenate(masked.vectors(part))
+        assert words.size >= 6 * 6 * ROUNDS
+        assert chi_squared(words) < UNLIKELY, part
+        assert chi_squared(np.concatenate(plain.vectors(part))) > 4 * UNLIKELY, part
+
+
+def test_nobody_s_slots_can_be_read(masked: Record, plain: Record) -> None:
+    # In the clear the counts are ones and zeros; under masks no word comes twice.
+    assert set(np.concatenate(plain.vectors("counts"))) == {0.0, 1.0}
+    words = np.concatenate(masked.vectors("counts"))
+    assert np.unique(words).size == words.size
+
+
+def test_the_same_run_again_sends_other_words(
+    masked: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = observe(monkeypatch)
+    np.testing.assert_allclose(again.losses, masked.losses, rtol=0, atol=1e-12)
+    for one, other in zip(masked.vectors(), again.vectors(), strict=True):
+        assert not (one == other).any()
+
+
+def test_without_masks_the_sums_are_still_under_pads(masked: Record, plain: Record) -> None:
+    np.testing.assert_allclose(masked.losses, plain.losses, rtol=0, atol=1e-4)  # holders read them
+    size = masked.slots * (HIDDEN + 1)
+    sums = np.concatenate([found.total[:size] for found in masked.totals])
+    assert len(masked.totals) == ROUNDS
+    # Six contributors: the lowest bit of six times the common pad is known, so its byte is not
+    # looked at.
+    assert chi_squared(sums, from_byte=1) < UNLIKELY
+    plain_sums = sum(np.array(plain.vectors()[:M]))
+    words = RING.encode(np.clip(plain_sums, -30, 30))
+    assert not (masked.totals[0].total[: words.size] == words).any()
+
+
+# What cannot be hidden is the same for all data of the same size ---------------------------------
+
+
+def shape(record: Record) -> list[tuple[Any, ...]]:
+    """Keys, types and lengths of everything that came, in order."""
+    found = []
+    for kind, content in record.received:
+        for name, entries in content.items():
+            for key, value in entries.items():
+                size: Any = None
+                if isinstance(entries, ArrayRecord):
+                    size = value.dtype, tuple(value.shape)
+                elif isinstance(value, (bytes, list)):
+                    size = len(value)
+                found.append((kind, name, key, type(value).__name__, size))
+    return found
+
+
+@pytest.mark.parametrize("supernodes", [2, M])
+def test_other_data_of_the_same_size_looks_the_same(
+    supernodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (observe(monkeypatch, seed=seed, supernodes=supernodes) for seed in (0, 1))
+    # One that holds shares of a key may be asked more, and it is drawn for each run: by stage.
+    assert sorted(map(str, shape(one))) == sorted(map(str, shape(other)))
+    assert one.losses != other.losses
