@@ -229,14 +229,14 @@ def _secure(part: dict[str, Any]) -> Iterable[str]:
     for entry in part["rounds"]:
         whole, state = entry["round"]["median"], entry["state"]["median"]
         times = (duration(entry[side]["median"]) for side in ("host", "server"))
-        check = f"at most {duration(targets['round'])}", verdict(whole, targets["round"])
+        aim = f"at most {duration(targets['round'])}", verdict(whole, targets["round"])
         limit = f"{duration(state)}, {verdict(state, targets['state'])}"
         rows.append(
             (
                 f"{entry['word']} bits",
                 duration(whole),
                 spread(entry["round"]),
-                *check,
+                *aim,
                 *times,
                 limit,
             )

@@ -23,16 +23,16 @@ def ego_section(part: dict[str, Any]) -> Iterable[str]:
         for run in entry.get("runs", []):
             plain, ratio = duration(run["plain"]["median"]), f"{run['ratio']:.2f}"
             engine = duration(run["engine"]["median"]), spread(run["engine"])
-            check = f"at most {targets['ratio']:g}", verdict(run["ratio"], targets["ratio"])
-            rows.append((entry["data"], str(run["threads"]), *engine, plain, ratio, *check))
+            aim = f"at most {targets['ratio']:g}", verdict(run["ratio"], targets["ratio"])
+            rows.append((entry["data"], str(run["threads"]), *engine, plain, ratio, *aim))
         if "skipped" in entry:
             yield f"`{entry['config']}` was not measured: {entry['skipped']}."
             continue
         times = duration(entry["packing-seconds"]), duration(entry["choosing"]["median"])
         numbers = (f"{entry[what]:,}" for what in ("clients", "nodes", "shared"))
         peak = entry["peak-bytes"]
-        check = f"at most {gib(targets['bytes'])}", verdict(peak, targets["bytes"])
-        sizes.append((entry["data"], *numbers, *times, gib(peak), *check))
+        aim = f"at most {gib(targets['bytes'])}", verdict(peak, targets["bytes"])
+        sizes.append((entry["data"], *numbers, *times, gib(peak), *aim))
     yield table(("data", "threads", "engine", "range", "loop", "ratio", "target", ""), rows)
     head = ("data", "clients", "nodes", "shared", "packing", "choosing", "peak", "target", "")
     yield table(head, sizes)

@@ -82,9 +82,7 @@ class StrategyConfig:
     alignment: str = "psi"  # psi | polynomial | plain: how nodes of several clients are found
     aggregation: str = "masked"  # masked | plain: how embeddings are summed
     limit: float = 32.0  # largest size of a number in an embedding that the masked sum takes
-    resolution: float = (
-        2.0**-12
-    )  # step of the masked sum's fixed-point numbers; at most 2^-20 with models
+    resolution: float = 2.0**-12  # their step; where models are shared, at most 2^-20
     dropout: float = 0.3  # share of the clients that may vanish in a round, 0 <= dropout < 1
     timeout: float = 600.0  # seconds that an exchange may take
     min_nodes: int = 1  # SuperNodes to wait for before the first round

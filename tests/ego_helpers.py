@@ -114,7 +114,9 @@ class PlainClient(nn.Module):
 
     def model(self) -> ModelWeights:
         """Return the weights as the engine has them; rows without a feature here as they came."""
-        first, *rest = [slot.detach().T.contiguous() for slot in self.slots()]
+        first, *rest = [
+            (slot.T if slot.dim() == 2 else slot).detach().contiguous() for slot in self.slots()
+        ]
         has = (self.ego.x.to_dense() != 0).any(0)
         first = torch.where(has[:, None], first, self.start.first)
         return ModelWeights(first, torch.cat([part.reshape(-1) for part in rest]))

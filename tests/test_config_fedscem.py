@@ -18,24 +18,25 @@ def refusal(*overrides: str, config: str = "fedscem/cora") -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "mu", "tau", "min_nodes"),
+    ("name", "data", "mu", "tau", "projection", "min_nodes"),
     [
-        ("cora", "Cora", 5, 10, 20),
-        ("cora-linqs", "cora-linqs", 5, 10, 20),
-        ("citeseer", "CiteSeer", 1, 0.1, 15),
-        ("pubmed", "PubMed", 10, 1, 80),
-        ("lastfm-asia", "LastFMAsia", 1, 0.1, 15),
+        ("cora", "Cora", 20, 1, 256, 20),
+        ("cora-linqs", "cora-linqs", 20, 1, 256, 20),
+        ("citeseer", "CiteSeer", 20, 1, 256, 15),
+        ("pubmed", "PubMed", 2, 1, 256, 80),
+        ("lastfm-asia", "LastFMAsia", 1, 0.1, 32, 15),
     ],
 )
-def test_shipped_configs_have_the_papers_settings(
-    name: str, data: str, mu: float, tau: float, min_nodes: int
+def test_shipped_configs_differ_from_the_paper_in_three_settings(
+    name: str, data: str, mu: float, tau: float, projection: int, min_nodes: int
 ) -> None:
     config = load_config(f"fedscem/{name}")
     assert isinstance(config, FedSCemConfig)
     assert (config.data.name, config.partition.min_nodes) == (data, min_nodes)
     assert (config.strategy.mu, config.strategy.tau) == (mu, tau)
     assert (config.partition.hops, config.partition.clients) == (2, 100)
-    assert (config.model.hidden, config.model.projection) == (64, 32)
+    assert not config.data.normalize
+    assert (config.model.hidden, config.model.projection) == (64, projection)
     assert (config.strategy.learning_rate, config.strategy.weight_decay) == (0.0005, 5e-5)
     assert (config.strategy.local_epochs, config.strategy.proximal) == (1, 0.01)
 

@@ -374,7 +374,7 @@ class SumHost:
             )
         ]
         row, column = kept.foreign_pairs(request, rows)
-        for own_row in chosen.tolist():
+        for own_row in np.intersect1d(chosen, row).tolist():
             mine = row == own_row
             own, others = int(kept.clients[own_row]), kept.partners[own_row, column[mine]].tolist()
             secrets = agree(kept.private[own_row].tobytes(), pieces(request.round_keys[mine]))
