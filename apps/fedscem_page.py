@@ -180,11 +180,12 @@ def _costs(rows: Sequence[Row], data: str) -> list[str]:
         return []
     return [
         f"\n## Table 3, {data}: cost\n",
-        "All clients in one process on one CPU core, other runs on the other cores; the paper's "
-        "are on a server with eight GPUs (LocalSage+: one client alone). Seconds of a round are "
-        "the median; a whole run includes what goes before the first round, such as alignment or "
-        "the training of generators. Memory is the most that the process held, libraries and "
-        "graph included.\n",
+        "All clients in one process with one thread, and other work on the same machine, so that "
+        "seconds compare methods only roughly; docs/performance.md has those of an idle machine. "
+        "The paper's are on a server with eight GPUs (LocalSage+: one client alone). Seconds of a "
+        "round are the median; a whole run includes what goes before the first round, such as "
+        "alignment or the training of generators. Memory is the most that the process held, "
+        "libraries and graph included.\n",
         "| method | s a round | paper | s a run | memory, MiB | paper, % of GPU memory |",
         "|---|---|---|---|---|---|",
         *lines,

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from flower_graph.ego_batch import ROLES, EgoBatch, pack_egos, take_egos
 from flower_graph.ops.adam import adam_rows_
-from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import propagate
 from flower_graph.ops.grouped import group_sum, grouped_add, grouped_linear
 from flower_graph.rng import generator
@@ -353,10 +353,11 @@ class ChosenEgos:
         """Return each client's sum of NT-Xent, ``[c]``, and its number of shared nodes, ``[c]``."""
         count = torch.bincount(self.batch.node_client[shared.place], minlength=self.batch.size)
         ptr = [0, *count.cumsum(0).tolist()]
-        z = grouped_linear(h, rest[5], rest[6], self.batch.ptr)
-        z_shared = grouped_linear(shared.mean, rest[5], rest[6], ptr)
-        tau = self.settings.tau
-        return nt_xent(z, z_shared, shared.place, self.batch.ptr, ptr, tau), count
+        bounds = self.batch.ptr, ptr
+        losses = projected_nt_xent(
+            h, shared.mean, rest[5], rest[6], shared.place, *bounds, self.settings.tau
+        )
+        return losses, count
 
     def _mean(self, values: Tensor, mask: Tensor) -> Tensor:
         """Average over each client's masked nodes, ``[c]``; NaN without any."""

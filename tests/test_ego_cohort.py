@@ -91,10 +91,12 @@ def test_training_returns_the_logits_from_before():
     [[TRAIN] * 6, [TRAIN, FUSE] * 3, [FUSE] * 6, [TRAIN, CONTRAST] * 3],
     ids=["self-training", "full", "minus", "iter"],
 )
-def test_equals_plain_pyg_clients(steps: list[Step]):
-    egos, start = toy_egos(), initial_weights(SETTINGS)
-    chosen, shared = everyone(egos), toy_shared(egos)
-    plain = [PlainClient(ego, start, SETTINGS) for ego in egos]
+@pytest.mark.parametrize("projection", [SETTINGS.projection, 3 * HIDDEN], ids=["short", "wide"])
+def test_equals_plain_pyg_clients(steps: list[Step], projection: int):
+    settings = SETTINGS._replace(projection=projection)
+    egos, start = toy_egos(), initial_weights(settings)
+    chosen, shared = everyone(egos, settings), toy_shared(egos)
+    plain = [PlainClient(ego, start, settings) for ego in egos]
     own = [toy_shared([ego]) for ego in egos]
     for ours, theirs in steps:
         contrast = ours(chosen, shared)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.ops.grouped import group_sizes
+from flower_graph.ops.grouped import group_sizes, grouped_linear
 from flower_graph.ops.threads import one_thread
 
 # Similarities held at a time: few enough to stay in cache.
@@ -50,18 +50,97 @@ def nt_xent(
         gradients flow to ``z`` and ``z_shared``.
     """
     local, shared = F.normalize(z, dim=1), F.normalize(z_shared, dim=1)
-    return _NTXent.apply(local, shared, place, ptr, shared_ptr, tau)  # type: ignore[no-any-return, no-untyped-call]
+    anchors = local.index_select(0, place)
+    return _NTXent.apply(anchors, local, shared, place, ptr, shared_ptr, tau)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def projected_nt_xent(
+    h: Tensor,
+    h_shared: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    place: Tensor,
+    ptr: list[int],
+    shared_ptr: list[int],
+    tau: float,
+) -> Tensor:
+    """Contrast embeddings by their projections ``z = h W + b``, each client with its own head.
+
+    With ``a = [h, 1]``, ``V = [W; b]`` and ``G = V V^T`` is ``z_i . z_j = a_i G a_j``. A projection
+    longer than ``a`` is therefore never made: the similarities cost as much as without a head.
+
+    Parameters
+    ----------
+    h, h_shared : Tensor
+        ``[n, h]`` local and ``[s, h]`` shared embeddings, client by client.
+    weight, bias : Tensor
+        ``[c, h, d]`` and ``[c, d]`` the clients' heads.
+    place, ptr, shared_ptr, tau
+        As in ``nt_xent``.
+
+    Returns
+    -------
+    Tensor
+        ``[c]`` as ``nt_xent`` of the projections; gradients flow to embeddings and heads.
+    """
+    if weight.shape[2] <= weight.shape[1] + 1:  # z is no longer than a
+        z, z_shared = (
+            grouped_linear(rows, weight, bias, bounds)
+            for rows, bounds in ((h, ptr), (h_shared, shared_ptr))
+        )
+        return nt_xent(z, z_shared, place, ptr, shared_ptr, tau)
+    gram: Tensor = _Gram.apply(torch.cat([weight, bias[:, None]], dim=1))  # type: ignore[no-untyped-call]
+    a, y, scale = _by_gram(h, gram, ptr)
+    a_shared, _, scale_shared = _by_gram(h_shared, gram, shared_ptr)
+    anchors = y.index_select(0, place) * scale.index_select(0, place)
+    return _NTXent.apply(  # type: ignore[no-any-return, no-untyped-call]
+        anchors, a * scale, a_shared * scale_shared, place, ptr, shared_ptr, tau
+    )
+
+
+def _by_gram(h: Tensor, gram: Tensor, ptr: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``a`` and ``a G``, ``[n, h + 1]``, and ``1 / |z|``, ``[n, 1]``.
+
+    ``|z|^2 = a G a`` carries the rounding of sums as large as ``|a|^2 trace(G)``. A ``z`` below
+    that has no direction: 0 in place of ``1 / |z|`` makes all its similarities 0, as those of
+    zeros are in ``F.normalize``.
+    """
+    a = F.pad(h, (0, 1), value=1.0)
+    y = grouped_linear(h, gram[:, :-1], gram[:, -1], ptr)
+    square = (a * y).sum(1, keepdim=True)
+    with torch.no_grad():
+        trace = gram.diagonal(dim1=1, dim2=2).sum(1)
+        largest = trace.repeat_interleave(torch.tensor(group_sizes(ptr), device=h.device))
+        floor = torch.finfo(h.dtype).eps * a.square().sum(1) * largest
+        none = square <= floor[:, None]
+    return a, y, square.masked_fill(none, torch.inf).rsqrt()
+
+
+class _Gram(torch.autograd.Function):
+    """``V V^T`` of a batch of matrices; autograd would take two products back where one does."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return torch.bmm(rows, rows.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        return torch.bmm(grads[0] + grads[0].mT, rows)
 
 
 class _NTXent(torch.autograd.Function):
     """The losses and their gradients in one pass.
 
-    Autograd would keep every client's matrix of similarities until the backward pass.
+    Autograd would keep every client's matrix of similarities until the backward pass. Anchors come
+    apart from the local embeddings they belong to: with a Gram matrix, only they are times ``G``.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
+        anchors: Tensor,
         local: Tensor,
         shared: Tensor,
         place: Tensor,
@@ -70,56 +149,62 @@ class _NTXent(torch.autograd.Function):
         tau: float,
     ) -> Tensor:
         sizes, counts = group_sizes(ptr), group_sizes(shared_ptr)
-        loss, grads = (
-            local.new_zeros(len(sizes)),
-            (torch.zeros_like(local), torch.zeros_like(shared)),
-        )
-        parts = zip(
-            local.split(sizes),
-            shared.split(counts),
-            place.split(counts),
-            grads[0].split(sizes),
-            grads[1].split(counts),
-            strict=True,
-        )
+        lengths, tensors = (counts, sizes, counts), (anchors, local, shared)
+        loss, grads = local.new_zeros(len(sizes)), [torch.zeros_like(t) for t in tensors]
+        pieces = [
+            tensor.split(length)
+            for tensor, length in zip((*tensors, *grads), lengths * 2, strict=True)
+        ]
         with one_thread(len(sizes)):
-            for client, (own, means, rows, grad_own, grad_means) in enumerate(parts):
+            parts = zip(place.split(counts), *pieces, strict=True)
+            for client, (rows, compared, own, means, *into) in enumerate(parts):
                 if rows.numel():
-                    loss[client], grad = _contrast_one(own, means, rows - ptr[client], tau)
-                    grad_own.copy_(grad[: own.shape[0]])
-                    grad_means.copy_(grad[own.shape[0] :])
+                    rows = rows - ptr[client]
+                    loss[client] = _contrast_one(compared, own, means, rows, tau, into)
         ctx.save_for_backward(*grads)
-        ctx.sizes = sizes, counts
+        ctx.lengths = lengths
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         weights = (
-            grads[0].repeat_interleave(torch.tensor(sizes, device=grads[0].device))[:, None]
-            for sizes in ctx.sizes
+            grads[0].repeat_interleave(torch.tensor(n, device=grads[0].device))[:, None]
+            for n in ctx.lengths
         )
-        local, shared = (
+        anchors, local, shared = (
             grad * weight for grad, weight in zip(ctx.saved_tensors, weights, strict=True)
         )
-        return local, shared, None, None, None, None
+        return anchors, local, shared, None, None, None, None
 
 
-def _contrast_one(own: Tensor, means: Tensor, rows: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return one client's loss and its gradient.
+def _contrast_one(
+    anchors: Tensor,
+    own: Tensor,
+    means: Tensor,
+    rows: Tensor,
+    tau: float,
+    into: list[Tensor],
+) -> Tensor:
+    """Return one client's loss and write its gradient.
 
     Parameters
     ----------
+    anchors : Tensor
+        ``[s, d]`` the shared nodes as what is compared.
     own, means : Tensor
-        ``[n, d]`` local and ``[s, d]`` shared embeddings, both of length 1.
+        ``[n, d]`` local and ``[s, d]`` shared embeddings as what anchors are compared with; the
+        products are similarities.
     rows : Tensor
         ``[s]`` the row of ``own`` that belongs to each of ``means``, each once.
     tau : float
         Temperature.
+    into : list of Tensor
+        Where the gradients by ``anchors``, ``own`` and ``means`` go.
 
     Returns
     -------
-    tuple of Tensor and Tensor
-        The sum over ``rows``, and its gradient by ``own`` and ``means``, ``[n + s, d]``.
+    Tensor
+        The sum over ``rows``.
     """
     keys = torch.cat([own, means])
     loss, grad = keys.new_zeros(()), torch.zeros_like(keys)
@@ -128,13 +213,15 @@ def _contrast_one(own: Tensor, means: Tensor, rows: Tensor, tau: float) -> tuple
         row = rows[begin : begin + block]
         number = torch.arange(row.numel(), device=row.device)
         positive = number + (own.shape[0] + begin)
-        anchors = own[row] / tau
-        logits = anchors @ keys.T  # [b, n + s]
+        compared = anchors[begin : begin + block] / tau
+        logits = compared @ keys.T  # [b, n + s]
         logits[number, row] = -torch.inf
         log_share = torch.log_softmax(logits, dim=1)
         loss -= log_share[number, positive].sum()
         slope = log_share.exp_()  # of the loss by the logits
         slope[number, positive] -= 1
-        grad.addmm_(slope.T, anchors)
-        grad.index_add_(0, row, slope @ keys, alpha=1 / tau)
-    return loss, grad
+        grad.addmm_(slope.T, compared)
+        torch.mm(slope, keys, out=into[0][begin : begin + block]).div_(tau)
+    into[1].copy_(grad[: own.shape[0]])
+    into[2].copy_(grad[own.shape[0] :])
+    return loss

@@ -272,9 +272,7 @@ class SumHost:
     def _share(self, kept: HostRound) -> tuple[Bytes, Bytes]:
         """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
         shares, commitments = [], []
-        names = {
-            client: sum_keys.name_bytes(client) for client in np.unique(kept.partners).tolist()
-        }
+        names = {c: sum_keys.name_bytes(c) for c in np.unique(kept.partners).tolist()}
         for row, dealer in enumerate(kept.clients.tolist()):
             seeds = split(kept.seeds[row].tobytes(), kept.threshold, kept.k)
             mask_keys = split(kept.private[row].tobytes(), kept.threshold, kept.k)

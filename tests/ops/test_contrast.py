@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_graph.ops import contrast
-from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.contrast import nt_xent, projected_nt_xent
 
 
 def run(
@@ -121,6 +121,66 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("width", [2, 4, 5, 12])
+@settings(deadline=None, max_examples=30)
+@given(case=clients(), tau=st.sampled_from([0.2, 1.0, 10.0]), seed=st.integers(0, 99))
+def test_projections_equal_the_slow_version(
+    width: int, case: list[tuple[int, list[int]]], tau: float, seed: int
+):
+    """Embeddings of 3 numbers, projected to fewer, to the most that are made, and to more."""
+    draw = torch.Generator().manual_seed(seed)
+    ptr, bounds, place = [0], [0], []
+    for n, rows in case:
+        place += [ptr[-1] + row for row in rows]
+        ptr.append(ptr[-1] + n)
+        bounds.append(bounds[-1] + len(rows))
+    shapes = [(ptr[-1], 3), (bounds[-1], 3), (len(case), 3, width), (len(case), width)]
+    given_ = [torch.randn(s, generator=draw, dtype=torch.double).requires_grad_() for s in shapes]
+    h, means, weight, bias = given_
+    rows = torch.tensor(place, dtype=torch.long)
+    losses = projected_nt_xent(h, means, weight, bias, rows, ptr, bounds, tau)
+
+    wanted = []
+    for c, (_, own) in enumerate(case):
+        z, shared = (
+            part @ weight[c] + bias[c]
+            for part in (h[ptr[c] : ptr[c + 1]], means[bounds[c] : bounds[c + 1]])
+        )
+        wanted.append(slow_nt_xent(z, shared, torch.tensor(own, dtype=torch.long), tau).sum())
+    torch.testing.assert_close(losses, torch.stack(wanted))
+    counts = torch.arange(1, len(case) + 1)
+    how: Any = {"allow_unused": True, "materialize_grads": True}
+    grads = torch.autograd.grad((losses * counts).sum(), given_, **how)
+    total = (torch.stack(wanted) * counts).sum() + 0 * h.sum()
+    slow = torch.autograd.grad(total, given_, **how)
+    for one, other in zip(grads, slow, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_projection_of_zero_has_no_direction(scale: float):
+    """``z_0`` cancels but for rounding: its similarity to the other node and to its mean is 0."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(1, 2, 64, generator=draw) * scale
+    bias = -0.3 * weight[:, 0]
+    h = torch.tensor([[0.3, 0], [0.5, 2]], requires_grad=True)
+    mean = torch.tensor([[0.1, 0.7]])
+    loss = projected_nt_xent(h, mean, weight, bias, torch.tensor([0]), [0, 2], [0, 1], 0.1)
+    torch.testing.assert_close(loss, torch.tensor([math.log(2)]), rtol=0, atol=0.01)
+    (grad,) = torch.autograd.grad(loss.sum(), h)
+    assert grad.isfinite().all()
+
+
+def test_nothing_but_zeros_is_alike_to_nothing():
+    """Without any direction all shares are equal, and no gradient is infinite."""
+    weight = torch.zeros(1, 2, 8, requires_grad=True)
+    inputs = torch.ones(3, 2), torch.ones(2, 2), weight, torch.zeros(1, 8)
+    loss = projected_nt_xent(*inputs, torch.tensor([0, 1]), [0, 3], [0, 2], 1.0)
+    torch.testing.assert_close(loss, torch.tensor([2 * math.log(4)]))
+    (grad,) = torch.autograd.grad(loss.sum(), weight)
+    assert not grad.any()
+
+
 class Largest(TorchDispatchMode):
     """Remembers the largest tensor that any operation returned."""
 
@@ -145,3 +205,20 @@ def test_no_matrix_of_all_by_all(clients_: int, nodes: int):
     blocks = min(contrast.BLOCK_NUMBERS, 2 * nodes * nodes)
     assert seen.numbers <= max(blocks, 2 * n * d)
     assert 10 * seen.numbers < n * 2 * n
+
+
+def test_a_wide_projection_is_never_made():
+    n, h, d = 1_000, 4, 64
+    rows = torch.arange(10)
+    with Largest() as seen:
+        projected_nt_xent(
+            torch.randn(n, h, requires_grad=True),
+            torch.randn(10, h),
+            torch.randn(1, h, d),
+            torch.randn(1, d),
+            rows,
+            [0, n],
+            [0, 10],
+            1.0,
+        ).sum().backward()
+    assert seen.numbers < n * d / 4
