@@ -326,13 +326,13 @@ class MaskedEmbeddingAveraging(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Refuse: a round is two exchanges."""
-        raise NotImplementedError("a round is two exchanges: call start, not Flower's round loop")
+        raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Refuse: a round is two exchanges."""
-        raise NotImplementedError("a round is two exchanges: call start, not Flower's round loop")
+        raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
