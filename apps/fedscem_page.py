@@ -92,7 +92,7 @@ def _not_the_papers(plan: Plan) -> list[str]:
     if LONG_FEDAVG in plan.methods:
         lines.append(
             f'"{LONG_FEDAVG}" is FedAvg in {ROUND_FACTOR[LONG_FEDAVG]} times the rounds, because '
-            "it takes one small step a round with a new optimiser; the paper has no such row.\n"
+            "it takes one small step a round and is far from its end; the paper has no such row.\n"
         )
     return lines
 
