@@ -23,6 +23,14 @@ from flower_graph.errors import CheckpointError
 KEPT = 2
 
 
+def check(folder: Path | None, every: int) -> None:
+    """Refuse impossible settings: every how many rounds to save (0: never), and where."""
+    if every < 0:
+        raise ValueError(f"checkpoint_every: {every} is not at least 0")
+    if every and folder is None:
+        raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
+
+
 def round_folder(folder: Path, server_round: int) -> Path:
     """Return the folder of one round's checkpoint."""
     return folder / f"round-{server_round:06d}"

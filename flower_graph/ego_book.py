@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_graph import checkpoint
 from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights, rest_shapes
-from flower_graph.ego_vector import contrast_scale
+from flower_graph.ego_vector import mean_metrics
 from flower_graph.errors import CheckpointError
 from flower_graph.ledger import ByteLedger
 from flower_graph.records.ego import METRIC_NAMES, EgoReply, EgoRequest, Layout, Sums
@@ -82,10 +82,7 @@ class EgoBook:
         checkpoint_dir: Path | None,
         checkpoint_every: int,
     ) -> None:
-        if checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every: {checkpoint_every} is not at least 0")
-        if checkpoint_every and checkpoint_dir is None:
-            raise ValueError(f"checkpoint_every: {checkpoint_every} needs a checkpoint_dir")
+        checkpoint.check(checkpoint_dir, checkpoint_every)
         self.settings, self.variant = settings, variant
         self.model = initial_weights(settings) if shares_model else None
         self.ledger = ByteLedger()
@@ -277,20 +274,16 @@ def _report(
     payload: dict[str, dict[str, int]],
 ) -> RoundReport:
     """Report means over clients, of what the sums of their measurements say."""
-
-    def mean(name: str, count: str) -> float:
-        return metrics[name] / metrics[count] if metrics[count] >= 0.5 else math.nan
-
-    cross_entropy = mean("cross-entropy", "has-train")
-    contrast = mean("contrast", "has-contrast") * contrast_scale(settings.tau)
+    means = mean_metrics(metrics, settings.tau)
+    contrast = 0.0 if math.isnan(means.contrast) else means.contrast
     return RoundReport(
         round=0,
-        loss=cross_entropy + (0.0 if math.isnan(contrast) else settings.mu * contrast),
-        cross_entropy=cross_entropy,
-        regulariser=contrast,
-        train_accuracy=mean("train", "has-train"),
-        val_accuracy=mean("val", "has-val"),
-        test_accuracy=mean("test", "has-test"),
+        loss=means.cross_entropy + settings.mu * contrast,
+        cross_entropy=means.cross_entropy,
+        regulariser=means.contrast,
+        train_accuracy=means.train,
+        val_accuracy=means.val,
+        test_accuracy=means.test,
         asked=asked,
         answered=found.contributors,
         rejected=found.rejected,

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -127,8 +128,6 @@ class EgoSession:
             count = min(len(everyone), max(2, count))
         if count == len(everyone):
             return everyone
-        import torch
-
         chance = generator(self.settings.seed, "participants", server_round)
         drawn = torch.randperm(len(everyone), generator=chance)[:count]
         return sorted(everyone[place] for place in drawn.tolist())

@@ -8,15 +8,17 @@ one by one, never clipped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.ego_batch import ROLES
 from flower_graph.ego_cohort import ChosenEgos, Judgement, Shared
 from flower_graph.records.ego import METRIC_NAMES, Layout, Sums
 from flower_graph.secure.ring import Ring
@@ -244,6 +246,40 @@ def contrast_scale(tau: float) -> float:
     So divided it is below ``2 + log(2 n_c)``, which the ring takes at any temperature.
     """
     return 1 + 1 / tau
+
+
+class Means(NamedTuple):
+    """Means over clients of what they measured; NaN where no client has any."""
+
+    cross_entropy: float
+    contrast: float
+    train: float
+    val: float
+    test: float
+
+
+def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
+    """Turn sums over clients of what ``measure`` gives into means.
+
+    Parameters
+    ----------
+    sums : mapping
+        By the names of ``METRIC_NAMES``; any common multiple of the sums will do.
+    tau : float
+        The temperature that they were measured with.
+
+    Returns
+    -------
+    Means
+        Losses and accuracies.
+    """
+
+    def mean(name: str, count: str) -> float:
+        return sums[name] / sums[count] if sums[count] > 0 else math.nan
+
+    contrast = mean("contrast", "has-contrast") * contrast_scale(tau)
+    accuracies = (mean(role, f"has-{role}") for role in ROLES)
+    return Means(mean("cross-entropy", "has-train"), contrast, *accuracies)
 
 
 def measure(judged: Judgement, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:

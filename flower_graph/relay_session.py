@@ -46,10 +46,7 @@ class RelaySession:
     ) -> None:
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
-        if checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every: {checkpoint_every} is not at least 0")
-        if checkpoint_every and checkpoint_dir is None:
-            raise ValueError(f"checkpoint_every: {checkpoint_every} needs a checkpoint_dir")
+        checkpoint.check(checkpoint_dir, checkpoint_every)
         self.server, self.book, self.min_nodes = server, book, min_nodes
         self.checkpoint_dir, self.checkpoint_every = checkpoint_dir, checkpoint_every
         self.requests: dict[int, RelayRequest] = {}  # of the current round, by SuperNode

@@ -21,7 +21,6 @@ travel too, as they came: it has nothing to say about them (``ChosenEgos.inactiv
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -39,7 +38,7 @@ from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights
 from flower_graph.ego_host import EgoHost
 from flower_graph.ego_secrets import NO_SLOTS
-from flower_graph.ego_vector import mean_weights, measure
+from flower_graph.ego_vector import mean_metrics, mean_weights, measure
 from flower_graph.ledger import ByteLedger, count_bytes
 from flower_graph.records.ego import METRIC_NAMES, read_settings, write_settings
 from flower_graph.records.keys import ARRAY_NAMES, FIRST, METRICS, NUM_EXAMPLES, REST
@@ -203,19 +202,17 @@ class _Reporting(FedAvg):
             self.ledger.count(direction, "weights", sum(r.count_bytes() for r in arrays))
 
     def _report(self, server_round: int, metrics: MetricRecord, answered: int) -> RoundReport:
-        def mean(name: str, count: str) -> float:
-            n = float(metrics.get(count, 0.0))  # type: ignore[arg-type]
-            return float(metrics[name]) / n if n else math.nan  # type: ignore[arg-type]
-
-        cross_entropy = mean("cross-entropy", "has-train")
+        found = {name: metrics.get(name) for name in METRIC_NAMES}
+        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in found.items()}
+        means = mean_metrics(numbers, self.settings.tau)
         return RoundReport(
             round=server_round,
-            loss=cross_entropy,
-            cross_entropy=cross_entropy,
-            regulariser=math.nan,
-            train_accuracy=mean("train", "has-train"),
-            val_accuracy=mean("val", "has-val"),
-            test_accuracy=mean("test", "has-test"),
+            loss=means.cross_entropy,
+            cross_entropy=means.cross_entropy,
+            regulariser=means.contrast,
+            train_accuracy=means.train,
+            val_accuracy=means.val,
+            test_accuracy=means.test,
             asked=self._asked,
             answered=answered,
             bytes=self.payload,

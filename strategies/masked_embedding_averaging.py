@@ -41,7 +41,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -54,7 +62,7 @@ from flower_graph.ego_host import EgoHost
 from flower_graph.ego_session import EgoSession
 from flower_graph.errors import NoClientsError
 from flower_graph.records.ego import EgoHello, EgoRequest
-from flower_graph.records.keys import ARRAY_NAMES, SUMS, TOTAL
+from flower_graph.records.keys import ARRAY_NAMES, CONFIG, SUMS, TOTAL
 from flower_graph.relay import resolve_device
 from flower_graph.report import RoundReport, format_round
 
@@ -309,11 +317,9 @@ class MaskedEmbeddingAveraging(Strategy):
 
     def _finish(self, server_round: int) -> None:
         """Let the clients forget the run."""
-        from flwr.app import RecordDict
-
         nodes = [n for n in self.session.exchange.grid.get_node_ids() if n in self.session.clients]
         self.session.exchange.send(
-            dict.fromkeys(nodes, RecordDict({"config": ConfigRecord({})})),
+            dict.fromkeys(nodes, RecordDict({CONFIG: ConfigRecord({})})),
             message_type="train.finish",
             server_round=server_round,
             timeout=self.session.timeout,
