@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, Judgement, Shared
+from flower_graph.ego_cohort import ChosenEgos, Shared
+from flower_graph.judgement import Judgement
 
 
 class Overlap:

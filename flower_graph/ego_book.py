@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph import checkpoint
-from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights, rest_shapes
+from flower_graph.ego_cohort import EgoSettings, initial_weights, rest_shapes
 from flower_graph.ego_vector import mean_metrics
 from flower_graph.errors import CheckpointError
 from flower_graph.ledger import ByteLedger
 from flower_graph.records.ego import METRIC_NAMES, EgoReply, EgoRequest, Layout, Sums
 from flower_graph.report import RoundReport
+from flower_graph.stacked_weights import ModelWeights
 
 if TYPE_CHECKING:
     from flower_graph.ego_session import EgoSession

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from flower_graph import checkpoint
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, EgoCohort, EgoSettings, ModelWeights, Shared
+from flower_graph.ego_cohort import ChosenEgos, EgoCohort, EgoSettings, Shared
 from flower_graph.ego_secrets import EgoSecrets
 from flower_graph.ego_vector import Writing, add_up, measure, read_shared
 from flower_graph.errors import CheckpointError, OutOfRangeError
+from flower_graph.judgement import judge
 from flower_graph.records.alignment import UnionRequest
 from flower_graph.records.ego import (
     EgoHello,
@@ -37,6 +38,7 @@ from flower_graph.records.secure_sum import (
     UnmaskRequest,
 )
 from flower_graph.secure.align_host import AlignHost
+from flower_graph.stacked_weights import ModelWeights
 from flower_graph.state import StateStore, Tensors
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ class EgoHost:
         # The step begins with the very forward that is to be judged.
         logits = self._train(chosen, tensors, place, request)
         h = chosen.embed()
-        judged = chosen.judge(h) if logits is None else chosen.judge_logits(logits)
+        judged = chosen.judge(h) if logits is None else judge(chosen.batch, logits)
         measured = measure(judged, contrast, request.settings.tau)
         self._store.commit((cohort, tensors), tensors)
         if request.checkpoint:

@@ -18,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.ego_batch import ROLES
-from flower_graph.ego_cohort import ChosenEgos, Judgement, Shared
+from flower_graph.ego_cohort import ChosenEgos, Shared
+from flower_graph.graph_batch import ROLES
+from flower_graph.judgement import Judgement
 from flower_graph.records.ego import METRIC_NAMES, Layout, Sums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.slots import SlotTable
+from flower_graph.stacked_weights import sum_first_layers
 
 Words = NDArray[Any]
 LOG = logging.getLogger(__name__)
@@ -165,13 +167,7 @@ def _unfit(
     worst = [("an embedding", _largest(largest, chosen))]
     worst.append(("a measurement", np.nan_to_num(np.abs(metrics), nan=np.inf).max(1)))
     if writing.layout.weights:
-        first, rest = chosen.weights()
-        rows = first.abs().amax(1).nan_to_num(torch.inf)
-        per_row = torch.zeros(chosen.batch.size, device=rows.device).scatter_reduce_(
-            0, chosen.batch.row_client, rows, "amax"
-        )
-        most = torch.maximum(per_row, rest.abs().amax(1).nan_to_num(torch.inf))
-        worst.append(("a weight", most.cpu().numpy()))
+        worst.append(("a weight", chosen.largest().cpu().numpy()))
     left_out = {}
     for what, values in worst:
         for client, value in zip(chosen.batch.clients, values.tolist(), strict=True):
@@ -201,10 +197,9 @@ def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[An
 
 def mean_weights(chosen: ChosenEgos) -> list[NDArray[np.float32]]:
     """Return the mean of the chosen clients' weights: ``[f, h]`` and ``[D]``."""
-    total = _weights(chosen, [True] * chosen.batch.size, None) / chosen.batch.size
-    f, h = chosen.settings.num_features, chosen.settings.hidden
-    first, rest = np.split(total.astype(np.float32), [f * h])
-    return [first.reshape(f, h), rest]
+    size = chosen.batch.size
+    (mean,) = chosen.weighted_sums(torch.ones(size), divisor=size)
+    return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()]
 
 
 def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[Any]:
@@ -216,8 +211,7 @@ def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray
     active = torch.from_numpy(_encode(ring, first[kept].numpy()))
     inactive = torch.from_numpy(_encode(ring, chosen.inactive_rows().cpu().numpy()))
     holders = torch.bincount(feature[kept], minlength=inactive.shape[0])
-    total = inactive * (int(keep.sum()) - holders)[:, None]
-    total.index_add_(0, feature[kept], active)
+    total = sum_first_layers(active, feature[kept], inactive, keep.sum() - holders)
     others = _encode(ring, rest[keep].numpy()).sum(0)
     return np.concatenate([total.numpy().ravel(), others])
 
@@ -288,7 +282,7 @@ def measure(judged: Judgement, contrast: Tensor | None, tau: float) -> NDArray[n
     Parameters
     ----------
     judged : Judgement
-        What ``ChosenEgos.judge`` found.
+        What ``judge`` found.
     contrast : Tensor or None
         ``[c]`` what ``ChosenEgos.fuse`` returned, if it was called.
     tau : float

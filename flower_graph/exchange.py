@@ -20,7 +20,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_graph.errors import NoClientsError
-from flower_graph.gathering import Gathering, Rejected, Replies, Unanswered
+from flower_graph.gathering import Gathering, Rejected, Replies, Unanswered, log_rejected
 from flower_graph.ledger import ByteLedger, count_bytes
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
@@ -131,7 +131,8 @@ class Exchange:
         self._gather(gathering, timeout)
         self._give_up(gathering, timeout)
         replies = gathering.replies.in_order(requests)
-        self._report(server_round, replies)
+        log_rejected(self._log, server_round, "left out", replies.rejected)
+        log_rejected(self._log, server_round, "ignored", replies.strays)
         return replies
 
     def _gather(self, gathering: Gathering[T], timeout: float) -> None:
@@ -191,23 +192,6 @@ class Exchange:
             gathering.reject(node_id, f"no reply within {timeout:g} s")
             entry = Unanswered(node_id, gathering.server_round, forget_at)
             self._unanswered[message_id] = entry
-
-    def _report(self, server_round: int, replies: Replies[T]) -> None:
-        """Log one line for each reason: a thousand silent nodes are one event."""
-        for what, entries in (("left out", replies.rejected), ("ignored", replies.strays)):
-            by_reason: dict[str, list[int]] = {}
-            for entry in entries:
-                by_reason.setdefault(entry.reason, []).append(entry.node_id)
-            for reason, nodes in by_reason.items():
-                named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
-                self._log.warning(
-                    "round %d: %s %d (node %s): %s",
-                    server_round,
-                    what,
-                    len(nodes),
-                    named,
-                    reason,
-                )
 
 
 def _deadline(timeout: float) -> float:

@@ -9,6 +9,7 @@ node. The rule that the tests hold: every node asked is in `values` or, once, in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -87,7 +88,7 @@ class Gathering(Generic[T]):
 
     def reject(self, node_id: int, reason: str) -> None:
         """Leave a node out of the round."""
-        self.replies.rejected.append(Rejected(node_id, _one_line(reason)))
+        self.replies.rejected.append(Rejected(node_id, one_line(reason)))
 
     def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
         """Sort one incoming message: a value, a rejected node or a stray."""
@@ -96,7 +97,7 @@ class Gathering(Generic[T]):
         is_from_grid = reply.has_error() and sender == SUPERLINK_NODE_ID
         if answers not in self.open or not (is_from_grid or sender == self.open[answers]):
             reason = self._stray(reply, unanswered)
-            self.replies.strays.append(Rejected(sender, _one_line(reason)))
+            self.replies.strays.append(Rejected(sender, one_line(reason)))
             return
         node_id = self.open.pop(answers)
         self.answered[answers] = node_id
@@ -112,11 +113,8 @@ class Gathering(Generic[T]):
 
     def _problem(self, reply: Message, size: int) -> str | None:
         """Say why a node's answer is refused unread, or None."""
-        if reply.has_error():
-            what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
-            return what + _one_line(said, MAX_REASON - len(what))
-        if not reply.has_content():
-            return "empty reply"
+        if (said := no_content(reply)) is not None:
+            return said
         if reply.metadata.group_id != str(self.server_round):
             return f"round {reply.metadata.group_id or '?'}, expected {self.server_round}"
         if self.max_reply_bytes is not None and size > self.max_reply_bytes:
@@ -137,7 +135,39 @@ class Gathering(Generic[T]):
         return "answers no message of this exchange"
 
 
-def _one_line(text: str, limit: int = MAX_REASON) -> str:
+def no_content(reply: Message) -> str | None:
+    """Say why there is nothing to read in a reply, or None."""
+    if reply.has_error():
+        what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
+        return what + one_line(said, MAX_REASON - len(what))
+    return None if reply.has_content() else "empty reply"
+
+
+def log_rejected(
+    log: logging.Logger, server_round: int, what: str, entries: Iterable[Rejected]
+) -> None:
+    """Log one line for each reason: a thousand silent nodes are one event.
+
+    Parameters
+    ----------
+    log : logging.Logger
+        Where.
+    server_round : int
+        The round.
+    what : str
+        What became of them, such as ``left out``.
+    entries : iterable of Rejected
+        The nodes.
+    """
+    by_reason: dict[str, list[int]] = {}
+    for entry in entries:
+        by_reason.setdefault(entry.reason, []).append(entry.node_id)
+    for reason, nodes in by_reason.items():
+        named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
+        log.warning("round %d: %s %d (node %s): %s", server_round, what, len(nodes), named, reason)
+
+
+def one_line(text: str, limit: int = MAX_REASON) -> str:
     """Keep a peer's words from breaking a log: one line, printable, short.
 
     Of a long text the last line is kept: Ray sends whole tracebacks, which end with the error.

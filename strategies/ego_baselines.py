@@ -20,33 +20,30 @@ travel too, as they came: it has nothing to say about them (``ChosenEgos.inactiv
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, FedProx, Result
+from flwr.serverapp.strategy import FedProx, Result
 from numpy.typing import NDArray
 
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import EgoSettings, ModelWeights, initial_weights
+from flower_graph.ego_cohort import EgoSettings, initial_weights
 from flower_graph.ego_host import EgoHost
 from flower_graph.ego_secrets import NO_SLOTS
 from flower_graph.ego_vector import mean_metrics, mean_weights, measure
-from flower_graph.ledger import ByteLedger, count_bytes
 from flower_graph.records.ego import METRIC_NAMES, read_settings, write_settings
-from flower_graph.records.keys import ARRAY_NAMES, FIRST, METRICS, NUM_EXAMPLES, REST
+from flower_graph.records.keys import ARRAY_NAMES, FIRST, REST
 from flower_graph.relay import resolve_device
-from flower_graph.report import RoundReport, format_round
+from flower_graph.report import RoundReport
+from flower_graph.reported_fedavg import ReportedFedAvg
+from flower_graph.stacked_weights import ModelWeights
 from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
-
-LOG = logging.getLogger(__name__)
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
@@ -119,109 +116,7 @@ class EgoModelClient(NumPyClient):
 # Server of FedAvg and FedProx --------------------------------------------------------------------
 
 
-class _Reporting(FedAvg):
-    """Flower's FedAvg, with a report a round; what ``EgoFedAvg`` and ``EgoFedProx`` share."""
-
-    settings: EgoSettings
-    ledger: ByteLedger
-    _on_round: Callable[[RoundReport], None]
-    _started: float
-    _model: ArrayRecord
-    _asked: int
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Count what is sent."""
-        self._started = time.perf_counter()
-        messages = list(super().configure_train(server_round, arrays, config, grid))
-        self._count("down", messages)
-        return messages
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Count what came, then average."""
-        replies = list(replies)
-        self._count("up", [reply for reply in replies if reply.has_content()])
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        if arrays is not None:
-            self._model = arrays
-        return arrays, metrics
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Average the measurements and report the round."""
-        replies = list(replies)
-        metrics = super().aggregate_evaluate(server_round, replies)
-        good = [reply for reply in replies if not reply.has_error()]
-        counts = [reply.content.metric_records[METRICS][NUM_EXAMPLES] for reply in good]
-        answered = sum(count for count in counts if isinstance(count, int))
-        self._asked = answered + len(replies) - len(good)  # what is silent counts as one client
-        self._on_round(self._report(server_round, metrics or MetricRecord(), answered))
-        return metrics
-
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model."""
-        return {name: array.numpy() for name, array in self._model.items()}
-
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        """Payload bytes so far: direction to kind to bytes."""
-        return self.ledger.payload
-
-    def run(
-        self,
-        grid: Grid,
-        num_rounds: int,
-        timeout: float,
-        on_round: Callable[[RoundReport], None] | None,
-    ) -> Result:
-        """Run Flower's rounds with the clients' settings in every message."""
-        config = write_settings(self.settings)
-        start = initial_weights(self.settings)
-        self._on_round = on_round or (lambda report: LOG.info(format_round(report, num_rounds)))
-        self._model = ArrayRecord(
-            {FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())}
-        )
-        return super().start(
-            grid,
-            self._model,
-            num_rounds,
-            timeout,
-            train_config=ConfigRecord(dict(config)),
-            evaluate_config=ConfigRecord(dict(config)),
-        )
-
-    def _count(self, direction: str, messages: Sequence[Message]) -> None:
-        for message in messages:
-            size = count_bytes(message.content)
-            self.ledger.count_wire(direction, size)
-            arrays = message.content.array_records.values()
-            self.ledger.count(direction, "weights", sum(r.count_bytes() for r in arrays))
-
-    def _report(self, server_round: int, metrics: MetricRecord, answered: int) -> RoundReport:
-        found = {name: metrics.get(name) for name in METRIC_NAMES}
-        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in found.items()}
-        means = mean_metrics(numbers, self.settings.tau)
-        return RoundReport(
-            round=server_round,
-            loss=means.cross_entropy,
-            cross_entropy=means.cross_entropy,
-            regulariser=means.contrast,
-            train_accuracy=means.train,
-            val_accuracy=means.val,
-            test_accuracy=means.test,
-            asked=self._asked,
-            answered=answered,
-            bytes=self.payload,
-            wire_bytes=self.ledger.wire,
-            seconds=time.perf_counter() - self._started,
-        )
-
-
-class EgoFedAvg(_Reporting):
+class EgoFedAvg(ReportedFedAvg):
     """Flower's ``FedAvg`` for ``EgoModelClient``.
 
     Parameters
@@ -232,13 +127,22 @@ class EgoFedAvg(_Reporting):
         Share of the SuperNodes asked each round, above 0 and at most 1.
     min_nodes : int
         SuperNodes to wait for before a round.
+    **more
+        As for ``ReportedFedAvg``.
     """
 
     def __init__(
-        self, settings: EgoSettings, *, participation: float = 1.0, min_nodes: int = 1
+        self,
+        settings: EgoSettings,
+        *,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        **more: Any,
     ) -> None:
-        super().__init__(participation, 1.0, min_nodes, min_nodes, min_nodes)
-        self.settings, self.ledger = settings._replace(proximal=0.0), ByteLedger()
+        super().__init__(
+            participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
+        )
+        self.settings = settings._replace(proximal=0.0)
 
     def start(  # type: ignore[override]
         self,
@@ -249,7 +153,24 @@ class EgoFedAvg(_Reporting):
         on_round: Callable[[RoundReport], None] | None = None,
     ) -> Result:
         """Run the method; arguments and result as of ``MaskedEmbeddingAveraging.start``."""
-        return self.run(grid, num_rounds, timeout, on_round)
+        start = initial_weights(self.settings)
+        arrays = ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
+        config = write_settings(self.settings)
+        return self.run(grid, arrays, num_rounds, timeout, on_round, config)
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn the clients' mean measurements into fields of a report."""
+        found = {name: evaluated.get(name) for name in METRIC_NAMES}
+        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in found.items()}
+        means = mean_metrics(numbers, self.settings.tau)
+        return {
+            "loss": means.cross_entropy,
+            "cross_entropy": means.cross_entropy,
+            "regulariser": means.contrast,
+            "train_accuracy": means.train,
+            "val_accuracy": means.val,
+            "test_accuracy": means.test,
+        }
 
 
 class EgoFedProx(EgoFedAvg, FedProx):
@@ -258,9 +179,12 @@ class EgoFedProx(EgoFedAvg, FedProx):
     def __init__(
         self, settings: EgoSettings, *, participation: float = 1.0, min_nodes: int = 1
     ) -> None:
-        counts = (min_nodes, min_nodes, min_nodes)
-        FedProx.__init__(self, participation, 1.0, *counts, proximal_mu=settings.proximal)
-        self.settings, self.ledger = settings._replace(proximal=0.0), ByteLedger()
+        super().__init__(
+            settings,
+            participation=participation,
+            min_nodes=min_nodes,
+            proximal_mu=settings.proximal,
+        )
 
 
 def _model(parameters: list[NDArray[Any]]) -> ModelWeights:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import EgoSettings, ModelWeights, Shared, rest_shapes
+from flower_graph.ego_cohort import EgoSettings, Shared, rest_shapes
+from flower_graph.stacked_weights import ModelWeights
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
 SETTINGS = EgoSettings(

@@ -23,10 +23,11 @@ from flower_graph.ego_cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,
-    ModelWeights,
     Shared,
     initial_weights,
 )
+from flower_graph.judgement import judge
+from flower_graph.stacked_weights import ModelWeights
 
 NOTHING = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
 
@@ -80,7 +81,7 @@ CONTRAST: Step = (
 def test_training_returns_the_logits_from_before():
     chosen = everyone(toy_egos())
     before = chosen.judge(chosen.embed())
-    found = chosen.judge_logits(chosen.train())
+    found = judge(chosen.batch, chosen.train())
     torch.testing.assert_close(found.accuracy, before.accuracy, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found.loss, before.loss, rtol=0, atol=0, equal_nan=True)
     assert not torch.equal(chosen.judge(chosen.embed()).loss, before.loss)

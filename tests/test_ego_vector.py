@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, EgoCohort, ModelWeights, initial_weights
+from flower_graph.ego_cohort import ChosenEgos, EgoCohort, initial_weights
 from flower_graph.ego_vector import (
     Writing,
     add_up,
@@ -25,6 +25,7 @@ from flower_graph.ego_vector import (
 from flower_graph.records.ego import METRIC_NAMES, Layout, Sums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.slots import SlotTable, open_table
+from flower_graph.stacked_weights import ModelWeights
 
 RUN, ROUND, MOST = b"r" * 16, 4, 6
 

@@ -35,6 +35,7 @@ def adam_rows_(
     learning_rate, weight_decay : float
         As in ``torch.optim.Adam``.
     """
+    gradient = gradient.contiguous()  # or the fused step would read it in another order
     # Neighbours with as many steps are one parameter to Adam: usually all of them.
     counts, owners = torch.unique_consecutive(step, return_counts=True)
     ends = torch.tensor(ptr)[owners.cumsum(0)]

@@ -28,6 +28,7 @@ RELAY, WEIGHTS, HOLDERS = "relay", "weights", "holders"
 USERS, GRADIENT_ROUND = "users", "gradient-round"
 # Scalars
 ROUND, AVERAGE_ROUND, RESUME_ROUND = "round", "average-round", "resume-round"
+SERVER_ROUND = "server-round"  # Flower's FedAvg says so
 SEND_WEIGHTS, CHECKPOINT = "send-weights", "checkpoint"
 LATENT_SIZE, USER_BIAS, SEED = "latent-size", "user-bias", "seed"
 LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"

@@ -33,6 +33,16 @@ def test_first_step_by_hand():
     assert gradient.tolist() == [[1, -2], [0.5, 0]], "what the caller holds stays as it is"
 
 
+def test_a_gradient_in_another_order_of_memory() -> None:
+    found = []
+    for gradient in (gradients(1)[0], gradients(1)[0].T.contiguous().T):
+        weight, moments = start(), torch.zeros(2, *start().shape)
+        rates = {"learning_rate": RATE, "weight_decay": DECAY}
+        adam_rows_(weight, *moments, gradient, torch.tensor([1]), [0, PTR[-1]], **rates)
+        found.append(weight)
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("begin", [[0, 0, 0, 0], [0, 0, 2, 2], [3, 1, 0, 2]])
 def test_equals_an_optimiser_for_each_owner(begin: list[int]):
     """Owner ``g`` joins after ``begin[g]`` steps, so that the step counts differ."""

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from flower_graph.client import make_client_app
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ModelWeights, initial_weights
+from flower_graph.ego_cohort import initial_weights
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.stacked_weights import ModelWeights
 from flower_graph.strategies.ego_baselines import (
     EgoFedAvg,
     EgoFedProx,

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from flower_graph import state
 from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, ModelWeights, Shared, initial_weights
+from flower_graph.ego_cohort import ChosenEgos, Shared, initial_weights
 from flower_graph.secure import vault
 from flower_graph.simulation import InProcessGrid
+from flower_graph.stacked_weights import ModelWeights
 from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
 
 # Written densely ---------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""Which replies an averaging strategy of Flower can take; a reason for every other.
+
+Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN ends the
+model, a half-precision array from whoever comes first makes the mean half-precision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.gathering import Rejected, no_content, one_line
+from flower_graph.records.keys import ARRAYS, CONFIG, LEFT_OUT, NUM_EXAMPLES, read_array
+
+MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
+MAX_NAMED = 50  # clients that one SuperNode may name as left out
+Form = frozenset[tuple[str, int]]  # name of each metric, and its length; -1 for a single number
+
+
+class Checked(NamedTuple):
+    """What came of one exchange.
+
+    Attributes
+    ----------
+    usable : list of Message
+        Replies to average, in the order of the messages sent.
+    rejected : list of Rejected
+        Every other node that was asked, and clients that a SuperNode left out itself.
+    """
+
+    usable: list[Message]
+    rejected: list[Rejected]
+
+
+def check_replies(
+    sent: Sequence[Message],
+    replies: Iterable[Message],
+    model: ArrayRecord | None,
+    timeout: float,
+) -> Checked:
+    """Sort out what cannot be averaged.
+
+    Parameters
+    ----------
+    sent : sequence of Message
+        The messages that were answered.
+    replies : iterable of Message
+        What came, in any order.
+    model : ArrayRecord or None
+        What the replies' arrays must look like: names, order, shapes, and types at least as wide.
+        None if they are measurements, whose numbers must then be finite.
+    timeout : float
+        Seconds that were waited.
+
+    Returns
+    -------
+    Checked
+        All of them.
+    """
+    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    came: dict[int, Message] = {}
+    for reply in replies:
+        # An error that the grid writes for a lost node comes from the grid's own id.
+        sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        came.setdefault(node_of.get(answers, sender), reply)
+    asked = [message.metadata.dst_node_id for message in sent]
+    reasons = {node: f"no reply within {timeout:g} s" for node in asked if node not in came}
+    order = [node for node in asked if node in came]
+    order += sorted(came.keys() - set(asked))
+    reasons |= {node: why for node in order if (why := _problem(came[node], model))}
+    reasons |= _odd_ones({node: came[node] for node in order if node not in reasons})
+    rejected = [Rejected(node, one_line(why)) for node, why in reasons.items()]
+    usable = [node for node in order if node not in reasons]
+    rejected += [Rejected(node, why) for node in usable for why in _left_out(came[node].content)]
+    return Checked([came[node] for node in usable], rejected)
+
+
+def weight_of(reply: Message) -> int | float:
+    """Return what a usable reply counts for."""
+    (record,) = reply.content.metric_records.values()
+    weight = record[NUM_EXAMPLES]
+    assert isinstance(weight, (int, float))
+    return weight
+
+
+def _problem(reply: Message, model: ArrayRecord | None) -> str | None:
+    """Say why a reply alone cannot be used, or None."""
+    if (said := no_content(reply)) is not None:
+        return said
+    try:
+        metrics = _check_metrics(reply.content)
+        if model is None:
+            _check_finite(metrics)
+        else:
+            _check_arrays(reply.content, model)
+    except ValueError as error:  # MalformedReplyError is one
+        return str(error)
+    except Exception as error:  # a hostile reply must not end the run, whatever it provokes
+        return f"unreadable reply: {type(error).__name__}: {error}"
+    return None
+
+
+def _check_metrics(content: RecordDict) -> MetricRecord:
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise MalformedReplyError(f"{len(records)} metric records, expected 1")
+    weight = records[0].get(NUM_EXAMPLES)
+    if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
+        raise MalformedReplyError(f"{NUM_EXAMPLES} is {weight!s:.40}, must be a positive number")
+    return records[0]
+
+
+def _check_finite(metrics: MetricRecord) -> None:
+    for name, value in metrics.items():
+        if not np.isfinite(np.asarray(value, np.float64)).all():
+            raise MalformedReplyError(f"{name} is {value!s:.40}")
+
+
+def _check_arrays(content: RecordDict, model: ArrayRecord) -> None:
+    records = content.array_records
+    if list(records) != [ARRAYS]:
+        raise MalformedReplyError(f"array records {list(records)!s:.80}, expected ['{ARRAYS}']")
+    names = list(records[ARRAYS])
+    if names != list(model):
+        # Clients read arrays by their place, and the first reply's order would be the mean's.
+        raise MalformedReplyError(f"arrays {names!s:.80}, expected {list(model)!s:.80} in order")
+    for name, wanted in model.items():
+        value = read_array(content, ARRAYS, name, tuple(wanted.shape))
+        if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
+            raise MalformedReplyError(
+                f"{ARRAYS}/{name} has type {value.dtype}, expected {wanted.dtype}"
+            )
+
+
+def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
+    """Find replies with other metrics than most have: Flower wants the same in all."""
+    forms = {node: _form(reply) for node, reply in replies.items()}
+    if not forms:
+        return {}
+    ((common, _),) = Counter(forms.values()).most_common(1)
+    return {
+        node: f"metrics are not as in the other replies: {sorted(dict(common ^ form))!s:.80}"
+        for node, form in forms.items()
+        if form != common
+    }
+
+
+def _form(reply: Message) -> Form:
+    (record,) = reply.content.metric_records.values()
+    return frozenset(
+        (name, len(value) if isinstance(value, list) else -1) for name, value in record.items()
+    )
+
+
+def _left_out(content: RecordDict) -> list[str]:
+    """Return which of its clients a SuperNode left out itself, with its reasons."""
+    config = content.config_records.get(CONFIG) or ConfigRecord()
+    found = config.get(LEFT_OUT, [])
+    named = found if isinstance(found, list) else [found]
+    more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
+    return [one_line(str(why)) for why in named[:MAX_NAMED]] + more

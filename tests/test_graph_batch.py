@@ -1,0 +1,113 @@
+"""Graphs laid one behind the other, and some of them cut out again."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from ego_helpers import FEATURES, ODD, toy_egos
+from graph_helpers import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import to_dense_adj
+
+from flower_graph.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.ops.graph import Adjacency
+
+
+def flat(batch: GraphBatch) -> list[object]:
+    """List everything in a batch; sparse matrices by their parts, so that their order counts."""
+    out: list[object] = []
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Adjacency):
+            for one in value:
+                out += [one.crow_indices(), one.col_indices(), one.values(), one.shape]
+        else:
+            out += list(value.values()) if isinstance(value, dict) else [value]
+    return out
+
+
+def assert_same(one: GraphBatch, other: GraphBatch) -> None:
+    for a, b in zip(flat(one), flat(other), strict=True):
+        if isinstance(a, Tensor):
+            assert isinstance(b, Tensor)
+            assert a.dtype == b.dtype and torch.equal(a, b)
+        else:
+            assert a == b
+
+
+def test_blocks_are_the_clients_graphs():
+    egos = toy_egos()
+    batch = pack_graphs(egos)
+    assert batch.clients == tuple(range(100, 112))
+    whole, x = batch.graph.matrix.to_dense(), batch.x.matrix.to_dense()
+    assert torch.equal(batch.graph.transpose.to_dense(), whole.T)
+    assert torch.equal(batch.x.transpose.to_dense(), x.T)
+    outside = torch.ones_like(whole, dtype=torch.bool)
+    for place, ego in enumerate(egos):
+        nodes = slice(batch.ptr[place], batch.ptr[place + 1])
+        rows = slice(batch.row_ptr[place], batch.row_ptr[place + 1])
+        n = ego.nodes.numel()
+        edges, weight = gcn_norm(ego.edge_index, None, n)
+        wanted = to_dense_adj(edges, edge_attr=weight, max_num_nodes=n)[0]
+        torch.testing.assert_close(whole[nodes, nodes], wanted)
+        outside[nodes, nodes] = False
+        # Putting the columns back gives the features; only features that occur have a column.
+        feature = batch.feature[rows]
+        assert torch.equal(feature, (ego.x != 0).any(0).nonzero().flatten())
+        assert torch.equal(x[nodes, rows], ego.x[:, feature])
+        assert not x[nodes, : rows.start].any() and not x[nodes, rows.stop :].any()
+        assert set(batch.node_client[nodes].tolist()) == {place}
+        assert torch.equal(batch.y[nodes], ego.y)
+        assert torch.equal(batch.masks["val"][nodes], ego.val_mask)
+    assert not whole[outside].any()
+    assert batch.num_features == FEATURES
+
+
+def test_training_nodes_share_a_client_alike():
+    egos = toy_egos()
+    batch = pack_graphs(egos)
+    sums = [part.sum().item() for part in batch.train_share.split([e.y.numel() for e in egos])]
+    wanted = [float(place != ODD["no training"]) for place in range(12)]
+    assert sums == pytest.approx(wanted)
+    assert torch.equal(batch.train_share > 0, batch.masks["train"])
+
+
+def test_sparse_features_give_the_same():
+    egos = toy_egos()
+    assert_same(pack_graphs([replace(e, x=e.x.to_sparse_csr()) for e in egos]), pack_graphs(egos))
+
+
+def test_a_stored_zero_is_no_feature():
+    ego = toy_egos()[4]
+    x = ego.x.to_sparse_csr()
+    x.values()[0] = 0
+    assert_same(pack_graphs([replace(ego, x=x)]), pack_graphs([replace(ego, x=x.to_dense())]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(places=st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True))
+def test_cutting_out_is_packing_alone(places: list[int]):
+    egos = toy_egos()
+    assert_same(take_graphs(pack_graphs(egos), places), pack_graphs([egos[p] for p in places]))
+
+
+def test_a_graph_without_edges_has_the_identity():
+    graph = toy(5, [[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]], [0, 1, 0])
+    matrix, transpose = pack_graphs([graph]).graph
+    assert torch.equal(matrix.to_dense(), torch.eye(3))
+    assert torch.equal(transpose.to_dense(), torch.eye(3))
+
+
+def test_a_client_may_have_several_graphs():
+    edges = toy(5, [[1.0], [2.0]], [0, 1], [(0, 1)])
+    batch = pack_graphs([edges, toy(5, [[1.0], [2.0]], [0, 1])])
+    assert batch.clients == (5, 5)
+    half = torch.full((2, 2), 0.5)
+    wanted = torch.block_diag(half, torch.eye(2))
+    torch.testing.assert_close(batch.graph.matrix.to_dense(), wanted)
+    assert batch.row_ptr == [0, 1, 2]

@@ -1,0 +1,209 @@
+"""Replies that cannot be averaged are left out, each with its reason, and end nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_graph.reply_checks import MAX_NAMED, check_replies, weight_of
+from flower_graph.simulation import InProcessGrid
+
+MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Give this process the identity without which Flower makes no messages."""
+    InProcessGrid(lambda message, context: message, num_supernodes=1)
+
+
+def arrays(**changed: Any) -> dict[str, Any]:
+    """Make good arrays, some of them replaced, or left out where None is given."""
+    good: dict[str, Any] = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}
+    return {key: value for key, value in (good | changed).items() if value is not None}
+
+
+def content(
+    values: dict[str, Any] | None = None, metrics: dict[str, Any] | None = None, **config: Any
+) -> RecordDict:
+    named = arrays() if values is None else values
+    record = RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in named.items()})})
+    record["metrics"] = MetricRecord(metrics or {"num-examples": 3})
+    if config:
+        record["config"] = ConfigRecord(config)
+    return record
+
+
+def asked(*nodes: int) -> list[Message]:
+    messages = [Message(RecordDict(), node, "train") for node in nodes]
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = f"id-{message.metadata.dst_node_id}"
+    return messages
+
+
+def check(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL) -> Any:
+    """Let nodes 1, 2, ... answer so; None is silence. Return usable nodes, and the reasons."""
+    sent = asked(*range(1, len(answers) + 1))
+    replies = [
+        Message(answer, reply_to=message)
+        for message, answer in zip(sent, answers, strict=True)
+        if answer is not None
+    ]
+    found = check_replies(sent, replies[::-1], model, 2.5)
+    nodes = [message.metadata.src_node_id for message in found.usable]
+    return nodes, {entry.node_id: entry.reason for entry in found.rejected}
+
+
+def test_good_replies_come_in_the_order_of_the_requests():
+    assert check(content(), content(), content()) == ([1, 2, 3], {})
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (arrays(b=None), "arrays ['a'], expected ['a', 'b'] in order"),
+        ({}, "arrays [], expected ['a', 'b'] in order"),
+        (arrays(c=np.ones(1)), "arrays ['a', 'b', 'c'], expected ['a', 'b'] in order"),
+        (dict(reversed(arrays().items())), "arrays ['b', 'a'], expected ['a', 'b'] in order"),
+        (arrays(a=np.ones((3, 2), np.float32)), "arrays/a has shape (3, 2), expected (2, 3)"),
+        (arrays(b=np.ones(4, np.float16)), "arrays/b has type float16, expected float32"),
+        (arrays(b=np.ones(4, np.int64)), "arrays/b has type int64, expected float32"),
+        (arrays(b=np.array(["x"] * 4)), "arrays/b has type <U1, expected numbers"),
+        (arrays(b=np.array([1, math.nan, 1, 1], np.float32)), "arrays/b has NaN or infinite"),
+        (arrays(a=np.full((2, 3), -math.inf, np.float32)), "arrays/a has NaN or infinite"),
+        (arrays(a=np.full((2, 3), 1e300)), "arrays/a has NaN or infinite values in float32"),
+    ],
+)
+def test_malformed_arrays_are_left_out(values: dict[str, Any], reason: str):
+    nodes, reasons = check(content(), content(values))
+    assert nodes == [1]
+    assert reasons.keys() == {2} and reason in reasons[2]
+
+
+def test_wider_numbers_will_do():
+    assert check(content(arrays(b=np.ones(4, np.float64))))[0] == [1]
+
+
+def test_an_array_that_cannot_be_read():
+    bad = content()
+    record = bad.array_records["arrays"]
+    record["b"] = Array("float32", (4,), "numpy.ndarray", b"no array")
+    nodes, reasons = check(content(), bad)
+    assert nodes == [1] and "arrays/b cannot be read" in reasons[2]
+
+
+def test_records_that_are_too_many_or_missing():
+    two = content()
+    two["more"] = ArrayRecord()
+    other = RecordDict({"weights": two["arrays"], "metrics": two["metrics"]})
+    plenty = content()
+    plenty["more"] = MetricRecord({"num-examples": 3})
+    none = RecordDict({"arrays": two["arrays"]})
+    nodes, reasons = check(content(), two, other, plenty, none)
+    assert nodes == [1]
+    assert reasons == {
+        2: "array records ['arrays', 'more'], expected ['arrays']",
+        3: "array records ['weights'], expected ['arrays']",
+        4: "2 metric records, expected 1",
+        5: "0 metric records, expected 1",
+    }
+
+
+@pytest.mark.parametrize("weight", [0, -1, 0.0, math.nan, math.inf, 2**60, [3], None])
+def test_a_weight_that_is_no_positive_number(weight: Any):
+    metrics = {"other": 1.0} if weight is None else {"num-examples": weight}
+    for model in (MODEL, None):
+        nodes, reasons = check(content(), content(metrics=metrics), model=model)
+        assert nodes == [1]
+        assert reasons[2] == f"num-examples is {weight}, must be a positive number"
+
+
+def test_silence_and_errors():
+    error = Error(0, "ValueError: no\nweights\x07 here")
+    nodes, reasons = check(content(), None, error)
+    assert nodes == [1]
+    assert reasons == {
+        2: "no reply within 2.5 s",
+        3: "error reply: ValueError: no weights? here",
+    }
+
+
+def test_an_error_in_the_name_of_the_grid_is_the_nodes():
+    sent = asked(7)
+    reply = Message(Error(3, "node is gone"), reply_to=sent[0])
+    reply.metadata.__dict__["_src_node_id"] = 1
+    found = check_replies(sent, [reply], MODEL, 1)
+    assert [(entry.node_id, entry.reason) for entry in found.rejected] == [
+        (7, "error reply: node is gone")
+    ]
+
+
+def test_metrics_as_most_have_them():
+    common = {"num-examples": 3, "loss": 1.0, "by-role": [1.0, 2.0]}
+    short = common | {"by-role": [1.0]}
+    fewer = {"num-examples": 3, "loss": 1.0}
+    answers = [content(metrics=metrics) for metrics in (fewer, common, short, common)]
+    nodes, reasons = check(*answers)
+    assert nodes == [2, 4]
+    assert reasons == {
+        1: "metrics are not as in the other replies: ['by-role']",
+        3: "metrics are not as in the other replies: ['by-role']",
+    }
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, [1.0, math.nan]])
+def test_measurements_are_finite(loss: Any):
+    good = 1.0 if isinstance(loss, float) else [1.0, 1.0]
+    one, other = (content(metrics={"num-examples": 3, "loss": v}) for v in (good, loss))
+    assert check(one, other, model=None) == ([1], {2: f"loss is {loss}"})
+    # In training a diagnostic that is no number costs no weights.
+    assert check(one, other) == ([1, 2], {})
+
+
+def test_clients_that_their_node_left_out_are_named():
+    why = ["client 3: weights are not finite", "client 5:\nlost"]
+    nodes, reasons = check(content(**{"left-out": why[:1]}), content(**{"left-out": why[1]}))
+    assert nodes == [1, 2]
+    assert reasons == {1: "client 3: weights are not finite", 2: "client 5: lost"}
+
+
+def test_a_node_cannot_fill_the_report():
+    sent = asked(1)
+    long = content(**{"left-out": ["x" * 10_000] * (MAX_NAMED + 7)})
+    found = check_replies(sent, [Message(long, reply_to=sent[0])], MODEL, 1)
+    assert len(found.rejected) == MAX_NAMED + 1
+    assert found.rejected[-1].reason == "and 7 more clients"
+    assert max(len(entry.reason) for entry in found.rejected) <= 300
+
+
+def test_no_arrays_where_none_travel():
+    assert check(content({}), content(), model=ArrayRecord())[0] == [1]
+
+
+def test_weight_of_a_reply():
+    (message,) = asked(1)
+    assert weight_of(Message(content(), reply_to=message)) == 3
+
+
+ANSWERS = {
+    "good": content,
+    "silent": lambda: None,
+    "error": lambda: Error(0, "no"),
+    "nan": lambda: content(arrays(b=np.full(4, math.nan, np.float32))),
+    "weightless": lambda: content(metrics={"num-examples": 0}),
+    "empty": RecordDict,
+}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.sampled_from(sorted(ANSWERS)), max_size=8))
+def test_every_node_is_usable_or_rejected_once(names: list[str]):
+    nodes, reasons = check(*(ANSWERS[name]() for name in names))
+    assert nodes == [place for place, name in enumerate(names, 1) if name == "good"]
+    assert sorted(reasons) == [place for place, name in enumerate(names, 1) if name != "good"]
