@@ -91,6 +91,39 @@ def gcn_adjacency(edge_index: Tensor, n: int) -> Adjacency:
     return adjacency(edges, root[edges[0]] * root[edges[1]], n)
 
 
+def replace_block(graph: Adjacency, first: int, block: Adjacency) -> Adjacency:
+    """Put another graph in the place of one block of a block-diagonal graph.
+
+    Parameters
+    ----------
+    graph : Adjacency
+        ``[n, n]``; nodes ``first`` to ``first + m`` have no edges to others.
+    first : int
+        First node of the block.
+    block : Adjacency
+        ``[m, m]`` what is to be there.
+
+    Returns
+    -------
+    Adjacency
+        A new graph; the other blocks are as they were.
+    """
+    return Adjacency(*(_replace(old, first, new) for old, new in zip(graph, block, strict=True)))
+
+
+def _replace(matrix: Tensor, first: int, block: Tensor) -> Tensor:
+    ptr, inner, last = matrix.crow_indices(), block.crow_indices(), first + block.shape[0]
+    begin, end = int(ptr[first]), int(ptr[last])
+    shift = begin + int(inner[-1]) - end
+    col, value = matrix.col_indices(), matrix.values()
+    return csr_tensor(
+        torch.cat([ptr[:first], inner + begin, ptr[last + 1 :] + shift]),
+        torch.cat([col[:begin], block.col_indices() + first, col[end:]]),
+        torch.cat([value[:begin], block.values(), value[end:]]),
+        (matrix.shape[0], matrix.shape[1]),
+    )
+
+
 def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:
     """Average over the neighbours; zero for a node that has none.
 

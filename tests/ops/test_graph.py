@@ -19,6 +19,7 @@ from flower_graph.ops.graph import (
     laplacian_term,
     mean_adjacency,
     propagate,
+    replace_block,
     with_self_loops,
 )
 
@@ -62,6 +63,35 @@ def test_mean_adjacency_by_hand():
     x = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
     mean = propagate(mean_adjacency(EDGES, 5), x)
     torch.testing.assert_close(mean, torch.tensor([[3.0], [2.5], [11 / 3], [4.0], [0.0]]))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("new", [EDGES, DIRECTED, NO_EDGES], ids=["more", "directed", "none"])
+def test_replaced_blocks_are_dense_blocks(place: int, new: Tensor) -> None:
+    # Three clients of five nodes; one gets another graph, with more or fewer entries.
+    olds = [DIRECTED, EDGES[:, :4], NO_EDGES]
+    together = torch.cat([edges + 5 * number for number, edges in enumerate(olds)], 1)
+    graph, block = gcn_adjacency(together, 15), gcn_adjacency(new, 5)
+    before = graph.matrix.to_dense()
+    found = replace_block(graph, 5 * place, block)
+    blocks = [gcn_adjacency(edges, 5).matrix.to_dense() for edges in olds]
+    blocks[place] = block.matrix.to_dense()
+    wanted = torch.block_diag(*blocks)
+    torch.testing.assert_close(found.matrix.to_dense(), wanted)
+    torch.testing.assert_close(found.transpose.to_dense(), wanted.T)
+    torch.testing.assert_close(graph.matrix.to_dense(), before, rtol=0, atol=0)
+    x = torch.randn(15, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch.testing.assert_close(propagate(found, x), wanted @ x)
+    (grad,) = torch.autograd.grad(propagate(found, x).square().sum(), x)
+    torch.testing.assert_close(grad, 2 * wanted.T @ wanted @ x.detach())
+
+
+def test_several_blocks_and_the_whole_may_be_replaced() -> None:
+    graph = gcn_adjacency(torch.cat([EDGES, DIRECTED + 5], 1), 10)
+    block = gcn_adjacency(torch.tensor([[0, 9], [9, 0]]), 10)
+    torch.testing.assert_close(
+        replace_block(graph, 0, block).matrix.to_dense(), block.matrix.to_dense()
+    )
 
 
 def test_self_loops_come_last():

@@ -1,0 +1,80 @@
+"""How well learned edges agree with the true ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.grouped import group_sizes
+
+
+def distinct_edges(edge_index: Tensor, weight: Tensor, n: int) -> Tensor:
+    """Return the edges of a learned graph, each direction once.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` entries, sorted by row, then by column.
+    weight : Tensor
+        ``[e]`` their weights; an entry without a weight above 0 is no edge.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    Tensor
+        ``[2, d]`` sorted, without self-loops.
+    """
+    row, col = edge_index
+    key = torch.unique_consecutive((row * n + col)[(weight > 0) & (row != col)])
+    return torch.stack([key // n, key % n])
+
+
+def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> dict[str, Tensor]:
+    """Compare learned edges with true ones, client by client.
+
+    Parameters
+    ----------
+    learned, true : Tensor
+        ``[2, e]`` edges in both directions, each once, without self-loops; none between clients.
+    y : Tensor
+        ``[n]`` classes, below 0 without a label.
+    ptr : list of int
+        ``c + 1`` bounds of the clients' nodes.
+
+    Returns
+    -------
+    dict of Tensor
+        ``[c]`` float64 each, NaN where there is nothing to divide by: ``precision``, the share of
+        the learned edges that are true; ``recall``, the share of the true ones that are learned;
+        ``homophily`` and ``true-homophily``, the share of edges within a class, among those whose
+        two nodes have labels; ``degree`` and ``true-degree``, neighbours of a node, mean.
+    """
+    n, sizes = y.numel(), torch.tensor(group_sizes(ptr), device=y.device)
+    owner = torch.arange(sizes.numel(), device=y.device).repeat_interleave(sizes)
+
+    def count(edges: Tensor, *conditions: Tensor) -> Tensor:
+        """Count edges, and those that meet each condition, by client: ``[1 + conditions, c]``."""
+        marks = torch.stack([torch.ones_like(edges[0], dtype=torch.bool), *conditions])
+        sums = torch.zeros(len(marks), sizes.numel(), dtype=torch.float64, device=y.device)
+        return sums.index_add_(1, owner[edges[0]], marks.double())
+
+    def alike(edges: Tensor) -> tuple[Tensor, Tensor]:
+        """Say which edges join two nodes with labels, and which of these the same."""
+        one, other = y[edges[0]], y[edges[1]]
+        known = (one >= 0) & (other >= 0)
+        return known, known & (one == other)
+
+    learned_key, true_key = (row * n + col for row, col in (learned, true))
+    ordered = torch.cat([true_key.sort().values, true_key.new_full((1,), n * n)])
+    right = ordered[torch.searchsorted(ordered, learned_key)] == learned_key
+    found, found_known, found_alike, both = count(learned, *alike(learned), right)
+    wanted, true_known, true_alike = count(true, *alike(true))
+    return {
+        "precision": both / found,
+        "recall": both / wanted,
+        "homophily": found_alike / found_known,
+        "true-homophily": true_alike / true_known,
+        "degree": found / sizes,
+        "true-degree": wanted / sizes,
+    }

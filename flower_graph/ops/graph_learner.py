@@ -1,0 +1,207 @@
+"""The graph learner of a client: from its nodes' features to a graph, without a single edge.
+
+``Â = P(Gen(X; φ))`` (FedGLS, equation 5). ``Gen`` encodes the features (equations 14 and 15) and
+compares the nodes (13; ``similarity.py``); ``P`` keeps each node's ``k`` most similar others (16;
+``nearest.py``) and makes a symmetric, normalised adjacency of them (17 and 18):
+``σ(A) = ReLU(A)``, ``A <- (σ(A) + σ(A)^T) / 2``, ``A <- D^(-1/2) (A + I) D^(-1/2)``.
+
+The paper's k counts the node itself, whose cosine with itself is 1: here it is the self-loop of a
+GCN, the ``I``, and k counts others. The clients of a cohort lie one behind the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flower_graph.ops.graph import Adjacency, csr_tensor, pointers, propagate
+from flower_graph.ops.grouped import grouped_linear
+from flower_graph.ops.similarity import SparseRows, sampled_products
+
+
+def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
+    """Weight the features, layer by layer: ``E^(l) = ReLU(E^(l-1) ⊙ w^(l))``, row by row.
+
+    A zero stays zero, so only values change. With weights of one, features that are not negative
+    come out as they are.
+
+    Parameters
+    ----------
+    x : SparseRows
+        ``[n, r]`` features.
+    weights : Tensor
+        ``[L, r]`` one vector per layer.
+
+    Returns
+    -------
+    SparseRows
+        ``[n, r]`` in the places of ``x`` (FedGLS, equation 15); gradients flow to values and
+        weights.
+    """
+    value = x.value
+    for weight in weights.unbind():
+        value = F.relu(value * weight.index_select(0, x.col))
+    return x._replace(value=value)
+
+
+def mlp_encode(x: Adjacency, first: Tensor, rest: Tensor, ptr: list[int]) -> Tensor:
+    """Encode the features by MLPs without biases: ``E^(l) = ReLU(E^(l-1) W^(l))``.
+
+    Parameters
+    ----------
+    x : Adjacency
+        ``[n, r]`` features and their transpose; each client has columns of its own.
+    first : Tensor
+        ``[r, d]`` weights of the first layer.
+    rest : Tensor
+        ``[c, L - 1, d, d]`` each client's weights of the others.
+    ptr : list of int
+        ``c + 1`` bounds of the clients' nodes.
+
+    Returns
+    -------
+    Tensor
+        ``[n, d]`` (FedGLS, equation 14); gradients flow to the weights.
+    """
+    e = F.relu(propagate(x, first))
+    none = rest.new_zeros(rest.shape[0], rest.shape[-1])
+    for weight in rest.unbind(1):
+        e = F.relu(grouped_linear(e, weight, none, ptr))
+    return e
+
+
+class Pattern(NamedTuple):
+    """Where a learned graph has entries, and which kept similarity is in each.
+
+    Attributes
+    ----------
+    edge_index : Tensor
+        ``[2, 2nk + n]`` row and column, sorted by row, then by column. Every kept pair is there in
+        both directions, so twice in each if the two keep each other; and all self-loops.
+    kept : Tensor
+        ``[2nk + n]`` number of the similarity, counted row by row; ``nk`` for a self-loop.
+    num_nodes : int
+        ``n``.
+    """
+
+    edge_index: Tensor
+    kept: Tensor
+    num_nodes: int
+
+
+def symmetric_pattern(neighbours: Tensor) -> Pattern:
+    """Lay out the symmetric graph of each node's kept neighbours.
+
+    Parameters
+    ----------
+    neighbours : Tensor
+        ``[n, k]`` numbers, none the node's own.
+
+    Returns
+    -------
+    Pattern
+        Its entries, in order.
+    """
+    n, k = neighbours.shape
+    node = torch.arange(n, device=neighbours.device)
+    own, other = node.repeat_interleave(k), neighbours.reshape(-1)
+    number = torch.arange(n * k, device=neighbours.device)
+    row, col = torch.cat([node, own, other]), torch.cat([node, other, own])
+    kept = torch.cat([number.new_full((n,), n * k), number, number])
+    order = (row * n + col).argsort(stable=True)
+    return Pattern(torch.stack([row[order], col[order]]), kept[order], n)
+
+
+def learned_adjacency(values: Tensor, pattern: Pattern) -> Tensor:
+    """Compute the entries of the normalised learned adjacency.
+
+    Parameters
+    ----------
+    values : Tensor
+        ``[n, k]`` kept similarities.
+    pattern : Pattern
+        Their places.
+
+    Returns
+    -------
+    Tensor
+        ``[2nk + n]`` weight of each entry of ``pattern.edge_index`` (FedGLS, equations 17 and
+        18); weights in the same place add up, in any product. Gradients flow to ``values``.
+    """
+    row, col = pattern.edge_index
+    half = F.relu(values).reshape(-1) / 2
+    weight = torch.cat([half, half.new_ones(1)]).index_select(0, pattern.kept)
+    degree = weight.new_zeros(pattern.num_nodes).index_add(0, row, weight)
+    root = degree.rsqrt()  # the self-loop keeps every degree above 0
+    return weight * (root.index_select(0, row) * root.index_select(0, col))
+
+
+def weighted_propagate(edge_index: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """Sum the neighbours' vectors over a symmetric graph whose weights have gradients.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` row and column of the entries; the rows never fall.
+    weight : Tensor
+        ``[e]`` the entries. They must make a symmetric matrix, as ``learned_adjacency`` gives:
+        the gradient by ``x`` multiplies with the matrix itself in place of its transpose.
+    x : Tensor
+        ``[n, h]`` node vectors.
+
+    Returns
+    -------
+    Tensor
+        ``[n, h]``; gradients flow to ``weight``, each entry by itself, and to ``x``.
+    """
+    ptr, col = pointers(edge_index[0], x.shape[0]), edge_index[1].to(torch.int32)
+    return _WeightedProduct.apply(weight, x.contiguous(), ptr, col)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _WeightedProduct(torch.autograd.Function):
+    """``A x`` for a symmetric ``A``; the gradient by entry ``ij`` is ``g_i . x_j``."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor, ptr: Tensor, col: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, x, ptr, col)
+        return propagate(_symmetric(ptr, col, weight), x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        weight, x, ptr, col = ctx.saved_tensors
+        grad, grad_weight, grad_x = grads[0].contiguous(), None, None
+        if ctx.needs_input_grad[0]:
+            grad_weight = sampled_products(ptr, col, grad, x)
+        if ctx.needs_input_grad[1]:
+            grad_x = propagate(_symmetric(ptr, col, weight), grad)
+        return grad_weight, grad_x, None, None
+
+
+def _symmetric(ptr: Tensor, col: Tensor, weight: Tensor) -> Adjacency:
+    n = ptr.numel() - 1
+    matrix = csr_tensor(ptr, col, weight, (n, n))
+    return Adjacency(matrix, matrix)
+
+
+def to_adjacency(edge_index: Tensor, weight: Tensor, n: int) -> Adjacency:
+    """Make the constant operator of a learned graph, for ``propagate``.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` places of the entries; the rows never fall.
+    weight : Tensor
+        ``[e]`` the entries of a symmetric matrix.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    Adjacency
+        The matrix, which is its own transpose.
+    """
+    row, col = edge_index
+    return _symmetric(pointers(row, n), col.to(torch.int32), weight.detach())

@@ -1,0 +1,227 @@
+"""Encoders and learned adjacency by hand, against the formulas on dense matrices, and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_helpers import matrix, slow_adjacency, slow_similarity, sparse
+from torch import Tensor
+from torch.nn import functional as F
+
+from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.graph import Adjacency, propagate
+from flower_graph.ops.graph_learner import (
+    attentive_encode,
+    learned_adjacency,
+    mlp_encode,
+    symmetric_pattern,
+    to_adjacency,
+    weighted_propagate,
+)
+from flower_graph.ops.nearest import nearest
+from flower_graph.ops.similarity import SparseRows, kept_similarity
+
+
+def dense(e: SparseRows) -> Tensor:
+    return e.value.new_zeros(e.shape).index_put((e.row, e.col), e.value)
+
+
+def operator(x: Tensor) -> Adjacency:
+    return Adjacency(x.to_sparse_csr(), x.T.contiguous().to_sparse_csr())
+
+
+# Encoders
+
+
+def test_attentive_encoder_by_hand():
+    """Column 0 is halved and tripled; in column 1 a negative weight meets a negative number."""
+    x = torch.tensor([[2.0, 0.0, 1.0], [0.0, -1.0, 4.0]])
+    weights = torch.tensor([[0.5, -2.0, 1.0], [3.0, 1.0, -1.0]])
+    found = dense(attentive_encode(sparse(x), weights))
+    assert found.tolist() == [[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]
+
+
+def test_weights_of_one_leave_features_as_they_are():
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    assert torch.equal(dense(attentive_encode(sparse(x), torch.ones(2, 3))), x)
+
+
+@settings(deadline=None)
+@given(layers=st.integers(1, 3), seed=st.integers(0, 99))
+def test_attentive_encoder_equals_the_formula(layers: int, seed: int):
+    chance = torch.Generator().manual_seed(seed)
+    x = torch.randn(5, 4, generator=chance) * (torch.rand(5, 4, generator=chance) < 0.5)
+    weights = torch.randn(layers, 4, generator=chance)
+    e = x
+    for weight in weights:
+        e = F.relu(e * weight)
+    assert torch.equal(dense(attentive_encode(sparse(x), weights)), e)
+
+
+def test_mlp_encoder_by_hand():
+    """The first layer gives (1, -2) and so (1, 0), the second (3, -1) and so (3, 0)."""
+    x = torch.tensor([[1.0, 1.0]])
+    first = torch.tensor([[2.0, -1.0], [-1.0, -1.0]])
+    rest = torch.tensor([[[[3.0, -1.0], [5.0, 5.0]]]])
+    assert mlp_encode(operator(x), first, rest, [0, 1]).tolist() == [[3.0, 0.0]]
+
+
+def test_mlp_encoder_of_two_clients_equals_the_formula():
+    """The second client's nodes have columns 3 and 4 to themselves."""
+    chance = torch.Generator().manual_seed(0)
+    own = torch.rand(3, 3, generator=chance), torch.rand(4, 2, generator=chance)
+    first, rest = torch.randn(5, 6, generator=chance), torch.randn(2, 2, 6, 6, generator=chance)
+    found = mlp_encode(operator(torch.block_diag(*own)), first, rest, [0, 3, 7])
+    wanted = []
+    for x, weight, others in zip(own, first.split([3, 2]), rest, strict=True):
+        e = F.relu(x @ weight)
+        for other in others:
+            e = F.relu(e @ other)
+        wanted.append(e)
+    torch.testing.assert_close(found, torch.cat(wanted))
+    only = mlp_encode(operator(own[0]), first[:3], rest[:1, :0], [0, 3])
+    torch.testing.assert_close(only, F.relu(own[0] @ first[:3]))
+
+
+def test_gradients_of_the_encoders():
+    chance = torch.Generator().manual_seed(1)
+    x = torch.rand(4, 3, generator=chance, dtype=torch.float64)
+    weights = torch.rand(2, 3, generator=chance, dtype=torch.float64) - 0.3
+    e = sparse(x)
+
+    def attentive(value: Tensor, w: Tensor) -> Tensor:
+        return attentive_encode(e._replace(value=value), w).value
+
+    leaves = e.value.clone().requires_grad_(), weights.requires_grad_()
+    assert torch.autograd.gradcheck(attentive, leaves)
+    first = torch.randn(3, 2, generator=chance, dtype=torch.float64).requires_grad_()
+    rest = torch.randn(1, 1, 2, 2, generator=chance, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda a, b: mlp_encode(operator(x), a, b, [0, 4]), (first, rest)
+    )
+
+
+# The learned adjacency
+
+
+def test_three_nodes_by_hand():
+    """0 and 1 keep each other, 2 keeps 1: entries 1 and 1/4; degrees 2, 9/4 and 5/4."""
+    pattern = symmetric_pattern(torch.tensor([[1], [0], [1]]))
+    weight = learned_adjacency(torch.tensor([[1.0], [1.0], [0.5]]), pattern)
+    wanted = torch.tensor(
+        [
+            [1 / 2, 1 / math.sqrt(4.5), 0],
+            [1 / math.sqrt(4.5), 4 / 9, 0.25 / math.sqrt(45 / 16)],
+            [0, 0.25 / math.sqrt(45 / 16), 4 / 5],
+        ]
+    )
+    torch.testing.assert_close(matrix(pattern.edge_index, weight, 3), wanted)
+
+
+def test_dissimilar_nodes_are_not_joined():
+    """A negative similarity counts nothing (σ): all that is left are the self-loops."""
+    pattern = symmetric_pattern(torch.tensor([[1], [0]]))
+    weight = learned_adjacency(torch.tensor([[-1.0], [-0.5]]), pattern)
+    assert matrix(pattern.edge_index, weight, 2).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@st.composite
+def kept(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Draw each node's neighbours, all others among the cases, and values for all pairs."""
+    n = draw(st.integers(2, 7))
+    k = draw(st.integers(1, n - 1))
+    chance = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    order = torch.rand(n, n, generator=chance).fill_diagonal_(2).argsort(1)
+    return order[:, :k], torch.randn(n, n, generator=chance, dtype=torch.float64)
+
+
+@settings(deadline=None)
+@given(case=kept())
+def test_learned_adjacency_equals_the_formula(case: tuple[Tensor, Tensor]):
+    neighbours, values = case
+    n, k = neighbours.shape
+    pattern = symmetric_pattern(neighbours)
+    assert pattern.edge_index.shape == (2, 2 * n * k + n)
+    assert (pattern.edge_index[0].diff() >= 0).all(), "rows rise"
+    weight = learned_adjacency(values.gather(1, neighbours), pattern)
+    found = matrix(pattern.edge_index, weight, n)
+    torch.testing.assert_close(found, slow_adjacency(values, neighbours.tolist()))
+    graph = to_adjacency(pattern.edge_index, weight, n)
+    for one in graph:
+        torch.testing.assert_close(propagate(Adjacency(one, one), torch.eye(n).double()), found)
+
+
+def test_gradient_of_the_learned_adjacency():
+    chance = torch.Generator().manual_seed(0)
+    pattern = symmetric_pattern(torch.tensor([[1, 2], [0, 3], [1, 3], [2, 0]]))
+    values = torch.randn(4, 2, generator=chance, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: learned_adjacency(v, pattern), values)
+
+
+def test_the_node_itself_is_the_first_of_the_papers_neighbours():
+    """Keeping k + 1 of all cosines, the ones of the diagonal too, is keeping k others and ``I``."""
+    x = torch.rand(9, 6, generator=torch.Generator().manual_seed(0))
+    cosine = slow_similarity(x, "cosine")
+    near = cosine.topk(4, dim=1).indices
+    a = F.relu(cosine * torch.zeros(9, 9).scatter_(1, near, 1.0))
+    a = (a + a.T) / 2
+    root = a.sum(1).rsqrt()
+    neighbours = nearest(x, 3, "cosine")
+    pattern = symmetric_pattern(neighbours)
+    weight = learned_adjacency(kept_similarity(x, neighbours, "cosine"), pattern)
+    found = matrix(pattern.edge_index, weight, 9)
+    torch.testing.assert_close(found, root[:, None] * a * root[None])
+
+
+@settings(deadline=None)
+@given(case=kept(), h=st.integers(1, 4))
+def test_weighted_propagate_equals_a_dense_product(case: tuple[Tensor, Tensor], h: int):
+    neighbours, values = case
+    n = len(values)
+    pattern = symmetric_pattern(neighbours)
+    weight = learned_adjacency(values.gather(1, neighbours), pattern).requires_grad_()
+    x = values[:, :1].repeat(1, h).cumsum(1).requires_grad_()
+    upstream = torch.linspace(-1, 1, n * h, dtype=torch.float64).view(n, h)
+    results = []
+    for found in (
+        weighted_propagate(pattern.edge_index, weight, x),
+        matrix(pattern.edge_index, weight, n) @ x,
+    ):
+        results.append((found, *torch.autograd.grad((found * upstream).sum(), (weight, x))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("wanted", ["weight", "x", "both"])
+def test_numerical_gradient_of_weighted_propagate(wanted: str):
+    pattern = symmetric_pattern(torch.tensor([[1], [0], [1], [0]]))
+    weight = learned_adjacency(torch.rand(4, 1, dtype=torch.float64), pattern)
+    x = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    leaves = weight.requires_grad_(wanted != "x"), x.requires_grad_(wanted != "weight")
+    assert torch.autograd.gradcheck(
+        lambda w, v: weighted_propagate(pattern.edge_index, w, v), leaves
+    )
+
+
+def test_the_constant_operator_has_no_gradient():
+    pattern = symmetric_pattern(torch.tensor([[1], [0]]))
+    weight = learned_adjacency(torch.ones(2, 1, requires_grad=True), pattern)
+    assert not to_adjacency(pattern.edge_index, weight, 2).matrix.requires_grad
+
+
+# The learner's loss is one that FedSCem has already
+
+
+def test_nt_xent_with_every_node_shared_is_the_loss_of_equation_8():
+    chance, tau = torch.Generator().manual_seed(0), 0.2
+    h, z = torch.randn(2, 6, 3, generator=chance)
+    n = len(h)
+    between = (slow_similarity(torch.cat([h, z]), "cosine") / tau).exp()
+    others = between[:n, :n].sum(1) - between[:n, :n].diagonal()
+    wanted = -(between[:n, n:].diagonal() / (between[:n, n:].sum(1) + others)).log()
+    found = nt_xent(h, z, torch.arange(n), [0, n], [0, n], tau)
+    torch.testing.assert_close(found, wanted.sum()[None])

@@ -1,0 +1,144 @@
+"""The search against sorting all pairs, with ties, in blocks of any size, and what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_helpers import slow_nearest, slow_similarity, sparse
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flower_graph.ops.nearest import nearest
+from flower_graph.ops.similarity import SIMILARITIES
+
+
+def test_four_nodes_by_hand():
+    """Cosines: 0 and 1 are equal, 2 is half-way to 3, which is orthogonal to 0 and 1."""
+    x = torch.tensor([[1.0, 0], [2, 0], [1, 1], [0, 3]])
+    for e in (x, sparse(x)):
+        assert nearest(e, 2, "cosine").tolist() == [[1, 2], [0, 2], [0, 1], [2, 0]]
+        assert nearest(e, 1, "inner").tolist() == [[1], [0], [3], [2]]
+        assert nearest(e, 1, "euclidean").tolist() == [[1], [0], [0], [2]]
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> tuple[Tensor, int]:
+    """Draw small whole numbers, so that ties are many and products exact, and a k."""
+    n = draw(st.integers(2, 45))
+    k = draw(st.integers(1, min(n - 1, draw(st.sampled_from([2, 6, 44])))))
+    chance = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    lowest = draw(st.sampled_from([0, -2]))
+    return torch.randint(lowest, 3, (n, 4), generator=chance).float(), k
+
+
+@settings(deadline=None)
+@given(
+    case=counts(),
+    similarity=st.sampled_from(["inner", "euclidean"]),
+    block=st.sampled_from([1, 2, 7, 64]),
+)
+def test_equals_sorting_all_pairs(case: tuple[Tensor, int], similarity: str, block: int):
+    x, k = case
+    wanted = slow_nearest(slow_similarity(x.double(), similarity), k)
+    assert nearest(sparse(x), k, similarity, block).tolist() == wanted
+    assert nearest(x, k, similarity, block).tolist() == wanted
+
+
+@settings(deadline=None)
+@given(case=counts(), block=st.sampled_from([1, 7, 64]))
+def test_the_kept_cosines_are_the_largest(case: tuple[Tensor, int], block: int):
+    """By their values: two whole vectors of one direction may be rounded to different lengths."""
+    x, k = case
+    cosine = slow_similarity(x, "cosine")
+    wanted = cosine.masked_fill(torch.eye(len(x), dtype=torch.bool), -2).topk(k, dim=1).values
+    for e in (x, sparse(x)):
+        found = nearest(e, k, "cosine", block)
+        torch.testing.assert_close(cosine.gather(1, found), wanted, rtol=0, atol=1e-6)
+        assert not (found == torch.arange(len(x))[:, None]).any(), "nobody is its own neighbour"
+        assert all(len(set(row)) == k for row in found.tolist())
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_the_size_of_a_block_changes_nothing(similarity: str, is_sparse: bool):
+    """Three copies of each row, whose similarities to a fourth must not differ by rounding."""
+    chance = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 30, generator=chance) * (torch.rand(40, 30, generator=chance) < 0.3)
+    x = torch.cat([x, x, x])
+    e = sparse(x) if is_sparse else x
+    whole = nearest(e, 8, similarity, 1000)
+    for block in (1, 2, 3, 7, 16, 33, 99):
+        assert torch.equal(nearest(e, 8, similarity, block), whole)
+    for i, row in enumerate(whole.tolist()):
+        others = [j for j in row if j % 40 != i % 40]
+        for first in (others[0], others[3]):
+            place = others.index(first)
+            assert others[place : place + 3] == [first, first + 40, first + 80]
+
+
+def test_binary_features_tie_by_number():
+    """Node 0 has two features; all others have one of them, with equal cosines."""
+    x = torch.tensor([[1.0, 1], *([[1.0, 0], [0.0, 1]] * 9)])
+    assert nearest(sparse(x), 5, "cosine")[0].tolist() == [1, 2, 3, 4, 5]
+    assert nearest(sparse(x), 10, "cosine")[2].tolist() == [4, 6, 8, 10, 12, 14, 16, 18, 0, 1]
+
+
+def test_what_only_rounding_tells_apart_ties_by_number():
+    """Sums of the same numbers in another order; and a product that is 0 but for its sign."""
+    chance = torch.Generator().manual_seed(0)
+    number = torch.rand(30, generator=chance)
+    others = torch.stack([number[torch.randperm(30, generator=chance)] for _ in range(20)])
+    e = torch.cat([torch.ones(1, 30), others])
+    for block in (1, 2, 64):
+        assert nearest(e, 5, "inner", block)[0].tolist() == [1, 2, 3, 4, 5]
+    e = torch.tensor([[1.0, 0.0], [-1e-50, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    assert nearest(e, 2, "inner")[0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "inner"])
+def test_a_row_of_zeros_takes_the_lowest_numbers(similarity: str):
+    x = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
+    x[4] = 0
+    assert nearest(sparse(x), 5, similarity)[4].tolist() == [0, 1, 2, 3, 5]
+    assert nearest(sparse(torch.zeros(4, 3)), 2, similarity).tolist()[3] == [0, 1]
+
+
+@pytest.mark.parametrize("k", [0, 3, 7])
+def test_a_k_that_is_not_possible_is_refused(k: int):
+    with pytest.raises(ValueError, match=f"k = {k} neighbours of 3 nodes: 1 to 2 are possible"):
+        nearest(torch.eye(3), k, "cosine")
+
+
+def test_an_unknown_similarity_is_refused():
+    with pytest.raises(ValueError, match="'dot' is unknown"):
+        nearest(torch.eye(3), 1, "dot")
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that any one result has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, Tensor):
+                held = one.values() if one.layout == torch.sparse_csr else one
+                self.numbers = max(self.numbers, held.numel())
+        return out
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_holds_blocks_of_nodes_only(similarity: str, is_sparse: bool):
+    n, block = 1000, 20
+    chance = torch.Generator().manual_seed(0)
+    x = torch.rand(n, 20, generator=chance)
+    e = sparse(x) if is_sparse else x
+    with Largest() as largest:
+        nearest(e, 5, similarity, block)
+    assert n * block <= largest.numbers <= n * 20  # a block, or the features
