@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_graph.cli_run import default_folder
 from flower_graph.config import RunConfig, load_config, to_dict
+from flower_graph.config_fedgls import FedGLSConfig
 from flower_graph.config_fedscem import FedSCemConfig
 from flower_graph.files import prepare_folder, write_json, write_text
 
@@ -17,6 +18,22 @@ if TYPE_CHECKING:
     from flower_graph.data.partition_stats import PartitionStatistics
 
 PICTURE = "partition.png"
+# FedGLS's Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes,
+# mean edges and classes. The edges are close to ours if each counts in both directions.
+TABLE_4_FIGURES = (
+    "clients",
+    "features",
+    "nodes-per-client",
+    "directed-edges-per-client",
+    "classes",
+)
+TABLE_4 = {
+    "cora": (8, 1433, 192, 695, 7),
+    "citeseer": (8, 3703, 149, 535, 6),
+    "pubmed": (16, 500, 1079, 4367, 3),
+    "flickr": (20, 500, 4441, 28663, 7),
+    "ogbn-arxiv": (16, 128, 8948, 50397, 40),
+}
 
 
 def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
@@ -41,16 +58,39 @@ def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
     folder = default_folder(args.config)
     out = prepare_folder(args.out or folder.with_name(f"partition-{folder.name}"))
     numbers = [config.seed for config in configs]
-    rows = _rows([each.figures for each in found])
+    rows, paper = _rows([each.figures for each in found]), paper_figures(configs[0])
     # The picture first: where partition.json is, the command has done all it does.
     _draw(out / PICTURE, found[0], args.config, numbers[0])
-    write_text(out / "partition.md", _page(args.config, numbers, rows))
-    write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, found))
+    write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
+    write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, found, paper))
     print(_heading(args.config, numbers))
     width = max(len(name) for name in rows)
-    print(*(f"  {name:{width}}  {value}" for name, value in rows.items()), sep="\n")
+    for name, value in rows.items():
+        beside = f"  (paper: {paper[name]:,})" if name in paper else ""
+        print(f"  {name:{width}}  {value}{beside}")
     print(f"  {'outputs':{width}}  {out}", flush=True)
     return 0
+
+
+def paper_figures(config: RunConfig) -> dict[str, int]:
+    """Give what the paper says of a partition, where the config asks for one of the paper's.
+
+    Parameters
+    ----------
+    config : FedGLSConfig or other
+        Settings of a run.
+
+    Returns
+    -------
+    dict
+        By name of the figure; empty for what is in no table.
+    """
+    if not isinstance(config, FedGLSConfig) or config.partition.method != "louvain":
+        return {}
+    found = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
+    if found is None or found[0] != config.partition.clients:
+        return {}
+    return dict(zip(TABLE_4_FIGURES, found, strict=True))
 
 
 def _statistics(config: RunConfig) -> PartitionStatistics:
@@ -60,6 +100,8 @@ def _statistics(config: RunConfig) -> PartitionStatistics:
     from flower_graph.data.ego_networks import partition_egos
     from flower_graph.data.partition_stats import ego_statistics, node_statistics
 
+    if isinstance(config, FedGLSConfig):
+        return _client_statistics(config)
     graph = load_graph(config.data, seed=config.seed)
     if isinstance(config, FedSCemConfig):
         return ego_statistics(partition_egos(graph, config.partition, config.seed))
@@ -67,8 +109,28 @@ def _statistics(config: RunConfig) -> PartitionStatistics:
     return node_statistics(graph)
 
 
+def _client_statistics(config: FedGLSConfig) -> PartitionStatistics:
+    """Cut the graph into communities, or read the clients of a folder."""
+    from flower_graph.data import load_graph
+    from flower_graph.data.client_folder import load_folder
+    from flower_graph.data.client_graphs import partition_graph
+    from flower_graph.data.names import folder_path
+    from flower_graph.data.partition_stats import client_statistics
+
+    partition, folder = config.partition, folder_path(config.data.name)
+    if folder is not None:
+        seed = config.seed if partition.seed is None else partition.seed
+        # What is done with the features changes none of the figures.
+        return client_statistics(load_folder(folder, partition.ratios, seed), None)
+    whole, ratio = load_graph(config.data, seed=config.seed), config.graph.graphless_ratio
+    return client_statistics(partition_graph(whole, partition, ratio, config.seed), whole)
+
+
 def _record(
-    config: Mapping[str, Any], seeds: list[int], found: Sequence[PartitionStatistics]
+    config: Mapping[str, Any],
+    seeds: list[int],
+    found: Sequence[PartitionStatistics],
+    paper: Mapping[str, int],
 ) -> dict[str, Any]:
     """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
     names = found[0].figures
@@ -81,6 +143,7 @@ def _record(
             for name, of in values.items()
         },
         "distributions": [each.distributions for each in found],
+        **({"paper": paper} if paper else {}),
     }
 
 
@@ -109,12 +172,13 @@ def _heading(name: str, seeds: list[int]) -> str:
     return f"Partition of {name}, mean ± deviation over seeds {', '.join(map(str, seeds))}"
 
 
-def _page(name: str, seeds: list[int], rows: Mapping[str, str]) -> str:
-    table = "\n".join(f"| {figure} | {value} |" for figure, value in rows.items())
-    return (
-        f"# {_heading(name, seeds)}\n\n| figure | value |\n|---|---|\n{table}\n\n"
-        f"![Distributions, seed {seeds[0]}]({PICTURE})\n"
-    )
+def _page(name: str, seeds: list[int], rows: Mapping[str, str], paper: Mapping[str, int]) -> str:
+    cells = [["figure", "value"], ["---", "---"], *([key, value] for key, value in rows.items())]
+    if paper:
+        beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
+        cells = [[*row, beside.get(row[0], "")] for row in cells]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return f"# {_heading(name, seeds)}\n\n{table}\n\n![Distributions, seed {seeds[0]}]({PICTURE})\n"
 
 
 def _draw(path: Path, found: PartitionStatistics, name: str, seed: int) -> None:

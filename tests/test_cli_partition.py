@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.image import imread
 
 from flower_graph import cli
+from flower_graph.cli_partition import paper_figures
 from flower_graph.config import load_config
 from flower_graph.data import load_graph
+from flower_graph.data.client_folder import load_folder
+from flower_graph.data.client_graphs import partition_graph
 from flower_graph.data.ego_networks import partition_egos
-from flower_graph.data.partition_stats import ego_statistics
+from flower_graph.data.partition_stats import client_statistics, ego_statistics
 from flower_graph.errors import OutputError
 from flower_graph.plots import plot_counts
 
@@ -22,6 +26,11 @@ EGOS = """
 app: fedscem
 data: {name: csbm, nodes: 200, classes: 3, degree: 3, features: 40, active: 5}
 partition: {clients: 8, min_nodes: 6}
+"""
+COMMUNITIES = """
+app: fedgls
+data: {name: csbm, nodes: 200, classes: 3, degree: 6, features: 40, active: 5}
+partition: {clients: 4}
 """
 
 
@@ -49,6 +58,83 @@ def test_ego_networks(egos: str, tmp_path: Path, capsys: Captured) -> None:
     assert f"| nodes-per-client | {mean} |\n" in page
     assert f"nodes-per-client          {mean}\n" in shown
     assert imread(tmp_path / "here" / "partition.png").std() > 0
+
+
+@pytest.fixture
+def communities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the name of a config of small communities, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "communities.yaml").write_text(COMMUNITIES, encoding="utf-8")
+    return "communities.yaml"
+
+
+def test_communities(communities: str, tmp_path: Path, capsys: Captured) -> None:
+    words = ["partition", communities, "partition.method=random", "graph.graphless_ratio=0.25"]
+    assert cli.main([*words, "seed=3", "--out", "here"]) == 0
+    config = load_config(communities, ["partition.method=random", "seed=3"])
+    graph = load_graph(config.data)
+    expected = client_statistics(partition_graph(graph, config.partition, 0.25, seed=3), graph)
+    record = json.loads((tmp_path / "here" / "partition.json").read_text(encoding="utf-8"))
+    assert {key: value["mean"] for key, value in record["figures"].items()} == expected.figures
+    assert expected.figures["graphless-clients"] == 1
+    assert record["distributions"][0]["nodes per client"] == {"50": 4}
+    shown = capsys.readouterr().out
+    assert "  nodes-per-client           50\n" in shown
+    page = (tmp_path / "here" / "partition.md").read_text(encoding="utf-8")
+    assert "| nodes-per-client | 50 |\n" in page
+    assert "paper" not in record and "paper" not in page + shown
+    assert imread(tmp_path / "here" / "partition.png").std() > 0
+
+
+def test_clients_of_a_folder(communities: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine").mkdir()
+    for client in range(3):
+        content = {"x": torch.eye(10), "y": torch.arange(10) % 2}
+        edges = torch.tensor([[0, 1], [2, client + 3]])
+        torch.save(content | ({"edge_index": edges} if client else {}), f"mine/{client}.pt")
+    words = ["partition", communities, "data.name=mine", "--out", "here", "seed=5"]
+    assert cli.main([*words, "partition.seed=2"]) == 0
+    expected = client_statistics(load_folder(Path("mine"), [0.6, 0.2, 0.2], 2), None)
+    record = json.loads((tmp_path / "here" / "partition.json").read_text(encoding="utf-8"))
+    assert {key: value["mean"] for key, value in record["figures"].items()} == expected.figures
+    assert (expected.figures["clients"], expected.figures["graphless-clients"]) == (3, 1)
+    assert "  edges-per-client           2\n" in capsys.readouterr().out
+
+
+def test_the_papers_figures_stand_beside_ours(
+    tmp_path: Path, capsys: Captured, data_root: Path
+) -> None:
+    words = ["partition", "fedgls/cora", f"data.root={data_root}", "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    page = (tmp_path / "out" / "partition.md").read_text(encoding="utf-8")
+    record = json.loads((tmp_path / "out" / "partition.json").read_text(encoding="utf-8"))
+    assert "(paper: 192)\n" in shown and "(paper: 695)\n" in shown
+    assert "| figure | value | paper |\n| --- | --- | --- |\n| clients | 8 | 8 |\n" in page
+    assert "| features | 1,433 | 1,433 |\n" in page
+    assert record["paper"]["directed-edges-per-client"] == 695
+    figures = record["figures"]
+    # The paper does not give its seed: ours are within a tenth of it.
+    assert figures["nodes-per-client"]["mean"] == pytest.approx(192, rel=0.1)
+    assert figures["directed-edges-per-client"]["mean"] == pytest.approx(695, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("override", "nodes"),
+    [
+        ("data.name=Planetoid/CiteSeer", 149),
+        ("data.name=CitationFull/Cora", None),
+        ("partition.clients=9", None),
+        ("partition.method=random", None),
+    ],
+)
+def test_the_papers_figures_are_for_its_settings_alone(override: str, nodes: int | None) -> None:
+    found = paper_figures(load_config("fedgls/cora", [override]))
+    assert found.get("nodes-per-client") == nodes
+
+
+def test_other_apps_have_no_figures_of_a_paper() -> None:
+    assert paper_figures(load_config("fedscem/cora")) == {}
 
 
 def test_nodes_as_clients(tmp_path: Path, capsys: Captured) -> None:
@@ -129,13 +215,20 @@ def test_no_distributions_are_refused(tmp_path: Path) -> None:
         plot_counts(tmp_path / "missing" / "a.png", {"one": {1: 1}}, title="t")
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "cora"), (1, "citeseer"), (2, "pubmed")])
-def test_the_documented_figures_are_those_that_the_command_wrote(place: int, name: str) -> None:
-    folder = ROOT / "docs"
-    written = _table(folder / "results" / "fedscem" / "partition" / name / "partition.md")
-    documented = _table(folder / "partition.md")
-    for figure, (_, value) in written.items():
-        if figure in ("figure", "clients"):
+PLACES = [(0, "cora"), (1, "citeseer"), (2, "pubmed")]
+
+
+@pytest.mark.parametrize(("place", "name"), PLACES)
+@pytest.mark.parametrize(("app", "title"), [("fedscem", "Ego-net"), ("fedgls", "Communities")])
+def test_the_documented_figures_are_those_that_the_command_wrote(
+    app: str, title: str, place: int, name: str
+) -> None:
+    page = (ROOT / "docs" / "partition.md").read_text(encoding="utf-8")
+    [section] = [part for part in page.split("\n## ") if part.startswith(title)]
+    documented = _table(section)
+    path = ROOT / "docs" / "results" / app / "partition" / name / "partition.md"
+    for figure, (_, value, *_) in _table(path.read_text(encoding="utf-8")).items():
+        if figure in ("figure", "clients", "---"):
             continue
         row = documented[figure]
         # The first table has the paper's figure before ours, the second what a figure means.
@@ -143,7 +236,7 @@ def test_the_documented_figures_are_those_that_the_command_wrote(place: int, nam
         assert ours[place] == value, figure
 
 
-def _table(path: Path) -> dict[str, list[str]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines if "|" in line)
+def _table(text: str) -> dict[str, list[str]]:
+    lines = [line for line in text.splitlines() if "|" in line]
+    rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
     return {row[0]: row for row in rows}

@@ -12,7 +12,7 @@ from flower_graph.data.cache import data_root
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.files import load_file
 from flower_graph.data.generators import csbm
-from flower_graph.data.graph import Graph, normalize_rows, to_undirected
+from flower_graph.data.graph import Graph, prepare_features, to_undirected
 from flower_graph.data.names import ARXIV, CSBM, LINQS, file_path, pyg_name
 from flower_graph.data.ogb import load_arxiv
 from flower_graph.data.pyg import load_pyg
@@ -51,6 +51,7 @@ class DataSettings(Protocol):
     num_test: int
     ratios: list[float] | None
     normalize: bool
+    presence: bool
     nodes: int
     classes: int
     degree: float
@@ -121,7 +122,7 @@ def load_graph(config: DataSettings, *, seed: int = 0, download: bool = True) ->
     train, val, test = select_column(masks, config.split_index, seed)
     graph = replace(
         graph,
-        x=normalize_rows(graph.x) if config.normalize else graph.x,
+        x=prepare_features(graph.x, presence=config.presence, normalize=config.normalize),
         edge_index=to_undirected(graph.edge_index, nodes),
         train_mask=train,
         val_mask=val,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.data.graph import to_undirected
-from flower_graph.data.validate import PARTS, check_edges, check_features
+from flower_graph.data.validate import PARTS, check_client, check_tensor, mask_of
 from flower_graph.errors import DataError
 
 Identities = Tensor | Sequence[int] | Sequence[str]
@@ -44,41 +44,15 @@ def ego_from_data(client: int, data: Any, identities: Identities) -> EgoNetwork:
         If something is missing, malformed or there twice; names the client.
     """
     try:
-        _check(data)
+        check_tensor(data, "edge_index")
+        check_client(data)
         nodes, names = _named(identities, int(data.y.numel()))
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
-    train, val, test = (_mask(data, part) for part in PARTS)
+    train, val, test = (mask_of(data, part) for part in PARTS)
     edge_index = to_undirected(data.edge_index, nodes.numel())
     x, ego = data.x.float(), int(nodes[0])
     return EgoNetwork(client, ego, nodes, edge_index, x, data.y, train, val, test, names)
-
-
-def _check(data: Any) -> None:
-    for key in ("x", "edge_index", "y"):
-        if not isinstance(getattr(data, key, None), Tensor):
-            raise DataError(f"the graph has no tensor {key!r}")
-    if data.x.layout != torch.strided:
-        raise DataError(f"x has the layout {data.x.layout}: must be dense")
-    check_features(data.x.float())
-    count = data.x.shape[0]
-    check_edges(data.edge_index, count)
-    if data.y.shape != (count,) or data.y.dtype != torch.int64:
-        raise DataError(f"y is {data.y.dtype} {list(data.y.shape)}: must be int64 [{count}]")
-    taken = data.y < 0  # a node without a label has no part
-    for part in PARTS:
-        mask = _mask(data, part)
-        if mask.shape != (count,) or mask.dtype != torch.bool:
-            raise DataError(f"{part} is {mask.dtype} {list(mask.shape)}: must be bool [{count}]")
-        if (taken & mask).any():
-            node = int((taken & mask).nonzero()[0])
-            raise DataError(f"{part}: node {node} has no label or is in another mask too")
-        taken = taken | mask
-
-
-def _mask(data: Any, part: str) -> Tensor:
-    mask = getattr(data, part, None)
-    return torch.zeros(data.y.numel(), dtype=torch.bool) if mask is None else torch.as_tensor(mask)
 
 
 def _named(identities: Identities, count: int) -> tuple[Tensor, tuple[str, ...] | None]:

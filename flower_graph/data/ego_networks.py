@@ -14,10 +14,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import to_undirected
+from flower_graph.data.graph import row_entries, take_rows, to_undirected
 from flower_graph.data.splits import Masks
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, pointers
 from flower_graph.rng import generator
 
 PER_CLIENT = "per-client"
@@ -199,7 +198,7 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     networks = []
     for client, (ego, (nodes, edge_index)) in enumerate(zip(egos.tolist(), parts, strict=True)):
         nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        x, y = _rows(data.x, nodes), data.y[nodes]
+        x, y = take_rows(data.x, nodes), data.y[nodes]
         networks.append(EgoNetwork(client, ego, nodes, edge_index, x, y, nobody, nobody, nobody))
     return networks
 
@@ -298,7 +297,7 @@ class _Neighbours(NamedTuple):
 
     def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """List the neighbours of all given nodes: whose they are (a place) and which."""
-        place, entry = _entries(self.start, nodes)
+        place, entry = row_entries(self.start, nodes)
         return place, self.other[entry]
 
 
@@ -375,23 +374,3 @@ def _draw(y: Tensor, ratios: Sequence[float], chance: torch.Generator) -> Masks:
     for mask, start, end in zip(masks, [0, *ends[:2]], ends, strict=True):
         mask[order[start:end]] = True
     return Masks(*masks)
-
-
-def _rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Take rows of a dense or CSR matrix."""
-    if x.layout == torch.strided:
-        return x[rows]
-    start = x.crow_indices().long()
-    place, entry = _entries(start, rows)
-    columns, values = x.col_indices()[entry], x.values()[entry]
-    own = pointers(place, rows.numel()).to(columns.dtype)
-    return csr_tensor(own, columns, values, (rows.numel(), x.size(1)))
-
-
-def _entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """List the entries of rows of a CSR matrix: whose they are (a place in ``rows``) and which."""
-    counts = start[rows + 1] - start[rows]
-    place = torch.repeat_interleave(counts)
-    # Counts up within each row, from where its entries begin.
-    first = start[rows] - (counts.cumsum(0) - counts)
-    return place, torch.arange(place.numel()) + first[place]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.data.graph import Graph
 from flower_graph.data.pyg import graph_from
+from flower_graph.data.validate import PARTS
 from flower_graph.errors import DataError
 
 
@@ -55,6 +56,36 @@ def load_file(path: Path) -> Graph:
     """
     if not path.is_file():
         raise DataError(f"data.name = {str(path)!r}: there is no such file")
+    values = read_file(path)
+    classes = values.get("num_classes")
+    if isinstance(classes, Tensor) and classes.numel() == 1:
+        classes = int(classes)
+    if classes is not None and (not isinstance(classes, int) or classes < 1):
+        raise DataError(f"file {path}: num_classes is {classes!r}, must be a whole number above 0")
+    return graph_from(SimpleNamespace(**values), str(path), classes)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read what :func:`load_file` builds its graph of, still unchecked.
+
+    Parameters
+    ----------
+    path
+        The file, which exists.
+
+    Returns
+    -------
+    dict
+        Everything in the file by name; features, edges, labels and masks are tensors, None or
+        missing.
+
+    Raises
+    ------
+    DataError
+        If the file is something else.
+    """
+    from torch_geometric.data import Data
+
     try:
         with pyg_classes_allowed():
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -64,23 +95,11 @@ def load_file(path: Path) -> Graph:
             f"file {path} is not a graph that can be loaded safely: a Data or a dict of "
             f"tensors saved by torch.save is expected ({type(error).__name__}: {error})"
         ) from error
-    return _graph(content, path)
-
-
-def _graph(content: Any, path: Path) -> Graph:
-    from torch_geometric.data import Data
-
     # Not by attributes of Data, some of which are computed (num_classes is not one).
     values = content.to_dict() if isinstance(content, Data) else content
     if not isinstance(values, dict):
         raise DataError(f"file {path} holds a {type(content).__name__}, not a Data or a dict")
-    for key in ("x", "edge_index", "y", "train_mask", "val_mask", "test_mask"):
+    for key in ("x", "edge_index", "y", *PARTS):
         if values.get(key) is not None and not isinstance(values[key], Tensor):
             raise DataError(f"file {path}: {key} is a {type(values[key]).__name__}, not a tensor")
-    classes = values.get("num_classes")
-    if isinstance(classes, Tensor) and classes.numel() == 1:
-        classes = int(classes)
-    if classes is not None and (not isinstance(classes, int) or classes < 1):
-        raise DataError(f"file {path}: num_classes is {classes!r}, must be a whole number above 0")
-    tensors = SimpleNamespace(**{str(key): value for key, value in values.items()})
-    return graph_from(tensors, str(path), classes)
+    return {str(key): value for key, value in values.items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import csr_tensor, pointers
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -79,6 +80,51 @@ def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.stack([keys // max(num_nodes, 1), keys % max(num_nodes, 1)])
 
 
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Take rows of a dense or sparse CSR matrix.
+
+    Parameters
+    ----------
+    x
+        ``[n, f]``, dense or CSR.
+    rows
+        int64 ``[m]``, which rows, in which order.
+
+    Returns
+    -------
+    Tensor
+        ``[m, f]``, dense or CSR as ``x`` is.
+    """
+    if x.layout == torch.strided:
+        return x[rows]
+    place, entry = row_entries(x.crow_indices().long(), rows)
+    columns, values = x.col_indices()[entry], x.values()[entry]
+    own = pointers(place, rows.numel()).to(columns.dtype)
+    return csr_tensor(own, columns, values, (rows.numel(), x.size(1)))
+
+
+def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """List the entries of rows of a CSR matrix: whose they are (a place in ``rows``) and which.
+
+    Parameters
+    ----------
+    start
+        int64 ``[n + 1]``: the entries of row ``v`` are those from ``start[v]`` to ``start[v + 1]``.
+    rows
+        int64 ``[m]``, which rows.
+
+    Returns
+    -------
+    tuple of Tensor
+        Two of int64 ``[e]``, row after row.
+    """
+    counts = start[rows + 1] - start[rows]
+    place = torch.repeat_interleave(counts)
+    # Counts up within each row, from where its entries begin.
+    first = start[rows] - (counts.cumsum(0) - counts)
+    return place, torch.arange(place.numel()) + first[place]
+
+
 def normalize_rows(x: Tensor) -> Tensor:
     """Divide each row by the sum of its absolute values; a zero row stays zero.
 
@@ -98,6 +144,27 @@ def normalize_rows(x: Tensor) -> Tensor:
     """
     norm = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
     return x / torch.where(norm > 0, norm, torch.ones_like(norm))
+
+
+def prepare_features(x: Tensor, *, presence: bool, normalize: bool) -> Tensor:
+    """Do with features what ``data.presence`` and ``data.normalize`` say, in this order.
+
+    Parameters
+    ----------
+    x
+        Features, float ``[n, f]``, dense.
+    presence
+        Whether to keep of each number only if it is there: 1 for what is not 0.
+    normalize
+        Whether to scale each row to sum to one (``normalize_rows``).
+
+    Returns
+    -------
+    Tensor
+        Features of the same shape.
+    """
+    x = (x != 0).to(x.dtype) if presence else x
+    return normalize_rows(x) if normalize else x
 
 
 def check_dense_size(nodes: int, features: int, advice: str) -> None:

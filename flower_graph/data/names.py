@@ -64,6 +64,18 @@ def file_path(name: str) -> Path | None:
     return None
 
 
+def folder_path(name: str) -> Path | None:
+    """Return the path when a name means a folder of clients' graphs, else None.
+
+    It does when it ends in ``/``, or is a folder with ``.pt`` files in it; a folder of
+    raw data that happens to have the name of a data set does not count.
+    """
+    path = Path(name).expanduser()
+    if name.endswith("/") or (path.is_dir() and any(path.glob("*.pt"))):
+        return path
+    return None
+
+
 def pyg_name(name: str) -> PygName:
     """Return the PyG class and member that a name stands for.
 
@@ -130,6 +142,7 @@ def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
     text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
     if others:
         text += "; any node-classification class of PyG as Class or Class/name; a .pt file"
+        text += "; with app=fedgls also a folder of .pt files"
     return text
 
 

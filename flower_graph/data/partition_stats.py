@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flower_graph.data.client_graphs import ClientGraph, WholeGraph
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.errors import DataError
 
@@ -119,6 +120,87 @@ def node_statistics(data: SplitGraph) -> PartitionStatistics:
             **{f"classes in {part}": _counts(data.y[mask]) for part, mask in masks.items()},
         },
     )
+
+
+def client_statistics(
+    graphs: Sequence[ClientGraph], whole: WholeGraph | None
+) -> PartitionStatistics:
+    """Describe clients that share no node as FedGLS's Table 4 does, with what was cut, and split.
+
+    Parameters
+    ----------
+    graphs
+        One per client, at least one. Edges are those of all clients that have or hide some.
+    whole
+        The graph that they were cut out of; None where they have graphs of their own.
+
+    Returns
+    -------
+    PartitionStatistics
+        ``docs/partition.md`` says what each figure means.
+
+    Raises
+    ------
+    DataError
+        If there are no clients.
+    """
+    if not graphs:
+        raise DataError("no clients to describe: at least one is needed")
+    sizes = torch.tensor([graph.y.numel() for graph in graphs])
+    linked = [(graph, edges) for graph in graphs if (edges := _true_edges(graph)) is not None]
+    links = torch.tensor([edges.size(1) // 2 for _, edges in linked])
+    alike = torch.tensor([_homophily(graph.y, edges) for graph, edges in linked])
+    classes = torch.tensor([_classes(graph.y) for graph in graphs])
+    return PartitionStatistics(
+        figures={
+            "clients": len(graphs),
+            "graphless-clients": sum(graph.is_graphless for graph in graphs),
+            "features": graphs[0].x.size(1),
+            "classes": _classes(torch.cat([graph.y for graph in graphs])),
+            "nodes-per-client": _mean(sizes),
+            "edges-per-client": _mean(links),
+            "directed-edges-per-client": 2 * _mean(links),
+            "classes-per-client": _mean(classes),
+            "homophily-per-client": _mean(alike[~alike.isnan()]),
+            "fewest-nodes": int(sizes.min()),
+            "most-nodes": int(sizes.max()),
+            **({} if whole is None else _cut_figures(graphs, whole)),
+            **{f"{part}-per-client": _share_of(graphs, part) for part in ("train", "val", "test")},
+        },
+        distributions={
+            "nodes per client": _counts(sizes),
+            "edges per client": _counts(links),
+            "classes per client": _counts(classes),
+        },
+    )
+
+
+def _true_edges(graph: ClientGraph) -> Tensor | None:
+    return graph.hidden_edges if graph.edge_index is None else graph.edge_index
+
+
+def _homophily(y: Tensor, edges: Tensor) -> float:
+    """Give the share of edges between two nodes of one class; NaN if none has two labels."""
+    source, target = y[edges]
+    known = (source >= 0) & (target >= 0)
+    return float((source == target)[known].double().mean())
+
+
+def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, float]:
+    owner = torch.full((whole.y.numel(),), -1)
+    for graph in graphs:
+        owner[graph.nodes] = graph.client
+    source, target = owner[whole.edge_index]
+    held = (source >= 0) & (target >= 0)
+    return {
+        "kept-nodes-share": _mean(owner >= 0),
+        "kept-edges-share": _mean(held & (source == target)),
+        "cut-edges-share": _mean((source != target)[held]),
+    }
+
+
+def _share_of(graphs: Sequence[ClientGraph], part: str) -> float:
+    return sum(int(getattr(graph, f"{part}_mask").sum()) for graph in graphs) / len(graphs)
 
 
 def _overlap_figures(holders: Tensor) -> dict[str, float]:

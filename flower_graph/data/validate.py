@@ -30,13 +30,73 @@ def check_data(data: Any) -> None:
         range, empty or overlapping.
     """
     for key in ("x", "edge_index", "y", *PARTS):
-        if not isinstance(getattr(data, key, None), Tensor):
-            raise DataError(f"the graph has no tensor {key!r}")
+        check_tensor(data, key)
     check_features(data.x)
     nodes = int(data.x.size(0))
     check_edges(data.edge_index, nodes)
     check_labels(data.y, nodes, getattr(data, "num_classes", None))
     check_masks({key: getattr(data, key) for key in PARTS}, nodes)
+
+
+def check_client(data: Any) -> None:
+    """Check a client's own graph: some labels, all edges and all masks may be missing.
+
+    Parameters
+    ----------
+    data
+        A PyG ``Data`` or anything else with dense, finite ``x`` ``[n, f]``, ``y`` int64 ``[n]``
+        (below 0: no label), ``edge_index`` int64 ``[2, E]`` or None, boolean masks ``[n]`` or None.
+
+    Raises
+    ------
+    DataError
+        If something is malformed, or a node without a label or of another mask is in a mask.
+    """
+    for key in ("x", "y"):
+        check_tensor(data, key)
+    if data.x.layout != torch.strided:
+        raise DataError(f"x has the layout {data.x.layout}: must be dense")
+    check_features(data.x.float())
+    count = int(data.x.shape[0])
+    if getattr(data, "edge_index", None) is not None:
+        check_tensor(data, "edge_index")
+        check_edges(data.edge_index, count)
+    if data.y.shape != (count,) or data.y.dtype != torch.int64:
+        raise DataError(f"y is {data.y.dtype} {list(data.y.shape)}: must be int64 [{count}]")
+    taken = data.y < 0  # a node without a label has no part
+    for part in PARTS:
+        mask = mask_of(data, part)
+        if mask.shape != (count,) or mask.dtype != torch.bool:
+            raise DataError(f"{part} is {mask.dtype} {list(mask.shape)}: must be bool [{count}]")
+        if (taken & mask).any():
+            node = int((taken & mask).nonzero()[0])
+            raise DataError(f"{part}: node {node} has no label or is in another mask too")
+        taken = taken | mask
+
+
+def mask_of(data: Any, part: str) -> Tensor:
+    """Give a graph's mask, or one of no nodes where it has none.
+
+    Parameters
+    ----------
+    data
+        The graph, with labels ``y`` ``[n]``.
+    part
+        One of ``PARTS``.
+
+    Returns
+    -------
+    Tensor
+        Boolean ``[n]`` if the graph's own mask is.
+    """
+    mask = getattr(data, part, None)
+    return torch.zeros(data.y.numel(), dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+
+
+def check_tensor(data: Any, key: str) -> None:
+    """Raise DataError unless the graph has a tensor of this name."""
+    if not isinstance(getattr(data, key, None), Tensor):
+        raise DataError(f"the graph has no tensor {key!r}")
 
 
 def check_features(x: Tensor) -> None:

@@ -15,7 +15,15 @@ from torch_geometric.utils import coalesce, remove_self_loops
 from torch_geometric.utils import to_undirected as pyg_to_undirected
 
 from flower_graph.data.cache import copy_tree
-from flower_graph.data.graph import check_dense_size, dense_features, normalize_rows, to_undirected
+from flower_graph.data.graph import (
+    check_dense_size,
+    dense_features,
+    normalize_rows,
+    prepare_features,
+    row_entries,
+    take_rows,
+    to_undirected,
+)
 from flower_graph.errors import DataError
 
 
@@ -34,6 +42,26 @@ def test_to_undirected_is_what_pyg_gives(pairs: list[tuple[int, int]]) -> None:
     edges = torch.tensor(pairs).t()
     expected = coalesce(pyg_to_undirected(remove_self_loops(edges)[0], num_nodes=7), num_nodes=7)
     assert torch.equal(to_undirected(edges, 7), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1), st.data())
+def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(
+    numbers: list[list[int]], data: st.DataObject
+) -> None:
+    x = torch.tensor(numbers, dtype=torch.float32)
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, len(numbers) - 1), min_size=1)))
+    taken = take_rows(x.to_sparse_csr(), rows)
+    assert taken.layout == torch.sparse_csr
+    assert torch.equal(taken.to_dense(), take_rows(x, rows))
+    assert torch.equal(take_rows(x, rows), x[rows])
+
+
+def test_entries_of_rows_by_hand() -> None:
+    start = torch.tensor([0, 2, 2, 5])  # two entries, none, three
+    place, entry = row_entries(start, torch.tensor([2, 0, 1]))
+    assert place.tolist() == [0, 0, 0, 1, 1]
+    assert entry.tolist() == [2, 3, 4, 0, 1]
 
 
 def test_rows_are_divided_by_their_sum_of_absolute_values() -> None:
@@ -80,3 +108,18 @@ def test_the_size_limit_is_two_gigabytes() -> None:
     check_dense_size(1_000_000, 500, "")
     with pytest.raises(DataError, match="do that"):
         check_dense_size(1_000_000, 501, "do that")
+
+
+@pytest.mark.parametrize(
+    ("presence", "normalize", "row"),
+    [
+        (False, False, [0.0, -2.0, 6.0]),
+        (True, False, [0.0, 1.0, 1.0]),
+        (False, True, [0.0, -0.25, 0.75]),
+        (True, True, [0.0, 0.5, 0.5]),
+    ],
+)
+def test_features_are_prepared_as_the_config_says(presence, normalize, row):
+    x = torch.tensor([[0.0, -2.0, 6.0]])
+    assert prepare_features(x, presence=presence, normalize=normalize).tolist() == [row]
+    assert x.tolist() == [[0.0, -2.0, 6.0]]

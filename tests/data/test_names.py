@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.data.names import check_name, file_path, known_names, pyg_name
+from flower_graph.data.names import check_name, file_path, folder_path, known_names, pyg_name
 from flower_graph.errors import DataError
 
 
@@ -76,3 +76,18 @@ def test_a_name_is_a_file_when_it_looks_like_one(
     assert file_path("Cora") is None
     with pytest.raises(DataError, match=r"'absent\.pt': there is no such file"):
         check_name("absent.pt")
+
+
+def test_a_name_is_a_folder_when_it_has_saved_graphs_or_a_slash_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("clients", "Planetoid/Cora/raw", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "clients" / "a.pt").write_bytes(b"")
+    assert folder_path("clients") == folder_path("clients/") == Path("clients")
+    assert folder_path(str(tmp_path / "clients")) == tmp_path / "clients"
+    assert folder_path("absent/") == Path("absent")
+    # Raw data that has the name of a data set, and what is a file
+    for name in ("Planetoid/Cora", "empty", "absent", "Cora", "clients/a.pt"):
+        assert folder_path(name) is None

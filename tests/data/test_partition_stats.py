@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from flower_graph.data import Graph, to_undirected
+from flower_graph.data.client_graphs import ClientGraph, cut_out
 from flower_graph.data.ego_networks import EgoNetwork, ego_networks
-from flower_graph.data.partition_stats import ego_statistics, node_statistics
+from flower_graph.data.partition_stats import client_statistics, ego_statistics, node_statistics
 from flower_graph.errors import DataError
 
 # 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour, and no label.
@@ -116,3 +117,65 @@ def test_nodes_as_clients_by_hand() -> None:
         "classes in val": {},
         "classes in test": {0: 1, 1: 1, 2: 1},
     }
+
+
+def communities() -> list[ClientGraph]:
+    """Clients with the nodes 0 1 2, and 3 5 without their edges; nobody has 4."""
+    graph = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
+    first, second = cut_out(graph, [torch.tensor([0, 1, 2]), torch.tensor([3, 5])])
+    first = replace(first, train_mask=mask(0, 1, size=3), test_mask=mask(2, size=3))
+    second = replace(second, edge_index=None, hidden_edges=second.edge_index)
+    return [first, replace(second, val_mask=mask(0, size=2))]
+
+
+def test_figures_of_communities_by_hand() -> None:
+    whole = Graph(torch.zeros(6, 7), EDGES, torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3)
+    first, second = communities()
+    found = client_statistics([replace(first, y=whole.y[first.nodes]), second], whole)
+    assert found.figures == pytest.approx(
+        {
+            "clients": 2,
+            "graphless-clients": 1,
+            "features": 7,
+            "classes": 2,
+            "nodes-per-client": 5 / 2,
+            "edges-per-client": 1,  # 0 - 1 and 1 - 2, none at the other
+            "directed-edges-per-client": 2,
+            "classes-per-client": 3 / 2,
+            "homophily-per-client": 1 / 2,  # of the first client; the other has no edges
+            "fewest-nodes": 2,
+            "most-nodes": 3,
+            "kept-nodes-share": 5 / 6,
+            "kept-edges-share": 2 / 5,
+            "cut-edges-share": 2 / 4,  # 2 - 3 and 1 - 3, of all but 3 - 4
+            "train-per-client": 1,
+            "val-per-client": 1 / 2,
+            "test-per-client": 1 / 2,
+        }
+    )
+    assert found.distributions == {
+        "nodes per client": {2: 1, 3: 1},
+        "edges per client": {0: 1, 2: 1},
+        "classes per client": {1: 1, 2: 1},
+    }
+
+
+def test_clients_of_their_own_graphs_are_not_compared_with_a_whole_one() -> None:
+    first, second = communities()
+    found = client_statistics([first, replace(second, hidden_edges=None)], None)
+    assert not {name for name in found.figures if name.endswith("-share")}
+    assert found.figures["edges-per-client"] == 2  # of those whose edges are known
+    assert found.distributions["edges per client"] == {2: 1}
+    unknown = client_statistics([replace(second, hidden_edges=None)], None)
+    assert unknown.figures["edges-per-client"] == unknown.figures["homophily-per-client"] == 0
+
+
+def test_edges_to_a_node_without_a_label_say_nothing_about_homophily() -> None:
+    first, _ = communities()
+    found = client_statistics([replace(first, y=torch.tensor([-1, 1, 1]))], None)
+    assert found.figures["homophily-per-client"] == 1
+
+
+def test_no_communities_are_refused() -> None:
+    with pytest.raises(DataError, match="no clients to describe"):
+        client_statistics([], None)

@@ -1,0 +1,244 @@
+"""Clients cut out of one graph: nodes, edges, splits, who is graphless, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.utils import subgraph
+
+from flower_graph.data import Graph, csbm, to_undirected
+from flower_graph.data.client_graphs import (
+    ClientGraph,
+    check_client_graph,
+    check_neighbours,
+    cut_out,
+    partition_graph,
+    split_nodes,
+)
+from flower_graph.errors import DataError
+
+RATIOS = [0.6, 0.2, 0.2]
+
+
+def graph(**changes: Any) -> Graph:
+    """Return the path 0 - 1 - 2 - 3 - 4 with 1 - 3 as well; 5 has no neighbour."""
+    edges = to_undirected(torch.tensor([[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]), 6)
+    x = torch.eye(6) * torch.arange(1, 7)
+    return replace(Graph(x, edges, torch.tensor([0, 1, 2, 0, 1, -1]), 3), **changes)
+
+
+def parts(*nodes: list[int]) -> list[Tensor]:
+    return [torch.tensor(each, dtype=torch.int64) for each in nodes]
+
+
+def settings(**changes: Any) -> SimpleNamespace:
+    given: dict[str, Any] = {"method": "random", "clients": 5, "resolution": 1.0, "alpha": 0.5}
+    return SimpleNamespace(**{**given, "seed": None, "ratios": RATIOS, **changes})
+
+
+def large(**changes: Any) -> Graph:
+    made = csbm(200, 3, degree=6.0, features=40, active=5, homophily=0.8, seed=0)
+    return replace(made, **changes)
+
+
+def places(client: ClientGraph) -> list[list[int]]:
+    masks = (client.train_mask, client.val_mask, client.test_mask)
+    return [client.nodes[mask].tolist() for mask in masks]
+
+
+def same(one: ClientGraph, other: ClientGraph) -> bool:
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(torch.equal(a, b) if torch.is_tensor(a) else a is b or a == b for a, b in pairs)
+
+
+# --- nodes and edges
+
+
+def test_a_client_has_the_edges_among_its_nodes_by_hand() -> None:
+    first, second = cut_out(graph(), parts([0, 1, 3], [2, 4]))
+    assert (first.client, second.client) == (0, 1)
+    assert first.nodes.tolist() == [0, 1, 3]
+    assert first.edge_index is not None and second.edge_index is not None
+    assert first.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert second.edge_index.tolist() == [[], []]
+    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 0], [2, 1])
+    assert first.x.tolist() == graph().x[[0, 1, 3]].tolist()
+    assert places(first) == [[], [], []]
+    assert not first.is_graphless and first.hidden_edges is None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_sparse_features_stay_sparse() -> None:
+    whole = graph()
+    [dense] = cut_out(whole, parts([1, 3, 5]))
+    [sparse] = cut_out(replace(whole, x=whole.x.to_sparse_csr()), parts([1, 3, 5]))
+    assert sparse.x.layout == torch.sparse_csr
+    assert torch.equal(sparse.x.to_dense(), dense.x)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
+def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: Any) -> None:
+    edges = to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), 9)
+    whose = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=9)))
+    whole = Graph(torch.zeros(9, 1), edges, torch.zeros(9, dtype=torch.int64), 1)
+    cut = [(whose == part).nonzero().flatten() for part in range(3)]  # the fourth part is dropped
+    for nodes, client in zip(cut, cut_out(whole, cut), strict=True):
+        expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
+        assert client.edge_index is not None
+        assert torch.equal(client.edge_index, expected)
+
+
+@pytest.mark.parametrize("method", ["louvain", "metis", "dirichlet", "random"])
+def test_every_way_to_cut_gives_clients_that_share_no_node(method: str) -> None:
+    clients = partition_graph(large(), settings(method=method), 0.4, seed=0)
+    assert [client.client for client in clients] == list(range(5))
+    nodes = torch.cat([client.nodes for client in clients])
+    assert nodes.unique().numel() == nodes.numel()
+    assert method == "louvain" or nodes.numel() == 200
+
+
+def test_alpha_and_resolution_reach_the_cut() -> None:
+    def sizes(**changes: Any) -> list[int]:
+        cut = partition_graph(large(), settings(clients=3, **changes), 0.0, seed=0)
+        return [client.y.numel() for client in cut]
+
+    assert max(sizes(method="louvain", resolution=3.0)) < max(sizes(method="louvain"))
+    assert sizes(method="dirichlet", alpha=1.0) != sizes(method="dirichlet", alpha=100.0)
+
+
+def test_seeds_of_run_and_partition() -> None:
+    first = partition_graph(large(), settings(), 0.4, seed=3)
+    second = partition_graph(large(), settings(seed=3), 0.4, seed=8)
+    assert all(map(same, first, second))
+    other = partition_graph(large(), settings(), 0.4, seed=8)
+    assert not all(map(same, first, other))
+
+
+def test_a_way_to_cut_that_does_not_exist() -> None:
+    with pytest.raises(DataError, match="method = 'leiden': must be one of louvain, metis, dir"):
+        partition_graph(large(), settings(method="leiden"), 0.5, seed=0)
+
+
+# --- split
+
+
+def test_each_client_splits_its_labelled_nodes_60_20_20() -> None:
+    y = large().y.clone()
+    y[::2] = -1
+    for client in partition_graph(large(y=y), settings(clients=2), 0.5, seed=0):
+        train, val, test = places(client)
+        labelled = client.nodes[client.y >= 0].tolist()
+        assert sorted(train + val + test) == labelled
+        count = len(labelled)
+        ends = [round(0.6 * count), round(0.8 * count), count]
+        assert [len(train), len(val), len(test)] == [ends[0], ends[1] - ends[0], ends[2] - ends[1]]
+
+
+def test_a_split_depends_on_seed_and_client_alone() -> None:
+    one, two = cut_out(large(), [torch.arange(0, 50), torch.arange(50, 100)])
+    split = split_nodes(one, RATIOS, seed=0)
+    assert same(split, split_nodes(split, RATIOS, seed=0))
+    assert not torch.equal(split.train_mask, split_nodes(one, RATIOS, seed=1).train_mask)
+    assert not torch.equal(split.train_mask, split_nodes(two, RATIOS, seed=0).train_mask)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ratios", "said"),
+    [
+        ([0], RATIOS, r"client 0 cannot be split \(nodes: 1, with a label: 1\)"),
+        ([5], RATIOS, r"client 0 .*nodes: 1, with a label: 0"),
+        ([0, 1, 5], RATIOS, r"client 0 .*nodes: 3, with a label: 2"),
+        ([0, 1, 2, 3, 4], [0.8, 0.0, 0.2], r"ratios = \[0.8, 0.0, 0.2\] must leave at least one"),
+    ],
+)
+def test_a_client_too_small_for_its_split(nodes: list[int], ratios: list[float], said: str) -> None:
+    [client] = cut_out(graph(), parts(nodes))
+    with pytest.raises(DataError, match=said):
+        split_nodes(client, ratios, seed=0)
+
+
+def test_a_community_of_one_node_is_named_with_what_to_do() -> None:
+    lonely = settings(method="louvain", clients=2)  # the second community of the path is node 5
+    whole = graph(edge_index=to_undirected(torch.tensor([[0, 0, 1, 0], [1, 2, 2, 3]]), 6))
+    whole = replace(whole, edge_index=torch.cat([whole.edge_index, torch.tensor([[3], [1]])], 1))
+    with pytest.raises(DataError, match=r"^client 1 .*nodes: 1, .*; use fewer .*clients = 2\)"):
+        partition_graph(whole, lonely, 0.0, seed=0)
+
+
+# --- graphless clients
+
+
+def graphless(ratio: float, seed: int = 0) -> set[int]:
+    clients = partition_graph(large(), settings(clients=8), ratio, seed)
+    return {client.client for client in clients if client.is_graphless}
+
+
+def test_a_larger_ratio_has_the_graphless_clients_of_a_smaller_one() -> None:
+    found = [graphless(ratio) for ratio in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert [len(each) for each in found] == [0, 2, 4, 6, 8]
+    assert all(small < large for small, large in pairwise(found))
+    assert len({frozenset(graphless(0.5, seed)) for seed in range(5)}) > 1
+
+
+def test_a_graphless_client_hides_its_edges_and_is_the_same_otherwise() -> None:
+    all_have = partition_graph(large(), settings(), 0.0, seed=0)
+    none_has = partition_graph(large(), settings(), 1.0, seed=0)
+    for open_one, hidden in zip(all_have, none_has, strict=True):
+        assert hidden.is_graphless and open_one.edge_index is not None
+        assert open_one.edge_index.numel() > 0
+        assert same(replace(hidden, edge_index=hidden.hidden_edges, hidden_edges=None), open_one)
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
+def test_a_ratio_that_is_no_share(ratio: float) -> None:
+    with pytest.raises(DataError, match=f"graphless_ratio = {ratio}: must be 0 to 1"):
+        partition_graph(large(), settings(), ratio, seed=0)
+
+
+def trainable(**changes: Any) -> ClientGraph:
+    [client] = cut_out(graph(), parts([0, 1, 2, 3, 4]))
+    return replace(split_nodes(client, RATIOS, seed=0), **changes)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_constant_features_without_edges_are_refused(sparse: bool) -> None:
+    def features(x: Tensor) -> Tensor:
+        return x.to_sparse_csr() if sparse else x
+
+    constant = features(torch.tensor([[0.0, 2.0]]).repeat(5, 1))
+    nearly = features(torch.tensor([[0.0, 2.0]] * 4 + [[0.0, 1.0]]))
+    check_client_graph(trainable(x=constant))
+    check_client_graph(trainable(x=nearly, edge_index=None))
+    with pytest.raises(DataError, match="client 0: it has no edges, and constant features on all"):
+        check_client_graph(trainable(x=constant, edge_index=None))
+
+
+def test_constant_features_are_refused_when_the_graph_is_cut() -> None:
+    with pytest.raises(DataError, match=r"client 0: .*constant features.*; use fewer clients"):
+        partition_graph(large(x=torch.ones(200, 3)), settings(), 1.0, seed=0)
+    assert len(partition_graph(large(x=torch.ones(200, 3)), settings(), 0.0, seed=0)) == 5
+
+
+def test_nothing_to_train_on_is_refused() -> None:
+    nobody = torch.zeros(5, dtype=torch.bool)
+    with pytest.raises(DataError, match="client 0: none of its 5 nodes is for training"):
+        check_client_graph(trainable(train_mask=nobody))
+    with pytest.raises(DataError, match="client 0: none of its 5 nodes has a label"):
+        check_client_graph(trainable(y=torch.full((5,), -1), train_mask=nobody))
+
+
+def test_more_neighbours_than_a_graphless_client_has_nodes() -> None:
+    graphs = [trainable(), trainable(client=4, edge_index=None)]
+    check_neighbours(graphs, 4)
+    with pytest.raises(DataError, match=r"client 4 has 5 nodes, .* at most 4 .*neighbours = 5"):
+        check_neighbours(graphs, 5)
+    check_neighbours(graphs[:1], 5)
