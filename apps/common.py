@@ -56,6 +56,10 @@ def method_of(config: RunConfig) -> Method:
         from flower_graph.apps import fedscem
 
         return fedscem
+    if config.app == "fedgls":
+        from flower_graph.apps import fedgls
+
+        return fedgls
     from flower_graph.apps import nfedgnn
 
     return nfedgnn
@@ -175,9 +179,13 @@ def _cached_data(settings: str, seed: int, saved: int) -> Data:
 
 
 def saved_at(name: str) -> int:
-    """Return when a file was saved, so that a cache reads a new one anew; 0 for other names."""
+    """Return when a file, or the last of a folder's, was saved; 0 for other names.
+
+    With it a cache reads a new one anew.
+    """
     file = Path(name)
-    return file.stat().st_mtime_ns if file.is_file() else 0
+    files = [file] if file.is_file() else file.glob("*.pt")
+    return max((one.stat().st_mtime_ns for one in files), default=0)
 
 
 def configured(context: Context) -> tuple[RunConfig, Path | None]:

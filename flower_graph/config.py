@@ -1,10 +1,10 @@
 """Settings of a run: the schema of each method, the YAML files that ship with it, overrides.
 
 Settings are laid over each other in three steps: the defaults that the method's schema has
-(``config_nfedgnn.py``, ``config_fedscem.py``), one YAML file (and the parent that it names), and
-overrides such as ``strategy.reg_weight=10``. The key ``app`` chooses the method. Whatever is
-unknown, of the wrong type or impossible is refused here, before data are read or a client is
-asked.
+(``config_nfedgnn.py``, ``config_fedscem.py``, ``config_fedgls.py``), one YAML file (and the parent
+that it names), and overrides such as ``strategy.reg_weight=10``. The key ``app`` chooses the
+method. Whatever is unknown, of the wrong type or impossible is refused here, before data are read
+or a client is asked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flower_graph.config_base import DataConfig
 from flower_graph.config_checks import choice, known_keys, one_line, refuse_key, show
+from flower_graph.config_fedgls import FedGLSConfig
 from flower_graph.config_fedscem import FedSCemConfig
 from flower_graph.config_nfedgnn import NFedGNNConfig
 from flower_graph.config_sources import (
@@ -31,6 +32,7 @@ from flower_graph.errors import ConfigError
 __all__ = [
     "APPS",
     "DataConfig",
+    "FedGLSConfig",
     "FedSCemConfig",
     "NFedGNNConfig",
     "RunConfig",
@@ -41,8 +43,8 @@ __all__ = [
     "to_yaml",
 ]
 
-RunConfig = NFedGNNConfig | FedSCemConfig
-APPS = ("nfedgnn", "fedscem")
+RunConfig = NFedGNNConfig | FedSCemConfig | FedGLSConfig
+APPS = ("nfedgnn", "fedscem", "fedgls")
 
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -92,12 +94,14 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
-def _schema(layers: Iterable[dict[str, Any]]) -> type[NFedGNNConfig] | type[FedSCemConfig]:
+def _schema(layers: Iterable[dict[str, Any]]) -> type[RunConfig]:
     """Choose the schema by the last layer that names an app."""
     app = next((layer["app"] for layer in reversed(list(layers)) if "app" in layer), "nfedgnn")
     if not isinstance(app, str):
         raise ConfigError(f"app: {show(app)} is not text")
     choice("app", app, APPS)
+    if app == "fedgls":
+        return FedGLSConfig
     return FedSCemConfig if app == "fedscem" else NFedGNNConfig
 
 

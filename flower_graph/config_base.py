@@ -25,6 +25,7 @@ class DataConfig:
     num_test: int = 1000  # test nodes, random split
     ratios: list[float] | None = None  # train, val, test shares of a random split; replace counts
     normalize: bool = True  # scale each node's features to sum to one
+    presence: bool = False  # before that, make every feature that is not 0 a 1
     nodes: int = 10000  # csbm: number of nodes
     classes: int = 7  # csbm: number of classes
     degree: float = 10.0  # csbm: mean number of neighbours
@@ -57,7 +58,7 @@ class DataConfig:
 class CommonConfig:
     """What the schemas of all methods start with."""
 
-    app: str = "nfedgnn"  # nfedgnn | fedscem: the method, and with it the schema of the rest
+    app: str = "nfedgnn"  # nfedgnn | fedscem | fedgls: the method, and with it the other keys
     seed: int = 0  # seed of weights, dropout, sampling and, by default, the split's index
     rounds: int = 200  # rounds of training
     device: str = "auto"  # auto | cpu | cuda | cuda:N

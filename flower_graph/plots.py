@@ -63,9 +63,9 @@ def save_curves(path: Path, reports: Sequence[RoundReport], *, title: str) -> No
         ("loss", [report.loss for report in reports]),
         ("cross-entropy", [report.cross_entropy for report in reports]),
     ):
-        _line(loss, rounds, value, name)
-    _line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
-    _line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
+        line(loss, rounds, value, name)
+    line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
+    line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
     _bytes(traffic, rounds, reports)
     finish(loss, "loss", legend=True)
     finish(accuracy, "accuracy", legend=True)
@@ -170,21 +170,6 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
     save(figure, path)
 
 
-def _line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
-    place = len(axes.lines)
-    # One round alone has no line to be seen: it gets a dot.
-    marker = "o" if len(rounds) == 1 else ""
-    axes.plot(
-        rounds,
-        values,
-        color=COLOURS[place],
-        linestyle=DASHES[place],
-        marker=marker,
-        linewidth=1.6,
-        label=name,
-    )
-
-
 def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) -> None:
     ways = {
         way: [sum(report.bytes.get(way, {}).values()) for report in reports]
@@ -192,7 +177,7 @@ def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) ->
     }
     power = byte_unit(max(max(values) for values in ways.values()))
     for way, values in ways.items():
-        _line(axes, rounds, [value / 1024**power for value in values], way)
+        line(axes, rounds, [value / 1024**power for value in values], way)
     finish(axes, f"payload so far ({UNITS[power]})", legend=True)
     axes.set_ylim(bottom=0)
 
@@ -217,6 +202,22 @@ def _even(rows: Sequence[Sequence[float]], what: str) -> NDArray[np.float64]:
     if rounds == 0:
         raise ValueError(f"{what}: a curve without rounds; each needs at least one")
     return np.array([list(row[:rounds]) for row in rows], dtype=np.float64)
+
+
+def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
+    """Draw the next curve of a panel, in a colour and with dashes of its own."""
+    place = len(axes.lines)
+    # One round alone has no line to be seen: it gets a dot.
+    marker = "o" if len(rounds) == 1 else ""
+    axes.plot(
+        rounds,
+        values,
+        color=COLOURS[place],
+        linestyle=DASHES[place],
+        marker=marker,
+        linewidth=1.6,
+        label=name,
+    )
 
 
 def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:

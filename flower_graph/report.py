@@ -42,6 +42,7 @@ class RoundReport:
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)  # seconds by part of the round
     skipped: str = ""  # why nothing was aggregated; empty where something was
+    structure: dict[str, float] = field(default_factory=dict)  # learnt graphs against true ones
 
     def to_record(self) -> dict[str, Any]:
         """Give the report as a line of ``metrics.jsonl`` has it."""
@@ -107,7 +108,9 @@ class RunWriter:
     def finish(
         self, final: Mapping[str, Any], state: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Write ``weights.safetensors``, ``curves.png`` and, last, ``result.json``.
+        """Write ``weights.safetensors``, the pictures and, last, ``result.json``.
+
+        The pictures are ``curves.png`` and, if a round compared graphs, ``structure.png``.
 
         Parameters
         ----------
@@ -134,12 +137,20 @@ class RunWriter:
         result: dict[str, Any] = plain({**make_result(self.config, self.reports, total), **final})
         if state:
             _write_weights(self.out / "weights.safetensors", state)
+        self._draw()
+        write_json(self.out / "result.json", result)
+        return result
+
+    def _draw(self) -> None:
         # Imported here: it takes a second, and a run that stops early has no use for it.
         from flower_graph.plots import save_curves
 
-        save_curves(self.out / "curves.png", self.reports, title=_title(self.config))
-        write_json(self.out / "result.json", result)
-        return result
+        title = _title(self.config)
+        save_curves(self.out / "curves.png", self.reports, title=title)
+        if any(report.structure for report in self.reports):
+            from flower_graph.plots_structure import save_structure
+
+            save_structure(self.out / "structure.png", self.reports, title=title)
 
     def _take_over(self) -> None:
         """Make a resumed run's files say what it goes on from.

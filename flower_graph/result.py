@@ -40,6 +40,8 @@ def make_result(
     """
     last = reports[-1]
     best = best_round(reports)
+    # Only of methods that make graphs: for others the key would say nothing.
+    structure = {"structure": last.structure} if last.structure else {}
     return {
         "config": config,
         "seed": config.get("seed"),
@@ -51,6 +53,7 @@ def make_result(
         "best-val-accuracy": best.val_accuracy if best else None,
         "best-round": best.round if best else None,
         "loss": last.loss,
+        **structure,
         "bytes": last.bytes,
         "wire-bytes": last.wire_bytes,
         "seconds": _seconds(reports, total),

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.config import (
+    FedGLSConfig,
     FedSCemConfig,
     NFedGNNConfig,
     list_configs,
@@ -316,8 +317,8 @@ def test_a_section_is_no_setting(override: str) -> None:
 
 def test_unknown_configs_name_the_nearest() -> None:
     assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
-    assert "did you mean fedscem/cora or nfedgnn/cora?" in refusal(config="cora")
-    assert "there are fedscem/citeseer" in refusal(config="zzzzzzzz")
+    assert "did you mean fedgls/cora or fedscem/cora or nfedgnn/cora?" in refusal(config="cora")
+    assert "there are fedgls/citeseer" in refusal(config="zzzzzzzz")
     assert "unknown" in refusal(config="../conf/quickstart")
 
 
@@ -408,12 +409,11 @@ def test_settings_are_read_without_torch_or_flower() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("schema", [NFedGNNConfig, FedSCemConfig])
+@pytest.mark.parametrize("schema", [NFedGNNConfig, FedSCemConfig, FedGLSConfig])
 def test_the_page_on_configuration_has_every_key_and_no_other(schema: type) -> None:
     text = (Path(__file__).resolve().parent.parent / "docs" / "configuration.md").read_text()
-    shared, _, rest = text.partition("\n## `nfedgnn`")
-    nfedgnn, _, fedscem = rest.partition("\n## `fedscem`")
-    own = fedscem if schema is FedSCemConfig else nfedgnn
+    shared, *sections = text.split("\n## `")
+    (own,) = (part for part in sections if part.startswith(schema().app))
     rows = [line for line in (shared + own).splitlines() if line.startswith("| `")]
     named = {key for row in rows for key in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert named == set(known_keys(schema))

@@ -77,11 +77,26 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3).T.requires_grad_()  # not contiguous
     returned = writer.finish(FINAL, {"users": weight, "scale": np.float32(2)})
     assert {path.name for path in writer.out.iterdir()} == FILES
+    assert "structure" not in returned
     assert OmegaConf.to_container(OmegaConf.load(writer.out / "config.yaml")) == CONFIG
     assert json.loads((writer.out / "result.json").read_text()) == returned
     weights = load_file(writer.out / "weights.safetensors")
     np.testing.assert_array_equal(weights["users"], [[0, 3], [1, 4], [2, 5]])
     assert weights["scale"].shape == () and weights["scale"] == 2
+
+
+def test_a_run_that_compares_graphs_leaves_their_picture_and_the_last_figures(
+    tmp_path: Path,
+) -> None:
+    writer = RunWriter(tmp_path / "run", CONFIG)
+    writer.write_round(report(1, structure={"precision": 0.5, "true-degree": 4.0}))
+    writer.write_round(report(2, structure={"precision": 0.75, "true-degree": 4.0}))
+    returned = writer.finish(FINAL)
+    assert returned["structure"] == {"precision": 0.75, "true-degree": 4.0}
+    assert [line["structure"]["precision"] for line in lines(writer.out)] == [0.5, 0.75]
+    named = {path.name for path in writer.out.iterdir()}
+    assert named == (FILES | {"structure.png"}) - {"weights.safetensors"}
+    assert read_reports(writer.metrics) == writer.reports
 
 
 def test_metrics_line_has_the_report_under_hyphened_keys(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""The weight-sharing clients of one SuperNode, kept from message to message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.records.structure import MODEL_KEYS
+from flower_graph.stacked_weights import ModelWeights
+from flower_graph.state import StateStore, Tensors
+from flower_graph.structure_cohort import StructureCohort
+from flower_graph.structure_networks import StructureSettings, rest_shapes
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+Opened = tuple[StructureCohort, Tensors]
+
+
+class StructureHost:
+    """Keeps a cohort's optimisers and graph learners behind the ClientApp's context.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context.
+    graphs : sequence of ClientGraph
+        The clients' data.
+    settings : StructureSettings
+        Models and training.
+    device : device
+        Where to compute.
+
+    Raises
+    ------
+    ValueError
+        If there is no client, two have one number, or the data do not fit the settings.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graphs: Sequence[ClientGraph],
+        settings: StructureSettings,
+        device: torch.device,
+    ) -> None:
+        check_graphs(graphs, settings)
+        self.graphs, self.settings, self._device = list(graphs), settings, device
+        self._store = StateStore(context, "structure-client")
+
+    @contextmanager
+    def opened(self) -> Iterator[StructureCohort]:
+        """Work with the cohort; what changed counts when the block ends well."""
+        cohort, tensors = self._open()
+        self._store.begin()
+        yield cohort
+        self._store.commit((cohort, tensors), tensors)
+
+    def _open(self) -> Opened:
+        if self._store.version:
+            found: Opened = self._store.load(self._build)
+            return found
+        start = StructureCohort(self.graphs, self.settings, device=self._device).tensors()
+        return self._build(self._store.create(start))
+
+    def _build(self, tensors: Tensors) -> Opened:
+        # Steps are counted on the CPU, where Adam wants them.
+        placed = {
+            key: value if key.endswith("step") else value.to(self._device)
+            for key, value in tensors.items()
+        }
+        return StructureCohort(self.graphs, self.settings, placed, self._device), placed
+
+
+def check_models(models: Sequence[ModelWeights], settings: StructureSettings) -> None:
+    """Refuse models that other settings made; names the array."""
+    rest = sum(torch.Size(shape).numel() for shape in rest_shapes(settings).values())
+    wanted = ((settings.num_features, settings.hidden), (rest,))
+    for names, model in zip(MODEL_KEYS, models, strict=False):
+        for name, part, shape in zip(names, (model.first, model.rest), wanted, strict=True):
+            if part.shape != shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(part.shape)}, expected {shape}: server and clients "
+                    "must have the same settings"
+                )
+
+
+def check_graphs(graphs: Sequence[ClientGraph], settings: StructureSettings) -> None:
+    """Refuse data that the settings cannot work with; names the client."""
+    if not graphs:
+        raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
+    numbers = [graph.client for graph in graphs]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
+    for graph in graphs:
+        if graph.x.shape[1] != settings.num_features:
+            raise ValueError(
+                f"client {graph.client} has {graph.x.shape[1]} features, the run has "
+                f"{settings.num_features}"
+            )
+        if graph.y.numel() and int(graph.y.max()) >= settings.num_classes:
+            raise ValueError(
+                f"client {graph.client} has class {int(graph.y.max())}, the run's classes are 0 to "
+                f"{settings.num_classes - 1}"
+            )
+        if not graph.train_mask.any():
+            raise ValueError(f"client {graph.client} has no training node: it cannot train")

@@ -1,0 +1,270 @@
+"""FedGLS: federated graph learning with graphless clients.
+
+Fu et al., "Federated Graph Learning with Graphless Clients", TMLR 2024. Every client has node
+features; some, the *graphless* ones, have no edges. All train a GNN ``H = GNN(X, A; theta)`` and a
+feature encoder ``Z = MLP(X; omega)`` that learns to say the same without edges. A graphless client
+also has a graph learner ``A^ = P(Gen(X; phi))`` and puts ``A^`` in the place of ``A``. Theta and
+omega together carry what structure means from client to client.
+
+Round ``t``:
+
+1. server -> clients: ``theta``, ``omega``;
+2. graphless client: one step of phi on ``L_c``, NT-Xent between ``h_i`` and ``z_i`` of each node
+   (equations 8 and 9); phi never leaves the client. Then ``A^`` is made anew and stands;
+3. client, ``E`` times: theta steps on the cross-entropy of its labelled nodes (equation 10), omega
+   on ``KL(softmax(H) || softmax(Z))`` with ``H`` fixed (equation 11);
+4. client -> server: theta, omega, and its number of nodes;
+5. server: the mean weighted by nodes (equation 12), which is Flower's ``FedAvg``;
+6. server -> clients: the new means, to be measured (Flower's ``evaluate``).
+
+The server's half adds nothing to the averaging, so any Flower strategy that averages arrays can
+take its place: ``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=100)``.
+
+A SuperNode with several clients trains them in one program and answers with their mean weighted by
+nodes, under the sum of their nodes: the server's mean is what it is with one client each.
+
+*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``), Fed-GNN (``true``), Fed-MLP (``none``);
+and below Fed-GNNMLP (``own``, with ``SharewiseFedAvg``) and Local-GNN_k (``LocalTraining``).
+FedProto has a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.records.keys import SERVER_ROUND
+from flower_graph.records.structure import (
+    CONTRAST,
+    DISTILLATION,
+    LOSS,
+    SHARE_END,
+    STRUCTURE_NAMES,
+    SharedModels,
+    mean_of,
+    measurements,
+    training_metrics,
+)
+from flower_graph.relay import resolve_device
+from flower_graph.report import RoundReport
+from flower_graph.reported_fedavg import ReportedFedAvg
+from flower_graph.stacked_weights import ModelWeights
+from flower_graph.structure_cohort import StructureCohort, Trained
+from flower_graph.structure_host import StructureHost, check_models
+from flower_graph.structure_networks import OWN, StructureSettings, initial_models
+
+Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class StructureClient(NumPyClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; optimisers and graph learners live behind it.
+    graphs : sequence of ClientGraph
+        The clients' data, some without edges.
+    settings : StructureSettings
+        Models and training, the same at all clients and at the server.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graphs: Sequence[ClientGraph],
+        settings: StructureSettings,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self.settings = settings
+        self.host = StructureHost(context, graphs, settings, resolve_device(device))
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+        """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
+        start = self._models(parameters)
+        with self.host.opened() as cohort:
+            cohort.start_from(start)
+            trained = cohort.train(int(config[SERVER_ROUND]))
+        # Out here: if nobody is left to average, the clients still keep what they have.
+        models, shares, nodes = cohort.mean_models(trained.diverged)
+        shared = SharedModels(models, shares if self.settings.graphs == OWN else None)
+        return training_answer(shared.to_arrays(), nodes, trained)
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure the server's models on every client (step 6)."""
+        start = self._models(parameters)
+        with self.host.opened() as cohort:
+            cohort.start_from(start)
+            return measured(cohort)
+
+    def _models(self, parameters: list[NDArray[Any]]) -> list[ModelWeights]:
+        shared = SharedModels.from_arrays(parameters, self.settings.num_models)
+        check_models(shared.models, self.settings)
+        return shared.models
+
+
+class LocalClient(StructureClient):
+    """Clients that train alone (Local-GNN_k): no array travels."""
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+        """Train every client's own model."""
+        with self.host.opened() as cohort:
+            trained = cohort.train(int(config[SERVER_ROUND]))
+            nodes = int(cohort.nodes.sum())
+        return training_answer({}, nodes, trained)
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure every client's own model."""
+        with self.host.opened() as cohort:
+            return measured(cohort)
+
+
+def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:
+    """Answer an ``evaluate``: mean loss, number of clients, measurements."""
+    metrics = measurements(cohort.evaluate(), cohort.structure())
+    return mean_of(metrics, LOSS), cohort.size, dict(metrics)
+
+
+def training_answer(arrays: dict[str, NDArray[Any]], weight: int, trained: Trained) -> Answer:
+    """Answer a ``train``: arrays, their weight, losses and who is left out."""
+    losses = {CONTRAST: trained.contrast, DISTILLATION: trained.distillation}
+    left_out = [f"client {client}: weights are not finite" for client in trained.diverged]
+    return list(arrays.values()), weight, training_metrics(losses, weight, list(arrays), left_out)
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+def initial_arrays(settings: StructureSettings) -> ArrayRecord:
+    """Give the models that a run starts from, for any Flower strategy's ``start``."""
+    models = initial_models(settings)
+    shares = [1.0] * len(models) if settings.graphs == OWN else None
+    arrays = SharedModels(models, shares).to_arrays()
+    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+
+
+class StructureFedAvg(ReportedFedAvg):
+    """Flower's ``FedAvg`` for ``StructureClient``, with a report a round.
+
+    Parameters
+    ----------
+    settings : StructureSettings
+        What the clients have too.
+    participation : float
+        Share of the SuperNodes asked each round, above 0 and at most 1.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    **more
+        As for ``ReportedFedAvg``.
+    """
+
+    def __init__(
+        self,
+        settings: StructureSettings,
+        *,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
+        )
+        self.settings = settings
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        num_rounds: int = 100,
+        timeout: float = 600.0,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> Result:
+        """Run the method.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, of any kind.
+        num_rounds : int
+            Rounds.
+        timeout : float
+            Seconds that an exchange may take.
+        on_round : callable, optional
+            Called with every round's report.
+
+        Returns
+        -------
+        Result
+            Flower's result; its ``arrays`` are the last models.
+        """
+        return self.run(grid, self.first_arrays(), num_rounds, timeout, on_round)
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give what the first round sends."""
+        return initial_arrays(self.settings)
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn Flower's means of what clients measured into the fields of a report."""
+        loss = mean_of(evaluated, LOSS)
+        figures = {name: mean_of(evaluated, name) for name in STRUCTURE_NAMES}
+        return {
+            "loss": loss,
+            "cross_entropy": loss,
+            "regulariser": mean_of(trained, CONTRAST),
+            "train_accuracy": mean_of(evaluated, "train"),
+            "val_accuracy": mean_of(evaluated, "val"),
+            "test_accuracy": mean_of(evaluated, "test"),
+            "structure": {name: value for name, value in figures.items() if value == value},
+        }
+
+
+class SharewiseFedAvg(StructureFedAvg):
+    """Means where not every client has a part in every array (Fed-GNNMLP, FedProto).
+
+    Such an array ``a`` comes as a sum over the clients that have a part, with ``a-share``, how
+    much they are; both are divided by ``num-examples``. Flower averages both, and their quotient is
+    the mean. Where nobody had a part, the last mean stays.
+    """
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average, then divide by the shares."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if arrays is None:
+            return arrays, metrics
+        mean, found = {name: array.numpy() for name, array in arrays.items()}, {}
+        for name, values in mean.items():
+            share = mean[name.partition("-")[0] + SHARE_END]
+            wide = share.reshape(share.shape + (1,) * (values.ndim - share.ndim))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                fresh = values if name.endswith(SHARE_END) else values / wide
+            found[name] = np.where(wide > 0, fresh, self.arrays[name].numpy()).astype(np.float32)
+        self.arrays = ArrayRecord({name: Array(values) for name, values in found.items()})
+        return self.arrays, metrics
+
+
+class LocalTraining(StructureFedAvg):
+    """The server's half for ``LocalClient``: collects what clients measure."""
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give no array."""
+        return ArrayRecord()

@@ -1,0 +1,301 @@
+"""What a config of FedGLS becomes: its method, its clients, what it refuses, whole runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from app_helpers import context_of, own_graph
+from torch_geometric.data import Data
+
+from flower_graph import launch
+from flower_graph.apps import fedgls
+from flower_graph.apps.common import method_of
+from flower_graph.apps.runner import run, simulate
+from flower_graph.config import FedGLSConfig, load_config
+from flower_graph.config_fedgls import METHODS
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.report import RoundReport
+from flower_graph.strategies.fedproto import FedProto, PrototypeClient
+from flower_graph.strategies.structure_fedavg import (
+    LocalClient,
+    LocalTraining,
+    SharewiseFedAvg,
+    StructureClient,
+    StructureFedAvg,
+)
+
+HALVES = {
+    "structure-fedavg": (StructureFedAvg, StructureClient, "learned"),
+    "fed-mlp": (StructureFedAvg, StructureClient, "none"),
+    "fed-gnn-mlp": (SharewiseFedAvg, StructureClient, "own"),
+    "fedproto": (FedProto, PrototypeClient, "own"),
+    "local-gnn-knn": (LocalTraining, LocalClient, "knn"),
+    "fed-gnn-knn": (StructureFedAvg, StructureClient, "knn"),
+    "fed-gnn": (StructureFedAvg, StructureClient, "true"),
+}
+MakeFedGLSConfig = Callable[..., FedGLSConfig]
+
+
+@pytest.fixture
+def config_of(tmp_path: Path) -> MakeFedGLSConfig:
+    """Three clients of ten nodes each, drawn from the small graph; one or two have no edges."""
+    torch.save(own_graph(), tmp_path / "graph.pt")
+    (tmp_path / "own.yaml").write_text(
+        f"app: fedgls\ndata:\n  name: {tmp_path / 'graph.pt'}\nrounds: 2\n"
+        "partition:\n  method: random\n  clients: 3\ngraph:\n  neighbours: 3\n"
+    )
+
+    def make(*overrides: str) -> FedGLSConfig:
+        config = load_config(str(tmp_path / "own.yaml"), overrides)
+        assert isinstance(config, FedGLSConfig)
+        return config
+
+    return make
+
+
+def figures(reports: list[RoundReport]) -> list[float]:
+    return [
+        value
+        for report in reports
+        for value in (report.loss, report.train_accuracy, report.val_accuracy, report.test_accuracy)
+    ]
+
+
+# What is built -----------------------------------------------------------------------------------
+
+
+def test_the_config_chooses_the_app(config_of: MakeFedGLSConfig) -> None:
+    assert method_of(config_of()) is fedgls
+    assert set(HALVES) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_both_halves_are_what_the_config_says(name: str, config_of: MakeFedGLSConfig) -> None:
+    config = config_of(f"strategy.name={name}", "strategy.participation=0.5")
+    strategy = fedgls.build_strategy(config, None)
+    context = context_of({"partition-id": 0, "num-partitions": 1})
+    client = fedgls.build_client(config, context, None)
+    server, host, graphs = HALVES[name]
+    assert (type(strategy), type(client)) == (server, host)
+    assert isinstance(client, StructureClient)
+    assert strategy.settings == client.settings
+    assert strategy.settings.graphs == graphs
+    assert strategy.participation == 0.5
+
+
+def test_every_setting_arrives(config_of: MakeFedGLSConfig) -> None:
+    chosen = {
+        "seed": 7,
+        "model.hidden": 9,
+        "model.dropout": 0.25,
+        "model.input_dropout": 0.125,
+        "strategy.learning_rate": 0.03,
+        "strategy.weight_decay": 0.02,
+        "strategy.local_epochs": 4,
+        "strategy.optimiser": "reset",
+        "strategy.prototype_weight": 0.75,
+        "strategy.min_nodes": 2,
+        "graph.neighbours": 4,
+        "graph.encoder": "mlp",
+        "graph.layers": 3,
+        "graph.width": 11,
+        "graph.similarity": "inner",
+        "graph.learning_rate": 0.005,
+        "graph.tau": 0.5,
+    }
+    config = config_of(*(f"{key}={value}" for key, value in chosen.items()))
+    strategy = fedgls.build_strategy(config, None)
+    settings, learner = strategy.settings, strategy.settings.learner
+    assert (settings.num_features, settings.num_classes) == (6, 3)
+    assert (settings.seed, settings.hidden, settings.dropout) == (7, 9, 0.25)
+    assert settings.input_dropout == 0.125
+    assert (settings.learning_rate, settings.weight_decay) == (0.03, 0.02)
+    assert (settings.local_epochs, settings.keep_optimiser) == (4, False)
+    assert (settings.prototype_weight, settings.tau) == (0.75, 0.5)
+    assert (learner.neighbours, learner.encoder, learner.layers) == (4, "mlp", 3)
+    assert (learner.width, learner.similarity, learner.learning_rate) == (11, "inner", 0.005)
+    assert (strategy.seed, strategy.min_nodes) == (7, 2)
+
+
+def test_every_client_is_hosted_once(config_of: MakeFedGLSConfig) -> None:
+    config = config_of("partition.clients=5", "partition.method=random", "graph.neighbours=2")
+    hosted: list[int] = []
+    for part in range(3):
+        context = context_of({"partition-id": part, "num-partitions": 3})
+        client = fedgls.build_client(config, context, None)
+        assert isinstance(client, StructureClient)
+        hosted += [graph.client for graph in client.host.graphs]
+    assert hosted == list(range(5)) == list(range(fedgls.num_clients(config)))
+    context = context_of({"partition-id": 0, "num-partitions": 6})
+    with pytest.raises(ConfigError, match="6 SuperNodes for 5 clients"):
+        fedgls.build_client(config, context, None)
+
+
+def test_clients_are_made_once_and_anew_from_a_new_file(config_of: MakeFedGLSConfig) -> None:
+    first = fedgls.cached_clients(config_of())
+    assert fedgls.cached_clients(config_of("graph.tau=0.5", "model.hidden=3"))[0].x.shape == (10, 6)
+    assert fedgls.cached_clients(config_of()) is first
+    assert len(fedgls.cached_clients(config_of("partition.clients=2"))) == 2
+    config = config_of()
+    torch.save(own_graph(x=torch.cat([own_graph().x] * 2, 1)), config.data.name)
+    assert fedgls.cached_clients(config)[0].x.shape == (10, 12)
+
+
+# Who has edges -----------------------------------------------------------------------------------
+
+
+def graphless(config: FedGLSConfig) -> int:
+    return sum(graph.is_graphless for graph in fedgls.cached_clients(config))
+
+
+def test_a_share_of_the_clients_has_no_edges(config_of: MakeFedGLSConfig) -> None:
+    found = [
+        graphless(config_of("strategy.name=fed-mlp", f"graph.graphless_ratio={ratio}"))
+        for ratio in (0, 0.3, 0.7, 1)
+    ]
+    assert found == [0, 1, 2, 3]
+    for ratio in ("-0.1", "1.1", "nan"):
+        with pytest.raises(ConfigError, match=r"graph\.graphless_ratio: .* at least 0 and at most"):
+            config_of(f"graph.graphless_ratio={ratio}")
+
+
+def test_without_a_graphless_client_there_is_nothing_to_learn(
+    config_of: MakeFedGLSConfig,
+) -> None:
+    none = "graph.graphless_ratio=0"
+    with pytest.raises(ConfigError, match=r"graphless_ratio: 0 leaves none of 3 clients without"):
+        simulate(config_of(none))
+    # The baselines are all what they are for clients with edges.
+    wanted = figures(simulate(config_of(none, "strategy.name=fed-gnn")))
+    for name in ("fed-gnn-knn", "fed-gnn-mlp"):
+        assert figures(simulate(config_of(none, f"strategy.name={name}"))) == wanted
+    for name in ("local-gnn-knn", "fedproto", "fed-mlp"):
+        assert len(simulate(config_of(none, f"strategy.name={name}"))) == 2
+
+
+def test_where_all_are_graphless_fedgls_is_its_knn_baseline(
+    config_of: MakeFedGLSConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    everyone = "graph.graphless_ratio=1"
+    reports = simulate(config_of(everyone))
+    assert "all 3 clients are graphless: nobody has structure to learn from" in caplog.text
+    wanted = simulate(config_of(everyone, "strategy.name=fed-gnn-knn"))
+    assert figures(reports) == figures(wanted)
+    for name in set(METHODS) - {"structure-fedavg", "fed-gnn-knn"}:
+        assert len(simulate(config_of(everyone, f"strategy.name={name}"))) == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_more_neighbours_than_nodes(name: str, config_of: MakeFedGLSConfig) -> None:
+    config = config_of("graph.neighbours=10", f"strategy.name={name}")
+    if HALVES[name][2] not in ("learned", "knn"):
+        assert fedgls.num_clients(config) == 3  # nobody looks for neighbours
+        return
+    with pytest.raises(DataError, match=r"client \d has 10 nodes, so each has at most 9 neigh"):
+        fedgls.num_clients(config)
+
+
+def test_constant_features_are_refused(config_of: MakeFedGLSConfig) -> None:
+    config = config_of()
+    torch.save(own_graph(x=torch.ones(30, 6)), config.data.name)
+    with pytest.raises(DataError, match=r"client \d: it has no edges, and constant features"):
+        fedgls.num_clients(config)
+
+
+# Clients of one's own ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three saved clients; the second has no edges."""
+    made = tmp_path / "clients"
+    made.mkdir()
+    for number in range(3):
+        whole = own_graph()
+        x = whole.x.roll(number, 0)
+        edges = None if number == 1 else whole.edge_index
+        torch.save(Data(x=x, y=whole.y, edge_index=edges), made / f"{number}.pt")
+    return made
+
+
+def test_a_folder_of_clients(config_of: MakeFedGLSConfig, folder: Path) -> None:
+    config = config_of(f"data.name={folder}")
+    reports = simulate(config)
+    assert [report.answered for report in reports] == [3, 3]
+    assert figures(reports) == pytest.approx(figures(simulate(config, supernodes=3)), abs=1e-5)
+    assert graphless(config) == 1
+    assert reports[0].structure == {}  # nobody knows the true edges
+
+
+def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
+    config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
+    with pytest.raises(ConfigError, match=r"strategy\.name: fed-gnn .* has those of client 1; set"):
+        simulate(config)
+
+
+def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder: Path) -> None:
+    (folder / "1.pt").unlink()
+    with pytest.raises(ConfigError, match=r"data\.name: .* leaves none of 2 clients without edges"):
+        simulate(config_of(f"data.name={folder}"))
+
+
+def test_a_folder_is_read_anew_when_a_file_is(config_of: MakeFedGLSConfig, folder: Path) -> None:
+    config = config_of(f"data.name={folder}")
+    before = fedgls.cached_clients(config)
+    assert fedgls.cached_clients(config) is before
+    torch.save(Data(x=own_graph().x, y=own_graph().y), folder / "2.pt")
+    later = (folder / "2.pt").stat().st_mtime_ns + 10**9
+    os.utime(folder / "2.pt", ns=(later, later))
+    assert graphless(config) == 2
+
+
+# The whole of it ---------------------------------------------------------------------------------
+
+QUICK = ["rounds=2", "device=cpu"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_bundled_cora_however_it_is_dealt(name: str) -> None:
+    config = load_config("fedgls/cora-linqs", [*QUICK, f"strategy.name={name}"])
+    one, other = simulate(config), simulate(config, supernodes=8)
+    assert figures(one) == pytest.approx(figures(other), abs=1e-5)
+    assert [report.answered for report in one] == [8, 8]
+    assert all(report.rejected == [] for report in [*one, *other])
+    assert one[1].loss < one[0].loss or name == "fedproto"
+
+
+def test_every_output_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    config = load_config("fedgls/cora-linqs", ["rounds=2", "device=cpu"])
+    result = run(config, tmp_path / "out")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"result.json", "metrics.jsonl", "weights.safetensors", "curves.png"} <= written
+    assert "structure.png" in written
+    assert (result["clients"], len(result["graphless"])) == (8, 4)
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert all(0 < record["structure"]["precision"] < 1 for record in records)
+    assert all(record["regulariser"] > 0 for record in records)
+    assert result["bytes"] == records[-1]["bytes"]
+
+
+@pytest.mark.flwr
+def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(tmp_path: Path) -> None:
+    small = ["rounds=3", "device=cpu"]
+    result = launch.flwr_run(
+        "fedgls/cora-linqs", small, tmp_path / "ray", seed=4, supernodes=2, echo=lambda _: None
+    )
+    expected = simulate(load_config("fedgls/cora-linqs", [*small, "seed=4"]), supernodes=2)
+    lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    for line, here in zip(map(json.loads, lines), expected, strict=True):
+        assert line["loss"] == pytest.approx(here.loss, abs=1e-5)
+        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=1e-5)
+        assert line["structure"] == pytest.approx(here.structure, abs=1e-5)
+        assert (line["answered"], line["rejected"], line["skipped"]) == (8, [], "")
+    assert result["seed"] == 4

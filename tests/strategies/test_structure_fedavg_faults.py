@@ -1,0 +1,281 @@
+"""FedGLS when something goes wrong: who is left out, what the others get, who recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, Context, Message
+from plain_structure import FEDGLS, METHODS, PlainFederation
+from structure_helpers import (
+    Outcome,
+    client_app,
+    cohort_of,
+    run,
+    settings_of,
+    toy_clients,
+)
+from torch import Tensor
+
+from flower_graph.client import make_client_app
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.structure_fedavg import StructureClient
+from flower_graph.structure_cohort import StructureCohort
+
+NOT_FINITE = "weights are not finite"
+Mod = Callable[[Message, Context, Callable[..., Message]], Message]
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5, equal_nan=True)
+
+
+def poison(cohort: StructureCohort, clients: Sequence[int], prefix: str = "exp-avg") -> None:
+    """Spoil what Adam keeps of these clients' networks: the next step makes their weights NaN."""
+    for place, client in enumerate(cohort.batch.clients):
+        if client in clients:
+            cohort.tensors()[f"{prefix}.rest"][place] = torch.nan
+
+
+def poisoned(clients: Sequence[int], number: int = 2) -> Mod:
+    """Make a mod that does so before a round."""
+
+    def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        if is_train(message, number):
+            poison(cohort_of(context), clients)
+        return call_next(message, context)
+
+    return mod
+
+
+def is_train(message: Message, number: int) -> bool:
+    kind = message.metadata.message_type
+    return kind == "train" and message.content["config"]["server-round"] == number
+
+
+@lru_cache
+def plain(method: str, *bad: int) -> PlainFederation:
+    """One client at a time: in round 2 some have no part in the mean, and begin anew."""
+    federation = PlainFederation(toy_clients(), method, settings_of(method))
+    for number in (1, 2, 3):
+        federation.train(number)
+        left_out = bad if number == 2 else ()
+        for client in federation.clients:
+            if client.graph.client in left_out:
+                restart(client, federation)
+        federation.average(left_out)
+    return federation
+
+
+def restart(client: Any, federation: PlainFederation) -> None:
+    """Begin anew, from the models that all began with where there are no shared ones."""
+    fresh = PlainFederation([client.graph], federation.method, client.settings)
+    for net, new in zip(client.nets, fresh.clients[0].nets, strict=True):
+        net.load(new.start)
+        net.new_optimiser()
+
+
+def assert_as_plain(outcome: Outcome, federation: PlainFederation) -> None:
+    weights, learners = outcome.weights, outcome.learners
+    for client in federation.clients:
+        has = (client.x != 0).any(0)
+        for number, model in client.models().items():
+            close(weights[client.graph.client, number].first[has], model.first[has])
+            close(weights[client.graph.client, number].rest, model.rest)
+        if client.learner is not None:
+            for ours, theirs in zip(
+                learners[client.graph.client], client.learner.parts, strict=True
+            ):
+                close(ours[has], theirs.detach()[has])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("supernodes", [2, 6])
+def test_a_client_that_diverges_is_named_and_recovers(method: str, supernodes: int) -> None:
+    app = client_app(method, mods=[poisoned([22])])
+    outcome = run(method, app=app, supernodes=supernodes)
+    ((place, why),) = outcome.reasons(2)
+    assert place == 2 % supernodes
+    assert f"22: {NOT_FINITE}" in why or f"clients [22]: {NOT_FINITE}" in why
+    assert outcome.reasons(1) == outcome.reasons(3) == []
+    assert_as_plain(outcome, plain(method, 22))
+    assert outcome.figures[:, [0, 2, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("supernodes", [1, 6])
+def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
+    everyone = range(20, 26)
+    outcome = run(app=client_app(FEDGLS, mods=[poisoned(everyone)]), supernodes=supernodes)
+    assert len(outcome.reasons(2)) == supernodes
+    assert all(NOT_FINITE in why for _, why in outcome.reasons(2))
+    assert outcome.reports[1].skipped.startswith("none of ")
+    assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
+    assert outcome.reasons(3) == []
+    assert_as_plain(outcome, plain(FEDGLS, *everyone))
+
+
+@pytest.mark.parametrize("number", [21, 22], ids=["graphless", "with edges"])
+@pytest.mark.parametrize("supernodes", [1, 6])
+def test_features_that_are_no_numbers(number: int, supernodes: int) -> None:
+    graphs = toy_clients()
+    place = number - 20
+    x = graphs[place].x.to_dense().clone()
+    x[0, 0] = torch.nan
+    graphs[place] = replace(graphs[place], x=x)
+    outcome = run(graphs=graphs, supernodes=supernodes)
+    federation = PlainFederation(toy_clients(), FEDGLS, settings_of(FEDGLS))
+    others = [client for client in federation.clients if client.graph.client != number]
+    for turn in (1, 2, 3):
+        reasons = [why for _, why in outcome.reasons(turn)]
+        assert any(NOT_FINITE in why and str(number) in why for why in reasons)
+        federation.round(turn, [number])
+    weights = outcome.weights
+    for client in others:
+        for model, wanted in client.models().items():
+            close(weights[client.graph.client, model].rest, wanted.rest)
+    # The others' means, however they are dealt
+    judged = torch.tensor([[loss, *accuracy] for accuracy, loss in (c.judge() for c in others)])
+    last = outcome.reports[-1]
+    ours = (last.loss, last.train_accuracy, last.val_accuracy, last.test_accuracy)
+    close(torch.tensor(ours), judged.mean(0))
+
+
+def test_a_graph_learner_that_diverges_begins_anew() -> None:
+    for spoilt in ("weight", "exp-avg"):
+
+        def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+            cohort = cohort_of(context) if is_train(message, 2) else None
+            if cohort is not None and 21 in cohort.clients:
+                assert cohort.learners is not None
+                rows = slice(*cohort.learners._row_ptr[:2])
+                cohort.tensors()[f"learner.{spoilt}.first"][rows] = torch.nan  # noqa: B023
+            return call_next(message, context)
+
+        two = run(app=client_app(FEDGLS, mods=[mod]), rounds=2, supernodes=2)
+        assert all((part == 1).all() or (part[part != 0] == 1).all() for part in two.learners[21])
+        assert any((part[part != 0] != 1).any() for part in two.learners[23])
+        three = run(app=client_app(FEDGLS, mods=[mod]), rounds=3, supernodes=2)
+        assert all(part.isfinite().all() for part in three.learners[21])
+        assert any((part[part != 0] != 1).any() for part in three.learners[21])
+        assert three.reasons(3) == []
+        assert three.figures[:, [0, 2, 3, 4]].isfinite().all()
+        models = (model for model in three.weights.values())
+        assert all(m.first.isfinite().all() and m.rest.isfinite().all() for m in models)
+
+
+# Replies -----------------------------------------------------------------------------------------
+
+
+class Odd(InProcessGrid):
+    """Changes what the SuperNode in place 1 answers to ``train`` in round 2, or loses it."""
+
+    how: Callable[[Any], None]
+
+    def push_messages(self, messages: Any) -> list[str]:
+        ids, odd = [], list(self.contexts)[1]
+        for message in messages:
+            (number,) = super().push_messages([message])
+            ids.append(number)
+            if is_train(message, 2) and message.metadata.dst_node_id == odd:
+                if type(self).how is lost:
+                    del self._replies[number]
+                else:
+                    type(self).how(self._replies[number].content)
+        return ids
+
+
+def lost(content: Any) -> None:
+    """Stand for a reply that never comes."""
+
+
+def nan(content: Any) -> None:
+    values = content["arrays"]["encoder-rest"].numpy().copy()
+    values[0] = np.nan
+    content["arrays"]["encoder-rest"] = Array(values)
+
+
+def shape(content: Any) -> None:
+    content["arrays"]["gnn-first"] = Array(np.zeros((8, 6), np.float32))
+
+
+def missing(content: Any) -> None:
+    del content["arrays"]["gnn-rest"]
+
+
+def extra(content: Any) -> None:
+    content["arrays"]["learner"] = Array(np.zeros(3, np.float32))
+
+
+def weight(content: Any) -> None:
+    content["metrics"]["num-examples"] = -5
+
+
+def metric(content: Any) -> None:
+    del content["metrics"]["contrast"]
+
+
+ODD = {
+    lost: "no reply within 0.05 s",
+    nan: "encoder-rest has NaN or infinite values",
+    shape: "gnn-first has shape (8, 6), expected (8, 5)",
+    missing: "arrays ['gnn-first', 'encoder-first', 'encoder-rest'], expected",
+    extra: "'learner'], expected",
+    weight: "num-examples is -5, must be a positive number",
+    metric: "metrics are not as in the other replies: ['contrast']",
+}
+
+
+@lru_cache
+def without_21() -> PlainFederation:
+    """One client at a time; in round 2 the mean is without client 21, who noticed nothing."""
+    federation = PlainFederation(toy_clients(), FEDGLS, settings_of(FEDGLS))
+    for number in (1, 2, 3):
+        federation.train(number)
+        federation.average([21] if number == 2 else [])
+    return federation
+
+
+@pytest.mark.parametrize("how", ODD, ids=lambda how: how.__name__)
+def test_a_malformed_reply_is_left_out_and_named(how: Callable[[Any], None]) -> None:
+    grid = type("Grid", (Odd,), {"how": staticmethod(how)})
+    outcome = run(supernodes=6, make_grid=grid)
+    ((place, why),) = outcome.reasons(2)
+    assert (place, ODD[how] in why) == (1, True), why
+    assert_as_plain(outcome, without_21())
+
+
+@pytest.mark.parametrize("method", [FEDGLS, "fedproto", "fed-gnn-mlp"])
+def test_a_client_that_raises_is_named_and_takes_part_again(method: str) -> None:
+    def fails(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        if is_train(message, 2) and context.node_config["partition-id"] == 5:
+            raise OSError("the disk is full")
+        return call_next(message, context)
+
+    outcome = run(method, app=client_app(method, mods=[fails]), supernodes=6)
+    assert [place for place, _ in outcome.reasons(2)] == [5]
+    assert "OSError: the disk is full" in outcome.reasons(2)[0][1]
+    federation = PlainFederation(toy_clients(), method, settings_of(method))
+    for number in (1, 2, 3):
+        federation.round(number, [25] if number == 2 else [])
+    # Client 25 alone has class 2: its prototype of round 1 is still everybody's in round 3.
+    assert_as_plain(outcome, federation)
+
+
+def test_models_of_other_settings_are_refused_and_nothing_is_lost() -> None:
+    graphs, own = toy_clients(), settings_of(FEDGLS)
+    wider = own._replace(hidden=6)
+    turn = {"now": own}
+    app = make_client_app(lambda context: StructureClient(context, graphs, turn["now"]))
+    outcome = run(app=app, supernodes=1, rounds=1)
+    before = outcome.weights
+    outcome.strategy.settings = wider
+    outcome.strategy.start(outcome.grid, num_rounds=1, on_round=outcome.reports.append)
+    (reason, *_) = [entry["reason"] for entry in outcome.reports[-1].rejected]
+    assert "gnn-first has shape (8, 6), expected (8, 5)" in reason
+    for key, model in outcome.weights.items():
+        assert torch.equal(model.rest, before[key].rest)

@@ -1,0 +1,233 @@
+"""Small clients with and without edges, and runs of FedGLS's strategies over them in process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp.strategy import Result
+from plain_structure import FEDGLS, METHODS
+from torch import Tensor
+
+from flower_graph.client import make_client_app
+from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.graph_learners import LearnerSettings
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.stacked_weights import ModelWeights
+from flower_graph.state import StateStore
+from flower_graph.strategies.fedproto import FedProto, PrototypeClient
+from flower_graph.strategies.structure_fedavg import (
+    LocalClient,
+    LocalTraining,
+    SharewiseFedAvg,
+    StructureClient,
+    StructureFedAvg,
+)
+from flower_graph.structure_cohort import StructureCohort
+from flower_graph.structure_networks import KNN, LEARNED, NONE, OWN, TRUE, StructureSettings
+
+FEATURES, CLASSES = 8, 4
+SETTINGS = StructureSettings(
+    FEATURES,
+    CLASSES,
+    hidden=5,
+    dropout=0.0,
+    learning_rate=0.02,
+    weight_decay=0.01,
+    local_epochs=3,
+    seed=3,
+    learner=LearnerSettings(neighbours=2, width=4, learning_rate=0.05),
+    tau=0.5,
+    prototype_weight=0.7,
+)
+GRAPHLESS = (21, 23, 24)
+GRAPHS = dict(zip(METHODS, (LEARNED, NONE, OWN, OWN, KNN, KNN, TRUE), strict=True))
+HALVES: dict[str, tuple[type[StructureClient], type[StructureFedAvg]]] = {
+    **dict.fromkeys(METHODS, (StructureClient, StructureFedAvg)),
+    "fed-gnn-mlp": (StructureClient, SharewiseFedAvg),
+    "fedproto": (PrototypeClient, FedProto),
+    "local-gnn-knn": (LocalClient, LocalTraining),
+}
+
+
+def settings_of(method: str, **changes: Any) -> StructureSettings:
+    """The settings of a method."""
+    return SETTINGS._replace(graphs=GRAPHS[method], **changes)
+
+
+def toy_clients() -> list[ClientGraph]:
+    """Make clients 20 to 25 of 6 to 11 nodes; 21, 23 and 24 have no edges.
+
+    No client has the last feature, 24 lacks the first as well, those of 22 are sparse. Nobody
+    trains on class 3, client 25 alone on class 2; each client has a node without a label, and 20
+    one without a neighbour.
+    """
+    return [_client(20 + place) for place in range(6)]
+
+
+def _client(number: int) -> ClientGraph:
+    draw, n = torch.Generator().manual_seed(number), number - 14
+    x = torch.rand(n, FEATURES, generator=draw)
+    x *= torch.rand(n, FEATURES, generator=draw) < 0.6
+    x[:, FEATURES - 1] = 0
+    x[:, 1] += 0.1  # no node is without features
+    x[0, 2] = -0.7
+    if number == 24:
+        x[:, 0] = 0
+    upper = (torch.rand(n, n, generator=draw) < 0.4).triu(1)
+    if number == 20:
+        upper[0] = False
+    edges = (upper | upper.T).nonzero().T
+    y = torch.randint(2, (n,), generator=draw)
+    role = torch.arange(n) % 5 // 2  # of five nodes two train, two validate, one tests
+    if number == 25:
+        y[role == 0] = 2 - torch.arange(int((role == 0).sum())) % 2
+    if number == 22:
+        y[role == 2] = 3
+    y[1] = -1
+    if number == 22:
+        x = x.to_sparse_csr()
+    masks = [(role == k) & (y >= 0) for k in range(3)]
+    true = edges if number in GRAPHLESS else None
+    own = None if number in GRAPHLESS else edges
+    nodes = torch.arange(n) + 100 * number
+    return ClientGraph(number, nodes, x, y, own, true, *masks)
+
+
+# Weights by client -------------------------------------------------------------------------------
+
+Weights = dict[tuple[int, int], ModelWeights]  # client and number of the model
+
+
+def weights_of(cohort: StructureCohort) -> Weights:
+    """Every client's models as dense ones; rows of features that it lacks are zero."""
+    (first, rest), batch, found = cohort.weights.weights(), cohort.batch, {}
+    for place, client in enumerate(batch.clients):
+        rows = slice(batch.row_ptr[place], batch.row_ptr[place + 1])
+        whole = torch.zeros(batch.num_features, first.shape[1])
+        whole[batch.feature[rows]] = first[rows]
+        kind = int(cohort.kinds[place])
+        found[client, kind] = ModelWeights(whole, rest[place].clone())
+    return found
+
+
+def learners_of(cohort: StructureCohort, what: str = "weight") -> dict[int, list[Tensor]]:
+    """φ of every graphless client, or its Adam's moment: a part for each layer, dense as above."""
+    if cohort.learners is None:
+        return {}
+    state, settings = cohort.learners.tensors(), cohort.settings.learner
+    ptr, found = cohort.batch.row_ptr, {}
+    start = ptr[cohort.with_edges]
+    for number, client in enumerate(cohort.clients[cohort.with_edges :]):
+        place = cohort.with_edges + number
+        feature = cohort.batch.feature[ptr[place] : ptr[place + 1]]
+        own = state[f"{what}.first"][ptr[place] - start : ptr[place + 1] - start]
+        whole = torch.zeros(cohort.batch.num_features, own.shape[1])
+        whole[feature] = own
+        parts = list(whole.T)
+        if settings.encoder == "mlp":
+            w = settings.width
+            rest = state.get(f"{what}.rest", torch.empty(0, 0))
+            parts = [whole, *(rest[number].view(-1, w, w) if rest.numel() else ())]
+        found[client] = [part.clone() for part in parts]
+    return found
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+
+def cohort_of(context: Context) -> StructureCohort:
+    """What a SuperNode's context keeps."""
+    cohort, _ = StateStore(context, "structure-client").load(lambda _: None)
+    assert isinstance(cohort, StructureCohort)
+    return cohort
+
+
+def client_app(
+    method: str,
+    graphs: Sequence[ClientGraph] | None = None,
+    deal: Sequence[Sequence[int]] | None = None,
+    settings: StructureSettings | None = None,
+    **more: Any,
+) -> Any:
+    """Deal clients out by place: as ``deal`` says, or in turn; ``more`` are the app's arguments."""
+    everyone = toy_clients() if graphs is None else graphs
+
+    def client_fn(context: Context) -> StructureClient:
+        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+        places = range(part, len(everyone), parts) if deal is None else deal[part]
+        own = [everyone[place] for place in places]
+        return HALVES[method][0](context, own, settings or settings_of(method))
+
+    return make_client_app(client_fn, **more)
+
+
+@dataclass
+class Outcome:
+    """What a run left."""
+
+    strategy: StructureFedAvg
+    grid: InProcessGrid
+    reports: list[RoundReport] = field(default_factory=list)
+    result: Result | None = None
+
+    @property
+    def figures(self) -> Tensor:
+        """Everything that the reports say of models and graphs."""
+        names = ("loss", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy")
+        return torch.tensor(
+            [
+                [getattr(r, name) for name in names] + list(r.structure.values())
+                for r in self.reports
+            ]
+        )
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """What the server has."""
+        return {k: torch.from_numpy(v.copy()) for k, v in self.strategy.weights().items()}
+
+    @property
+    def cohorts(self) -> list[StructureCohort]:
+        return [cohort_of(context) for context in self.grid.contexts.values()]
+
+    @property
+    def weights(self) -> Weights:
+        """Every client's models."""
+        return {key: model for c in self.cohorts for key, model in weights_of(c).items()}
+
+    @property
+    def learners(self) -> dict[int, list[Tensor]]:
+        return {client: own for c in self.cohorts for client, own in learners_of(c).items()}
+
+    def reasons(self, number: int) -> list[tuple[int, str]]:
+        """Who was left out of a round, as places of SuperNodes, and why."""
+        ids = list(self.grid.contexts)
+        rejected = self.reports[number - 1].rejected
+        return [(ids.index(entry["node"]), entry["reason"]) for entry in rejected]
+
+
+def run(
+    method: str = FEDGLS,
+    *,
+    rounds: int = 3,
+    supernodes: int = 2,
+    graphs: Sequence[ClientGraph] | None = None,
+    deal: Sequence[Sequence[int]] | None = None,
+    app: Any = None,
+    make_grid: Callable[..., InProcessGrid] = InProcessGrid,
+    settings: StructureSettings | None = None,
+    **options: Any,
+) -> Outcome:
+    """Run a method in process; ``options`` are the strategy's arguments."""
+    own = settings or settings_of(method)
+    grid = make_grid(app or client_app(method, graphs, deal, own), num_supernodes=supernodes)
+    outcome = Outcome(HALVES[method][1](own, **options), grid)
+    outcome.result = outcome.strategy.start(
+        grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append
+    )
+    return outcome

@@ -1,0 +1,74 @@
+"""The picture of learned graphs against true ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.image import imread
+
+from flower_graph import plots_structure
+from flower_graph.plots_structure import save_structure
+from flower_graph.report import RoundReport
+
+FIGURES = {
+    "precision": 0.25,
+    "recall": 0.5,
+    "homophily": 0.75,
+    "true-homophily": 0.875,
+    "degree": 6.0,
+    "true-degree": 4.0,
+}
+
+
+def report(number: int, structure: dict[str, float]) -> RoundReport:
+    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 8, 8, structure=structure)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """Keep the axes of the picture instead of writing it."""
+    kept: list[Axes] = []
+    monkeypatch.setattr(plots_structure, "save", lambda figure, path: kept.extend(figure.axes))
+    return kept
+
+
+def curves(axes: Axes) -> dict[str, list[float]]:
+    """Give the panel's curves by the name that its legend has."""
+    found: dict[str, Any] = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    return {name: np.asarray(line.get_ydata()).tolist() for name, line in found.items()}
+
+
+def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
+    later = {name: value / 2 for name, value in FIGURES.items()}
+    save_structure(Path("x.png"), [report(3, FIGURES), report(4, later)], title="two rounds")
+    edges, homophily, degree = drawn
+    assert curves(edges) == {"precision": [0.25, 0.125], "recall": [0.5, 0.25]}
+    assert curves(homophily) == {"learned": [0.75, 0.375], "true": [0.875, 0.4375]}
+    assert curves(degree) == {"learned": [6.0, 3.0], "true": [4.0, 2.0]}
+    assert all(np.asarray(a.lines[0].get_xdata()).tolist() == [3, 4] for a in drawn)
+
+
+def test_a_round_without_figures_leaves_a_gap(drawn: list[Axes]) -> None:
+    some = {name: value for name, value in FIGURES.items() if name != "recall"}
+    save_structure(Path("x.png"), [report(1, FIGURES), report(2, {}), report(3, some)], title="")
+    precision, recall = curves(drawn[0]).values()
+    assert precision[0] == precision[2] == 0.25 and math.isnan(precision[1])
+    assert recall[0] == 0.5 and math.isnan(recall[1]) and math.isnan(recall[2])
+
+
+def test_one_round_alone_can_be_seen(tmp_path: Path) -> None:
+    save_structure(tmp_path / "x.png", [report(1, FIGURES)], title="one round")
+    picture = imread(tmp_path / "x.png")
+    assert picture.shape[0] > 300 and picture.shape[1] > 3 * picture.shape[0]
+    assert np.unique(picture).size > 10
+
+
+def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no round compares graphs"):
+        save_structure(tmp_path / "x.png", [report(1, {})], title="")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,90 @@
+"""One SuperNode's weight-sharing clients: what they refuse, and what they keep between messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from plain_structure import FEDGLS, METHODS
+from structure_helpers import run, settings_of, toy_clients
+
+from flower_graph import state
+from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.simulation import InProcessGrid
+from flower_graph.stacked_weights import ModelWeights
+from flower_graph.structure_host import StructureHost, check_graphs, check_models
+
+SETTINGS = settings_of(FEDGLS)
+
+
+def changed(place: int, **values: Any) -> list[ClientGraph]:
+    graphs = toy_clients()
+    graphs[place] = replace(graphs[place], **values)
+    return graphs
+
+
+NOBODY = torch.zeros(7, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "said"),
+    [
+        ([], "graphs: none is given"),
+        (changed(1, client=20), r"client numbers \[20, 20, 22.* are not all different"),
+        (changed(1, x=torch.ones(7, 9)), "client 21 has 9 features, the run has 8"),
+        (changed(1, y=torch.full((7,), 4)), "client 21 has class 4, the run's classes are 0 to 3"),
+        (changed(1, train_mask=NOBODY), "client 21 has no training node: it cannot train"),
+    ],
+)
+def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_graphs(graphs, SETTINGS)
+    with pytest.raises(ValueError, match=said):
+        StructureHost(Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS, torch.device("cpu"))
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    good = ModelWeights(torch.zeros(8, 5), torch.zeros(5 + 5 * 4 + 4))
+    check_models([good, good], SETTINGS)
+    with pytest.raises(ValueError, match=r"encoder-rest has shape \(1,\), expected \(29,\)"):
+        check_models([good, replace(good, rest=torch.zeros(1))], SETTINGS)
+    with pytest.raises(ValueError, match=r"gnn-first has shape \(8, 6\), expected \(8, 5\)"):
+        check_models([replace(good, first=torch.zeros(8, 6))], SETTINGS)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the context", "in a file"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_message_may_meet_a_new_process(
+    method: str, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = run(method, rounds=2)
+    monkeypatch.setattr(state, "SMALL_BYTES", 0 if large else 10**9)
+
+    class Forgetful(InProcessGrid):
+        def _handle(self, *given: Any) -> Any:
+            for held in (state._LIVE, state._TOKENS, state._FIXED, state._MAPS):
+                held.clear()
+            return super()._handle(*given)
+
+    make_grid = partial(Forgetful, node_config={"state-dir": str(tmp_path)})
+    assert torch.equal(
+        run(method, rounds=2, make_grid=make_grid).figures.nan_to_num(), kept.figures.nan_to_num()
+    )
+    assert any(tmp_path.rglob("*.bin")) == large
+
+
+def test_an_error_inside_does_not_count() -> None:
+    context = Context(77, 2, {"state-dir": ""}, RecordDict(), {})
+    host = StructureHost(context, toy_clients(), SETTINGS, torch.device("cpu"))
+    with host.opened() as cohort:
+        before = cohort.weights.weights()[1].clone()
+    with pytest.raises(OSError, match="full"), host.opened() as cohort:
+        cohort.weights.weights()[1].fill_(7.0)
+        raise OSError("the disk is full")
+    with StructureHost(context, toy_clients(), SETTINGS, torch.device("cpu")).opened() as cohort:
+        assert torch.equal(cohort.weights.weights()[1], before)
