@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any, NamedTuple
 
 from flower_graph.apps.runner import simulate
-from flower_graph.config import load_config, to_dict
+from flower_graph.config import RunConfig, load_config, to_dict
 from flower_graph.files import write_json
 from flower_graph.memory import peak_memory
 
@@ -73,7 +74,11 @@ class Curves:
     bytes_up: dict[str, int] = field(default_factory=dict)
     seconds_per_round: float = math.nan  # median, so that set-up in the first round is not in it
     run_seconds: float = math.nan  # all rounds and what goes before them
-    peak_bytes: float = math.nan  # memory of the run's process, libraries and graph included
+    # Memory of the run's process, libraries and graph included; unknown where runs share one.
+    peak_bytes: float = math.nan
+    # What the run says of learnt graphs, in the best round by validation and in the last.
+    structure: dict[str, float] = field(default_factory=dict)
+    structure_last: dict[str, float] = field(default_factory=dict)
 
     @property
     def best_round(self) -> int:
@@ -128,10 +133,12 @@ def run_cells(
 def run_jobs(
     jobs: Sequence[Job],
     folder: Path,
-    centralised: TrainCentralised,
+    centralised: TrainCentralised | None = None,
     echo: Callable[[str], None] = print,
+    *,
+    fresh: bool = True,
 ) -> Runs:
-    """Run the jobs, as many at a time as there are cores, each in a process of its own.
+    """Run the jobs, as many at a time as there are cores.
 
     Parameters
     ----------
@@ -140,7 +147,10 @@ def run_jobs(
     folder : Path
         Where runs are kept; those that are there already are read, not run.
     centralised, echo : callable
-        Runs the cells that are ``centralised``; is told of every run that ends.
+        Runs the cells that are ``centralised``, if there are any; is told of every run that ends.
+    fresh : bool
+        A process of its own for each run, so that a run's peak memory is its own. Without it, runs
+        share processes and have no peak memory: short runs would wait most of the time for imports.
 
     Returns
     -------
@@ -150,15 +160,15 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     missing = missing_jobs(jobs, folder)
     if missing:
-        # A fresh process each, so that a run's peak memory is its own.
         with ProcessPoolExecutor(
             workers_for(missing),
             get_context("spawn"),
             initializer=one_thread,
-            max_tasks_per_child=1,
+            max_tasks_per_child=1 if fresh else None,
         ) as pool:
             futures = {
-                pool.submit(_run, job, _path(folder, job), centralised): job for job in missing
+                pool.submit(_run, job, _path(folder, job), centralised, fresh): job
+                for job in missing
             }
             try:
                 for number, future in enumerate(as_completed(futures), start=1):
@@ -170,6 +180,15 @@ def run_jobs(
                 # What has not begun would run on for minutes before anybody saw the error.
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+    return _read_runs(jobs, folder)
+
+
+def kept_runs(jobs: Sequence[Job], folder: Path) -> Runs:
+    """Read those of the jobs that the folder has a run of; nothing is run."""
+    return _read_runs([job for job in jobs if _is_kept(_path(folder, job), job)], folder)
+
+
+def _read_runs(jobs: Sequence[Job], folder: Path) -> Runs:
     runs: Runs = {}
     for job in jobs:
         stored = json.loads(_path(folder, job).read_text())
@@ -219,6 +238,12 @@ def _config(job: Job) -> Any:
     return load_config(cell.config, [*cell.overrides, f"seed={seed}", f"rounds={rounds}"])
 
 
+@lru_cache(maxsize=64)
+def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Load a config once: every row of a table asks for its settings."""
+    return load_config(config, overrides)
+
+
 def one_thread() -> None:
     """Give each worker one core: two runs side by side beat one run on two threads."""
     import warnings
@@ -230,9 +255,10 @@ def one_thread() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
 
 
-def _run(job: Job, path: Path, centralised: TrainCentralised) -> float:
+def _run(job: Job, path: Path, centralised: TrainCentralised | None, fresh: bool) -> float:
     config, started = _config(job), time.perf_counter()
     if job.cell.centralised:
+        assert centralised is not None, "cells that are centralised need somebody to train them"
         curves = _curves(centralised(config))
         curves.seconds_per_round = (time.perf_counter() - started) / job.rounds
     else:
@@ -240,8 +266,10 @@ def _run(job: Job, path: Path, centralised: TrainCentralised) -> float:
         curves = _curves(reports)
         curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
         curves.seconds_per_round = median(report.seconds for report in reports)
+        curves.structure = dict(reports[curves.best_round].structure)
+        curves.structure_last = dict(reports[-1].structure)
     curves.run_seconds = time.perf_counter() - started
-    curves.peak_bytes = peak_memory()
+    curves.peak_bytes = peak_memory() if fresh else math.nan
     stored = {"cell": asdict(job.cell), "seed": job.seed, "rounds": job.rounds}
     write_json(path, stored | {"settings": _settings(job), "curves": asdict(curves)})
     return curves.test_at_best_val
@@ -261,44 +289,9 @@ def _read_curves(stored: dict[str, Any]) -> Curves:
     def number(value: Any) -> Any:
         if isinstance(value, list):
             return [number(item) for item in value]
+        if isinstance(value, dict):
+            return {key: number(item) for key, item in value.items()}
         return math.nan if value is None else value
 
     read: dict[str, Any] = {key: number(value) for key, value in stored.items()}
     return Curves(**read)
-
-
-def row(
-    table: str,
-    cell: Cell,
-    metric: str,
-    values: Sequence[float],
-    seeds: Sequence[int],
-    rounds: int,
-    paper: float | None = None,
-) -> dict[str, Any]:
-    """Make one row of ``table.json``; every paper's table has this form."""
-    return {
-        "table": table,
-        "data": cell.data,
-        "model": cell.model,
-        "method": cell.method,
-        "metric": metric,
-        "paper": paper,
-        "mean": fmean(values),
-        "std": _deviation(values),
-        "values": list(values),
-        "seeds": list(seeds),
-        "settings": {
-            "config": cell.config,
-            "overrides": list(cell.overrides),
-            "rounds": rounds,
-            "centralised": cell.centralised,
-        },
-    }
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Return the sample deviation: 0 for one number, NaN with a NaN among them, as the mean."""
-    if not all(map(math.isfinite, values)):
-        return math.nan
-    return stdev(values) if len(values) > 1 else 0.0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from flower_graph.apps.cells import Cell, Job
-from flower_graph.config import RunConfig, load_config
+from flower_graph.apps.cells import Cell, Job, loaded
 
 DATA = ("Cora", "CiteSeer", "PubMed", "LastFM-Asia")
 SEEDS = (0, 1, 2)
@@ -189,7 +187,7 @@ class Plan:
 
     def rounds_of(self, data: str, method: str = FEDSCEM) -> int:
         """Return the rounds of a method's runs."""
-        rounds = self.rounds or _loaded(_config(data), self.overrides).rounds
+        rounds = self.rounds or loaded(_config(data), self.overrides).rounds
         if method.startswith(GRID_NAME):
             return max(1, rounds // GRID_SHARE)
         return rounds * ROUND_FACTOR.get(method, 1)
@@ -239,12 +237,6 @@ def estimate(jobs: Sequence[Job]) -> float:
         # The generated neighbours make a round of these two about twice as long.
         total += job.rounds * ROUND_SECONDS[job.cell.data] * (2 if is_sage else 1)
     return total
-
-
-@lru_cache(maxsize=64)
-def _loaded(config: str, overrides: tuple[str, ...]) -> RunConfig:
-    """Load a config once: every row asks for its rounds."""
-    return load_config(config, overrides)
 
 
 def _config(data: str) -> str:

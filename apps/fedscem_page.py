@@ -22,21 +22,24 @@ from flower_graph.apps.fedscem_cells import (
     TAU,
     Plan,
 )
-from flower_graph.apps.fedscem_rows import (
-    GAIN,
+from flower_graph.apps.fedscem_rows import GAIN, LAST_GAIN, MEMORY
+from flower_graph.apps.tables import (
     LAST,
-    LAST_GAIN,
-    MEMORY,
+    NONE,
     SECONDS,
     TEST,
     VALIDATION,
     WHOLE,
     Row,
+    accuracy,
     find,
+    mean_of,
+    number,
+    paper_points,
+    points,
+    show_pictures,
 )
 from flower_graph.config import FedSCemConfig, load_config
-
-NONE = "–"
 
 
 def make_page(
@@ -51,8 +54,7 @@ def make_page(
     for data in plan.grid_data:
         lines += _grid(rows, data)
     lines += _sizes(rows)
-    if pictures:
-        lines += ["\n## Pictures\n", *(f"![{_name(p)}]({p})\n" for p in pictures)]
+    lines += show_pictures(pictures)
     if left_out:
         lines += ["\n## Not run\n", *(f"- {reason}" for reason in left_out)]
     return "\n".join(lines) + "\n"
@@ -140,16 +142,16 @@ def _accuracies(rows: Sequence[Row], data: str) -> list[str]:
             continue
         usual, strict = found
         cells = [
-            _accuracy(find(rows, metric=TEST, **usual)),
+            accuracy(find(rows, metric=TEST, **usual)),
             _paper(find(rows, metric=TEST, **usual) or find(rows, metric=TEST, **strict)),
-            _points(find(rows, metric=GAIN, **usual)),
-            _paper_points(find(rows, metric=GAIN, **usual)),
-            _accuracy(find(rows, metric=LAST, **usual)),
-            _points(find(rows, metric=LAST_GAIN, **usual)),
-            _accuracy(find(rows, metric=TEST, **strict)),
-            _points(find(rows, metric=GAIN, **strict)),
-            _accuracy(find(rows, metric=LAST, **strict)),
-            _points(find(rows, metric=LAST_GAIN, **strict)),
+            points(find(rows, metric=GAIN, **usual)),
+            paper_points(find(rows, metric=GAIN, **usual)),
+            accuracy(find(rows, metric=LAST, **usual)),
+            points(find(rows, metric=LAST_GAIN, **usual)),
+            accuracy(find(rows, metric=TEST, **strict)),
+            points(find(rows, metric=GAIN, **strict)),
+            accuracy(find(rows, metric=LAST, **strict)),
+            points(find(rows, metric=LAST_GAIN, **strict)),
         ]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     if not lines:
@@ -172,9 +174,9 @@ def _costs(rows: Sequence[Row], data: str) -> list[str]:
             continue
         percent = None if memory is None else memory["paper-gpu-memory-percent"]
         lines.append(
-            f"| {method} | {seconds['mean']:.3f} | {_number(seconds['paper'], '.3f')} "
-            f"| {_number(_mean(whole), '.1f')} | {_number(_mean(memory), '.0f')} "
-            f"| {_number(percent, '.2f')} |"
+            f"| {method} | {seconds['mean']:.3f} | {number(seconds['paper'], '.3f')} "
+            f"| {number(mean_of(whole), '.1f')} | {number(mean_of(memory), '.0f')} "
+            f"| {number(percent, '.2f')} |"
         )
     if not lines:
         return []
@@ -201,7 +203,7 @@ def _table_1(plan: Plan, rows: Sequence[Row]) -> list[str]:
             if usual or strict:
                 said = "Local" if method == TABLE_1_METHODS[0] else method
                 lines.append(
-                    f"| {data} | {said} | {_accuracy(usual)} | {_accuracy(strict)} "
+                    f"| {data} | {said} | {accuracy(usual)} | {accuracy(strict)} "
                     f"| {_paper(strict or usual)} |"
                 )
     if not lines:
@@ -237,8 +239,8 @@ def _grid(rows: Sequence[Row], data: str) -> list[str]:
                 "|---" * (len(TAU) + 1) + "|",
             ]
             for mu in MU:
-                values = [_mean(fields.get((mu, tau))) for tau in TAU]
-                lines.append(f"| {mu:g} | " + " | ".join(_number(v, ".3f") for v in values) + " |")
+                values = [mean_of(fields.get((mu, tau))) for tau in TAU]
+                lines.append(f"| {mu:g} | " + " | ".join(number(v, ".3f") for v in values) + " |")
     return lines
 
 
@@ -265,36 +267,7 @@ def _sizes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _mean(r: Row | None) -> float | None:
-    return None if r is None else r["mean"]
-
-
-def _number(value: float | None, how: str) -> str:
-    return NONE if value is None or not math.isfinite(value) else format(value, how)
-
-
-def _accuracy(r: Row | None) -> str:
-    return NONE if r is None else f"{r['mean']:.3f}" + _spread(r, 1, ".3f")
-
-
-def _points(r: Row | None) -> str:
-    return NONE if r is None else f"{100 * r['mean']:+.1f}" + _spread(r, 100, ".1f")
-
-
-def _spread(r: Row, scale: float, how: str) -> str:
-    """Say the deviation; one seed alone has none."""
-    return f" ± {format(scale * r['std'], how)}" if len(r["seeds"]) > 1 else ""
-
-
 def _paper(r: Row | None) -> str:
     if r is None or r["paper"] is None:
         return NONE
     return f"{r['paper']:.4f} ± {r['paper-std']:.4f}"
-
-
-def _paper_points(r: Row | None) -> str:
-    return NONE if r is None or r["paper"] is None else f"{100 * r['paper']:+.1f}"
-
-
-def _name(picture: str) -> str:
-    return picture.removesuffix(".png").replace("-", " ").capitalize()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
-from typing import Any
 
-from flower_graph.apps.cells import Cell, Curves, Runs, row
+from flower_graph.apps.cells import Cell, Curves, Runs
 from flower_graph.apps.fedscem_cells import (
     FEDSCEM,
     GLOBAL,
@@ -23,14 +21,13 @@ from flower_graph.apps.fedscem_cells import (
     Plan,
     paper_of,
 )
+from flower_graph.apps.tables import LAST, SECONDS, TEST, VALIDATION, WHOLE, Row, row
 from flower_graph.ego_cost import Cost
 
-TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
 GAIN, LAST_GAIN = "gain-over-self-training", "gain-over-self-training-last"
-SECONDS, WHOLE, MEMORY = "seconds-per-round", "run-seconds", "peak-mib"
-COST_METRICS = ("nodes", "edges", "seconds-per-round", "peak-mib")
+MEMORY = "peak-mib"
+COST_METRICS = ("nodes", "edges", SECONDS, MEMORY)
 
-Row = dict[str, Any]
 Costs = Mapping[str, Sequence[Cost]]
 
 
@@ -141,13 +138,4 @@ def _row(
     values: Mapping[int, float],
     paper: float | None = None,
 ) -> Row:
-    rounds = plan.rounds_of(cell.data, cell.method)
-    return row(table, cell, metric, list(values.values()), list(values), rounds, paper)
-
-
-def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
-    """Return the first row with these entries whose mean is a number."""
-    for r in rows:
-        if all(r.get(key) == value for key, value in wanted.items()) and isfinite(r["mean"]):
-            return r
-    return None
+    return row(table, cell, metric, values, plan.rounds_of(cell.data, cell.method), paper)

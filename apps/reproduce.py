@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from flower_graph.apps import reproduce_fedscem, reproduce_nfedgnn
+from flower_graph.apps import reproduce_fedgls, reproduce_fedscem, reproduce_nfedgnn
 from flower_graph.errors import ConfigError
 
-PAPERS = {"fedscem": reproduce_fedscem.reproduce, "nfedgnn": reproduce_nfedgnn.reproduce}
+PAPERS = {
+    "fedgls": reproduce_fedgls.reproduce,
+    "fedscem": reproduce_fedscem.reproduce,
+    "nfedgnn": reproduce_nfedgnn.reproduce,
+}
 
 
 def main(

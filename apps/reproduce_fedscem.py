@@ -11,7 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from flower_graph.apps.cells import Job, Runs, missing_jobs, one_thread, run_jobs, workers_for
+from flower_graph.apps.asked import announce, available, choose
+from flower_graph.apps.cells import Runs, one_thread, run_jobs
 from flower_graph.apps.common import cached_data
 from flower_graph.apps.fedscem import cached_egos, ego_settings
 from flower_graph.apps.fedscem_cells import (
@@ -28,16 +29,18 @@ from flower_graph.apps.fedscem_cells import (
     estimate,
 )
 from flower_graph.apps.fedscem_page import make_page
-from flower_graph.apps.fedscem_rows import TEST, VALIDATION, Row, find, make_rows
+from flower_graph.apps.fedscem_rows import make_rows
+from flower_graph.apps.tables import TEST, VALIDATION, Row, find
 from flower_graph.central import Epoch
 from flower_graph.config import FedSCemConfig, load_config
-from flower_graph.config_checks import refuse_key
 from flower_graph.ego_central import train_whole
 from flower_graph.ego_cost import Cost, costs_by_size
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.errors import ConfigError
 from flower_graph.files import write_json, write_text
 from flower_graph.plots import CurveSet, plot_grid
 from flower_graph.plots_compared import Bar, plot_bars, plot_matrices, plot_points
+
+KNOWN = {"data": DATA, "method": (*METHODS, GLOBAL), "table": TABLES}
 
 
 def reproduce(
@@ -58,10 +61,11 @@ def reproduce(
     overrides : sequence of str
         Settings laid over those of every run, such as ``partition.clients=10``.
     """
-    chosen = _choose(only)
-    there, left_out = _available(chosen["data"], overrides)
-    if not there:
-        raise DataError("none of the data sets is there: " + "; ".join(left_out))
+    chosen = choose(only, KNOWN)
+    there, left_out = available(
+        chosen["data"],
+        lambda name: cached_data(load_config(f"fedscem/{name.lower()}", list(overrides))),
+    )
     plan = Plan(
         tuple(there),
         tuple(chosen["method"]),
@@ -75,24 +79,13 @@ def reproduce(
     jobs = plan.jobs()
     if not jobs and "figure-8" not in plan.tables:
         raise ConfigError("--only: no table has such a row or picture")
-    _announce(jobs, out / "runs")
+    announce(jobs, out / "runs", estimate)
     runs = run_jobs(jobs, out / "runs", _train_whole)
     rows = make_rows(plan, runs, _measure_costs(plan))
     pictures = draw(out, plan, runs, rows)
     write_json(out / "table.json", rows)
     write_text(out / "table.md", make_page(plan, runs, rows, left_out, pictures))
     print(f"tables and pictures in {out}")
-
-
-def _announce(jobs: Sequence[Job], folder: Path) -> None:
-    missing = missing_jobs(jobs, folder)
-    workers = workers_for(missing)
-    minutes = estimate(missing) / 60 / workers
-    print(
-        f"{len(jobs)} runs, {len(jobs) - len(missing)} of them there already; the others take "
-        f"about {minutes:.0f} minutes, {workers} at a time",
-        flush=True,
-    )
 
 
 def _train_whole(config: FedSCemConfig) -> list[Epoch]:
@@ -212,33 +205,3 @@ def _draw_costs(out: Path, rows: Sequence[Row]) -> list[str]:
                 lines.setdefault(data, []).append((figures[size], scale * figures[cost]))
     plot_points(out / "figure-8.png", panels)
     return ["figure-8.png"]
-
-
-# What is asked for, and what is there ------------------------------------------------------------
-
-
-def _choose(only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Apply ``--only`` to data sets, methods and tables; refuse what is none of them."""
-    known = {"data": [*DATA], "method": [*METHODS, GLOBAL], "table": [*TABLES]}
-    for key, values in only.items():
-        if key not in known:
-            refuse_key(key, list(known), " (in --only)")
-        for value in values:
-            if value not in known[key]:
-                allowed = ", ".join(known[key])
-                raise ConfigError(f"--only {key}={value}: unknown; allowed are {allowed}")
-    return {key: [v for v in values if v in only.get(key, values)] for key, values in known.items()}
-
-
-def _available(names: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the data sets that can be loaded, and why the others cannot."""
-    there, left_out = [], []
-    for name in names:
-        try:
-            cached_data(load_config(f"fedscem/{name.lower()}", list(overrides)))
-            there.append(name)
-        except DataError as error:
-            # The whole reason names folders of this machine: not for a page that is passed on.
-            left_out.append(f"{name}: not in the data root, and it could not be downloaded")
-            print(f"left out: {name}: {error}")
-    return there, left_out

@@ -8,12 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flower_graph.apps.cells import Cell, Runs, row, run_cells
+from flower_graph.apps.asked import available, choose
+from flower_graph.apps.cells import Cell, Curves, Runs, run_cells
 from flower_graph.apps.common import cached_data
+from flower_graph.apps.tables import TEST as ACCURACY
+from flower_graph.apps.tables import VALIDATION, row
 from flower_graph.central import Epoch, train_centralised
 from flower_graph.config import NFedGNNConfig, load_config
-from flower_graph.config_checks import refuse_key
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.errors import ConfigError
 from flower_graph.files import write_json, write_text
 from flower_graph.plots import CurveSet, plot_grid
 
@@ -49,9 +51,10 @@ PAPER_MIB = {
     "Squirrel": (63.49, 507.91, 1.33e5, 1.06e6),
     "Wiki-CS": (142.83, 1.14e3, 4.31e4, 3.44e5),
 }
+KNOWN = {"data": [*CITATION, *WIKIPEDIA], "model": list(MODELS), "method": list(METHODS)}
 REG_WEIGHT = "strategy.reg_weight="
 SWEPT = {"nFedGNN": "lambda=", NO_BIAS: "no user bias, lambda="}  # start of a cell's name
-ACCURACY, VALIDATION, UPLINK = "test-accuracy-at-best-val", "best-val-accuracy", "uplink-mib"
+UPLINK = "uplink-mib"
 
 
 def reproduce(
@@ -63,8 +66,10 @@ def reproduce(
 ) -> None:
     """Run the comparison on the data that is there; arguments as in ``apps.reproduce.main``."""
     seeds, rounds = list(seeds or SEEDS), rounds or ROUNDS
-    chosen = _choose(only)
-    data, left_out = _available(chosen["data"])
+    chosen = choose(only, KNOWN)
+    data, left_out = available(
+        chosen["data"], lambda name: cached_data(load_config(f"nfedgnn/{name.lower()}"))
+    )
     cells = [
         cell
         for name in data
@@ -73,7 +78,7 @@ def reproduce(
         for cell in method_cells(name, model, method)
     ]
     if not cells:
-        raise DataError("none of the data sets is there: " + "; ".join(left_out))
+        raise ConfigError("--only: no table has such a row")
     runs = run_cells(cells, seeds, rounds, out / "runs", _centralised)
     rows = make_rows(runs, seeds, rounds)
     write_json(out / "table.json", rows)
@@ -136,30 +141,28 @@ def make_rows(runs: Runs, seeds: Sequence[int], rounds: int) -> list[dict[str, A
             sweep = "Figure 5" if model == "GCN" else "Figure 9"
             best = best_weights(runs, data, model)
             for cell in [c for c in runs if (c.data, c.model) == (data, model)]:
-                by_seed = [runs[cell][seed] for seed in seeds]
-                test = [run.test_at_best_val for run in by_seed]
-                val = [run.best_val for run in by_seed]
+                by_seed = {seed: runs[cell][seed] for seed in seeds}
+                test = {seed: run.test_at_best_val for seed, run in by_seed.items()}
+                val = {seed: run.best_val for seed, run in by_seed.items()}
                 if sweep_of(cell):
-                    rows.append(row(sweep, cell, ACCURACY, test, seeds, rounds))
-                    rows.append(row(sweep, cell, VALIDATION, val, seeds, rounds))
+                    rows.append(row(sweep, cell, ACCURACY, test, rounds))
+                    rows.append(row(sweep, cell, VALIDATION, val, rounds))
                 if not sweep_of(cell) or cell in best:
                     named = replace(cell, method=best.get(cell, cell.method))
                     paper = PAPER_ACCURACY.get((data, model, named.method))
-                    rows.append(row(figure, named, ACCURACY, test, seeds, rounds, paper))
-                    rows.append(row(figure, named, VALIDATION, val, seeds, rounds))
-                    rows += _uplink_rows(named, by_seed, seeds, rounds)
+                    rows.append(row(figure, named, ACCURACY, test, rounds, paper))
+                    rows.append(row(figure, named, VALIDATION, val, rounds))
+                    rows += _uplink_rows(named, by_seed, rounds)
     return rows
 
 
-def _uplink_rows(
-    cell: Cell, runs: Sequence[Any], seeds: Sequence[int], rounds: int
-) -> list[dict[str, Any]]:
+def _uplink_rows(cell: Cell, runs: Mapping[int, Curves], rounds: int) -> list[dict[str, Any]]:
     if cell.method not in ("nFedGNN", "CNFGNN"):
         return []
     place = ("nFedGNN", "CNFGNN").index(cell.method) * 2 + ("GCN", "GAT").index(cell.model)
     paper = PAPER_MIB[cell.data][place] if rounds == ROUNDS else None
-    mebibytes = [sum(run.bytes_up.values()) / 2**20 for run in runs]
-    return [row("Table 1", cell, UPLINK, mebibytes, seeds, rounds, paper)]
+    mebibytes = {seed: sum(run.bytes_up.values()) / 2**20 for seed, run in runs.items()}
+    return [row("Table 1", cell, UPLINK, mebibytes, rounds, paper)]
 
 
 def make_page(
@@ -249,30 +252,3 @@ def draw(out: Path, runs: Runs) -> None:
 def _curve_set(by_seed: Mapping[int, Any]) -> CurveSet:
     runs = list(by_seed.values())
     return CurveSet([r.test_accuracy for r in runs], [r.cross_entropy for r in runs])
-
-
-def _choose(only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Apply ``--only`` to data sets, models and methods; refuse what is none of them."""
-    known = {"data": [*CITATION, *WIKIPEDIA], "model": list(MODELS), "method": list(METHODS)}
-    for key, values in only.items():
-        if key not in known:
-            refuse_key(key, list(known), " (in --only)")
-        for value in values:
-            if value not in known[key]:
-                allowed = ", ".join(known[key])
-                raise ConfigError(f"--only {key}={value}: unknown; allowed are {allowed}")
-    return {key: only.get(key, values) for key, values in known.items()}
-
-
-def _available(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the data sets that can be loaded, and why the others cannot."""
-    there, left_out = [], []
-    for name in names:
-        try:
-            cached_data(load_config(f"nfedgnn/{name.lower()}"))
-            there.append(name)
-        except DataError as error:
-            # The whole reason names folders of this machine: not for a page that is passed on.
-            left_out.append(f"{name}: not in the data root, and it could not be downloaded")
-            print(f"left out: {name}: {error}")
-    return there, left_out

@@ -32,7 +32,8 @@ from flower_graph.apps.fedscem_cells import (
     paper_of,
 )
 from flower_graph.apps.fedscem_page import make_page
-from flower_graph.apps.fedscem_rows import GAIN, LAST, LAST_GAIN, MEMORY, TEST, find, make_rows
+from flower_graph.apps.fedscem_rows import GAIN, LAST_GAIN, MEMORY, make_rows
+from flower_graph.apps.tables import LAST, TEST, find
 from flower_graph.config import load_config
 from flower_graph.ego_cost import Cost
 from flower_graph.errors import ConfigError, DataError

@@ -1,0 +1,122 @@
+"""What the papers' tables share: rows of ``table.json``, and how ``table.md`` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
+from statistics import fmean, stdev
+from typing import Any
+
+from flower_graph.apps.cells import Cell
+
+# Metrics of a row.
+TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
+SECONDS, WHOLE = "seconds-per-round", "run-seconds"
+NONE = "–"  # stands for a figure that is not there
+
+Row = dict[str, Any]
+
+
+def row(
+    table: str,
+    cell: Cell,
+    metric: str,
+    values: Mapping[int, float],
+    rounds: int,
+    paper: float | None = None,
+) -> Row:
+    """Make one row of ``table.json``; every paper's table has this form.
+
+    Parameters
+    ----------
+    table, metric : str
+        Where the row belongs, and what its values are.
+    cell : Cell
+        The runs.
+    values : mapping
+        The metric by seed, at least one.
+    rounds : int
+        Rounds of every run.
+    paper : float, optional
+        The paper's mean.
+    """
+    return {
+        "table": table,
+        "data": cell.data,
+        "model": cell.model,
+        "method": cell.method,
+        "metric": metric,
+        "paper": paper,
+        "mean": fmean(values.values()),
+        "std": _deviation([*values.values()]),
+        "values": [*values.values()],
+        "seeds": [*values],
+        "settings": {
+            "config": cell.config,
+            "overrides": list(cell.overrides),
+            "rounds": rounds,
+            "centralised": cell.centralised,
+        },
+    }
+
+
+def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
+    """Return the first row with these entries whose mean is a number."""
+    for r in rows:
+        if all(r.get(key) == value for key, value in wanted.items()) and isfinite(r["mean"]):
+            return r
+    return None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the sample deviation: 0 for one number, NaN with a NaN among them, as the mean."""
+    if not all(map(isfinite, values)):
+        return nan
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+# Text --------------------------------------------------------------------------------------------
+
+
+def mean_of(r: Row | None) -> float | None:
+    """Return a row's mean; none without a row."""
+    return None if r is None else r["mean"]
+
+
+def number(value: float | None, how: str) -> str:
+    """Write a number in a format such as ``.3f``."""
+    return NONE if value is None or not isfinite(value) else format(value, how)
+
+
+def accuracy(r: Row | None) -> str:
+    """Write a row's accuracy, ``0.812 ± 0.010``."""
+    return NONE if r is None else f"{r['mean']:.3f}" + _spread(r, 1, ".3f")
+
+
+def points(r: Row | None) -> str:
+    """Write a row's difference of two accuracies in points, ``+1.2 ± 0.4``."""
+    return NONE if r is None else f"{100 * r['mean']:+.1f}" + _spread(r, 100, ".1f")
+
+
+def paper_points(r: Row | None) -> str:
+    """Write the paper's difference of two accuracies in points."""
+    return NONE if r is None or r["paper"] is None else f"{100 * r['paper']:+.1f}"
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Write a Markdown table, line by line."""
+    head = [columns, ["---"] * len(columns)]
+    return ["| " + " | ".join(cells) + " |" for cells in [*head, *lines]]
+
+
+def show_pictures(names: Sequence[str]) -> list[str]:
+    """Write the section with the pictures; nothing without any."""
+    shown = [
+        f"![{name.removesuffix('.png').replace('-', ' ').capitalize()}]({name})\n" for name in names
+    ]
+    return ["\n## Pictures\n", *shown] if shown else []
+
+
+def _spread(r: Row, scale: float, how: str) -> str:
+    """Write the deviation; one seed alone has none."""
+    return f" ± {format(scale * r['std'], how)}" if len(r["seeds"]) > 1 else ""
