@@ -1,4 +1,4 @@
-"""The page on FedSCem: its example runs as it stands, its links lead somewhere."""
+"""The page on FedSCem: its example runs as it stands."""
 
 from __future__ import annotations
 
@@ -68,26 +68,3 @@ def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> 
         chosen = EgoCohort([ego], SETTINGS, tensors).choose([ego.client])
         found.append(float(chosen.judge(chosen.embed()).accuracy[0, 2]))
     assert sum(found) / 12 == pytest.approx(reported, abs=2**-12)
-
-
-@pytest.mark.parametrize("page", ["fedscem.md", "privacy.md", "secure-sum.md", "architecture.md"])
-def test_links_lead_to_headings_and_files_that_are_there(page: str) -> None:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        file, _, anchor = target.partition("#")
-        if target.startswith("http") or file.startswith("results/"):
-            continue  # pages that a command writes
-        other = (DOCS / file).read_text(encoding="utf-8") if file else text
-        headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)
-        anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
-        assert not anchor or anchor in anchors, target
-
-
-def test_named_tests_are_there() -> None:
-    """Names of tests in the page on privacy are those of files and functions."""
-    text = (DOCS / "privacy.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
-    assert named
-    for file, function in named:
-        source = (DOCS.parent / file).read_text(encoding="utf-8")
-        assert not function or f"def {function}(" in source, (file, function)

@@ -1,0 +1,39 @@
+"""All pages: what they name is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(ROOT.glob("docs/*.md"))
+
+
+def anchors(text: str) -> set[str]:
+    """Give the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_links_lead_to_headings_and_files_that_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        name, _, anchor = target.partition("#")
+        if target.startswith("http") or "results/" in name:
+            continue  # pages that a command writes
+        other = page.parent / name if name else page
+        assert other.is_file(), target
+        assert not anchor or anchor in anchors(other.read_text(encoding="utf-8")), target
+
+
+def test_named_tests_are_there() -> None:
+    """Names of tests in the page on privacy are those of files and functions."""
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert named
+    for file, function in named:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert not function or f"def {function}(" in source, (file, function)

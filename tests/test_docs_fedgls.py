@@ -1,0 +1,124 @@
+"""The page on FedGLS: its example runs as it stands, with Flower's other strategies too."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.typing import Mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
+from safetensors.numpy import load_file
+
+from flower_graph.apps.runner import run
+from flower_graph.client import make_client_app
+from flower_graph.config import load_config
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.structure_fedavg import StructureFedAvg, initial_arrays
+
+PAGE = Path(__file__).parents[1] / "docs" / "fedgls.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+@cache
+def defined() -> dict[str, Any]:
+    """Run the page's first block of code: data, settings and both halves of the app."""
+    return run_blocks({}, 0, 1)
+
+
+def run_blocks(space: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """Run some of the page's blocks; return what is defined then."""
+    found = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(found) == 3, "the page has other blocks than this test knows"
+    space = {"__name__": "example", **space}
+    for block in found[first:last]:
+        exec(compile(block, str(PAGE), "exec"), space)
+    return space
+
+
+def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    space = run_blocks(defined(), 1, 2)
+    metrics = space["result"].evaluate_metrics_clientapp
+    assert capsys.readouterr().out == f"test accuracy {metrics[20]['test']:.3f}\n"
+    assert metrics[1]["test"] < 0.7 < 0.85 < metrics[20]["test"]
+
+
+def test_the_models_have_the_shapes_that_the_page_says() -> None:
+    f, h, k = 36, 16, 3
+    shapes = {name: array.shape for name, array in initial_arrays(defined()["settings"]).items()}
+    rest = (h + h * k + k,)
+    assert shapes == {
+        "gnn-first": (f, h),
+        "gnn-rest": rest,
+        "encoder-first": (f, h),
+        "encoder-rest": rest,
+    }
+
+
+def test_other_strategies_of_flower_take_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    space = run_blocks({**defined(), "InProcessGrid": InProcessGrid}, 2, 3)
+    said = dict(reversed(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert list(said) == [type(strategy).__name__ for strategy in space["strategies"]]
+    assert min(float(value) for value in said.values()) > 0.75  # the start is below 0.5
+
+
+@pytest.mark.parametrize("who", ["the client", "the server, clipped by clients", "the server"])
+def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> None:
+    """The three ways that the page on privacy has, around the strategy with its checks."""
+    strategy: Strategy = StructureFedAvg(defined()["settings"])
+    mods: list[Mod] = []
+    if who == "the client":
+        mods = [LocalDpMod(clipping_norm=2.0, sensitivity=0.01, epsilon=10.0, delta=1e-5)]
+    elif who == "the server":
+        strategy = DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 2.0, 8)
+    else:
+        strategy = DifferentialPrivacyClientSideFixedClipping(strategy, 0.1, 2.0, 8)
+        mods = [fixedclipping_mod]
+    app = make_client_app(defined()["client_fn"], train_mods=mods)
+    grid, start = InProcessGrid(app, num_supernodes=8), initial_arrays(defined()["settings"])
+    # The strategy itself knows what to start from; a wrapper has Flower's `start`.
+    first = {} if isinstance(strategy, StructureFedAvg) else {"initial_arrays": start}
+    found = strategy.start(grid, num_rounds=6, **first).evaluate_metrics_clientapp
+    assert found[1]["test"] < 0.75 < 0.8 < found[6]["test"]
+
+
+def test_a_folder_of_clients_as_the_page_has_it(tmp_path: Path) -> None:
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    draw = torch.Generator().manual_seed(3)
+    for name, graphless in (("bern", False), ("genf", True), ("zug", False)):
+        data = {"x": torch.rand(30, 8, generator=draw), "y": torch.arange(30) % 3}
+        edges = {} if graphless else {"edge_index": torch.randint(30, (2, 60), generator=draw)}
+        torch.save(data | edges, folder / f"{name}.pt")
+    ((name, override),) = re.findall(r"flower-graph run (\S+) data.name=clients/ (\S+)\n", TEXT)
+    config = load_config(name, [f"data.name={folder}/", override, "rounds=2", "device=cpu"])
+    result = run(config, tmp_path / "run")
+    assert (result["clients"], result["graphless"], result["rejected"]) == (3, [1], 0)
+    # Nobody knows the true edges of a client that comes without.
+    assert "structure" not in result and not (tmp_path / "run" / "structure.png").exists()
+
+
+def test_a_simulation_writes_what_the_page_on_outputs_says(tmp_path: Path) -> None:
+    config = load_config("fedgls/cora-linqs", ["rounds=2", "device=cpu"])
+    result = run(config, tmp_path / "run")
+    assert set(result["structure"]) == set(re.findall(r"`([\w-]+)`", section("graphs are")))
+    assert all(value > 0 for value in result["structure"].values())
+    assert len(result["graphless"]) == 4
+    assert (tmp_path / "run" / "structure.png").read_bytes().startswith(b"\x89PNG")
+    weights = load_file(tmp_path / "run" / "weights.safetensors")
+    assert set(weights) == {"gnn-first", "gnn-rest", "encoder-first", "encoder-rest"}
+
+
+def section(ending: str) -> str:
+    """Give the first column of the table under a heading."""
+    (body,) = re.findall(rf"^## .*{ending}\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)
+    rows = [line.split("|")[1] for line in body.splitlines() if line.startswith("| `")]
+    return " ".join(rows)
