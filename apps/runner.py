@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flower_graph.config import RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.state import forget_run
 
 
 def run(
@@ -42,8 +44,8 @@ def run(
     dict
         What ``result.json`` holds.
     """
-    grid = _grid(config, supernodes, out)
-    return run_server(config, grid, out, engine="in-process", resume=resume, on_round=progress)
+    with _grid(config, supernodes, out) as grid:
+        return run_server(config, grid, out, engine="in-process", resume=resume, on_round=progress)
 
 
 def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
@@ -62,16 +64,22 @@ def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
         One a round.
     """
     reports: list[RoundReport] = []
-    grid = _grid(config, supernodes, None)
-    strategy = method_of(config).build_strategy(config, None)
-    strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
+    with _grid(config, supernodes, None) as grid:
+        strategy = method_of(config).build_strategy(config, None)
+        strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
     return reports
 
 
-def _grid(config: RunConfig, supernodes: int, out: Path | None) -> InProcessGrid:
+@contextmanager
+def _grid(config: RunConfig, supernodes: int, out: Path | None) -> Iterator[InProcessGrid]:
+    """Make a run's grid; what its clients keep in this process goes when the run ends."""
     clients = method_of(config).num_clients(config)
     if supernodes > clients:
         raise ConfigError(f"supernodes: {supernodes} for {clients} clients; at most one each")
     # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    return InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)
+    grid = InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)
+    try:
+        yield grid
+    finally:
+        forget_run(grid.run.run_id)

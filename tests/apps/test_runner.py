@@ -13,7 +13,7 @@ from app_helpers import MakeConfig, own_graph
 from safetensors.torch import load_file
 from torch_geometric.data import Data
 
-from flower_graph import checkpoint
+from flower_graph import checkpoint, state
 from flower_graph.apps.common import CHECKPOINTS
 from flower_graph.apps.runner import run, simulate
 from flower_graph.config import load_config, to_dict
@@ -280,3 +280,16 @@ def test_a_resume_that_does_not_fit_leaves_the_run_as_it_was(
 def test_supernodes_are_refused_as_a_setting(config_of: MakeConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="31 for 30 clients"):
         simulate(config_of(own_graph()), supernodes=31)
+
+
+# After a run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", ["fedgls/cora-linqs", "fedscem/cora-linqs"])
+def test_a_run_leaves_nothing_of_its_clients_in_the_process(config: str) -> None:
+    overrides = ["rounds=1", "partition.clients=4"]
+    overrides += ["strategy.name=fedavg"] if config.startswith("fedscem") else []
+    before = {number: len(kept) for number, kept in enumerate((state._LIVE, state._TOKENS))}
+    simulate(load_config(config, overrides))
+    after = {number: len(kept) for number, kept in enumerate((state._LIVE, state._TOKENS))}
+    assert after == before
