@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "num_test": 1000,
     "ratios": None,
     "normalize": True,
+    "presence": False,
     "nodes": 10000,
     "classes": 7,
     "degree": 10.0,

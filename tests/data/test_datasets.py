@@ -196,7 +196,8 @@ from types import SimpleNamespace
 import flower_graph.data as data
 assert "torch_geometric" not in sys.modules
 graph = data.csbm(50, 2, features=8, active=2)
-config = SimpleNamespace(name="cora-linqs", split="public", split_index=None, normalize=True)
+how = {"split": "public", "split_index": None, "normalize": True, "presence": False}
+config = SimpleNamespace(name="cora-linqs", **how)
 data.load_graph(config)
 loaded = {"torch_geometric", "flwr", "ray", "scipy", "pandas", "ogb"} & set(sys.modules)
 assert not loaded, loaded
