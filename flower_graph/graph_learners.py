@@ -221,7 +221,6 @@ class GraphLearners:
         return e._replace(col=column, shape=(e.shape[0], max(group_sizes(self._row_ptr))))
 
     @torch.enable_grad()  # whoever asks first may want no gradient, and a step may come later
-    @torch.enable_grad()
     def _learned(self) -> Learned:
         """Make the graph of the present weights, or remember it; the next step takes it up."""
         steps: list[int] = self._state["step"].tolist()
@@ -230,11 +229,15 @@ class GraphLearners:
             e, k = self._encode(weights), self.settings.neighbours
             similarity = self.settings.similarity
             clients = self._pieces(e, list(range(len(self._ptr))))
-            near = torch.cat([nearest(own, k, similarity) + begin for begin, own in clients])
-            parts = [
-                kept_similarity(own, near[begin : begin + own.shape[0]] - begin, similarity)
-                for begin, own in self._pieces(e, self._together)
-            ]
+            found = [nearest(own, k, similarity) for _, own in clients]
+            products = torch.cat([one.products for one in found])
+            near = torch.cat(
+                [one.neighbours + begin for one, (begin, _) in zip(found, clients, strict=True)]
+            )
+            parts = []
+            for begin, own in self._pieces(e, self._together):
+                rows = slice(begin, begin + own.shape[0])
+                parts.append(kept_similarity(own, near[rows] - begin, similarity, products[rows]))
             pattern, similarities = symmetric_pattern(near), torch.cat(parts)
             entries = learned_adjacency(similarities, pattern)
             self._last = Learned(steps, weights, pattern, similarities, entries)

@@ -124,17 +124,6 @@ def test_equals_a_dense_learner_for_each_client(settings: LearnerSettings):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_graph_that_was_looked_at_without_gradients_can_still_be_stepped_on():
-    cohort, other = learners([0, 1], ATTENTIVE), learners([0, 1], ATTENTIVE)
-    with torch.no_grad():
-        seen = cohort.edges()[1], cohort.neighbours()
-    assert not any(part.requires_grad for part in seen)
-    for one in (cohort, other):
-        learn(one, [0, 1], 2)
-    for one, same in zip(graphs(cohort, [0, 1]), graphs(other, [0, 1]), strict=True):
-        assert torch.equal(one, same)
-
-
 def test_the_graph_moves_where_the_loss_wants_it():
     before, cohort = learners([0, 1, 2], ATTENTIVE), learners([0, 1, 2], ATTENTIVE)
     learn(cohort, [0, 1, 2], 20)

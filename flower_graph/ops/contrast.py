@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from flower_graph.ops.grouped import group_sizes, grouped_linear
 from flower_graph.ops.threads import one_thread
 
-# Similarities held at a time: few enough to stay in cache.
-BLOCK_NUMBERS = 262_144
+# Similarities held at a time: few enough to stay in cache. Below some rows a product is slow.
+BLOCK_NUMBERS, BLOCK_ROWS = 262_144, 8
 
 
 def nt_xent(
@@ -208,7 +208,7 @@ def _contrast_one(
     """
     keys = torch.cat([own, means])
     loss, grad = keys.new_zeros(()), torch.zeros_like(keys)
-    block = max(1, BLOCK_NUMBERS // keys.shape[0])
+    block = max(BLOCK_ROWS, BLOCK_NUMBERS // keys.shape[0])
     for begin in range(0, rows.numel(), block):
         row = rows[begin : begin + block]
         number = torch.arange(row.numel(), device=row.device)

@@ -37,6 +37,7 @@ def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> 
     ----------
     learned, true : Tensor
         ``[2, e]`` edges in both directions, each once, without self-loops; none between clients.
+        The learned ones are sorted by row, then by column.
     y : Tensor
         ``[n]`` classes, below 0 without a label.
     ptr : list of int
@@ -66,10 +67,10 @@ def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> 
         return known, known & (one == other)
 
     learned_key, true_key = (row * n + col for row, col in (learned, true))
-    ordered = torch.cat([true_key.sort().values, true_key.new_full((1,), n * n)])
-    right = ordered[torch.searchsorted(ordered, learned_key)] == learned_key
-    found, found_known, found_alike, both = count(learned, *alike(learned), right)
-    wanted, true_known, true_alike = count(true, *alike(true))
+    sentinel = learned_key.new_full((1,), n * n)  # larger than any key
+    found_key = torch.cat([learned_key, sentinel])[torch.searchsorted(learned_key, true_key)]
+    found, found_known, found_alike = count(learned, *alike(learned))
+    wanted, true_known, true_alike, both = count(true, *alike(true), found_key == true_key)
     return {
         "precision": both / found,
         "recall": both / wanted,

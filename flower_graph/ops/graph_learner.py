@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from flower_graph.ops.graph import Adjacency, csr_tensor, pointers, propagate
 from flower_graph.ops.grouped import grouped_linear
+from flower_graph.ops.ordering import order_of
 from flower_graph.ops.similarity import SparseRows, sampled_products
 
 
@@ -111,7 +112,7 @@ def symmetric_pattern(neighbours: Tensor) -> Pattern:
     number = torch.arange(n * k, device=neighbours.device)
     row, col = torch.cat([node, own, other]), torch.cat([node, other, own])
     kept = torch.cat([number.new_full((n,), n * k), number, number])
-    order = (row * n + col).argsort(stable=True)
+    order = order_of(row * n + col)
     return Pattern(torch.stack([row[order], col[order]]), kept[order], n)
 
 

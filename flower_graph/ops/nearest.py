@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flower_graph.ops.ordering import largest_of
 from flower_graph.ops.similarity import (
     Rows,
     SparseRows,
@@ -21,8 +23,23 @@ from flower_graph.ops.similarity import (
 BLOCK_NUMBERS, BLOCK_ROWS = 65_536, 32
 
 
+class Nearest(NamedTuple):
+    """Each node's most similar others.
+
+    Attributes
+    ----------
+    neighbours : Tensor
+        ``[n, k]`` int64 numbers, the most similar first.
+    products : Tensor
+        ``[n, k]`` products of each node's vector with theirs, as ``kept_similarity`` takes them.
+    """
+
+    neighbours: Tensor
+    products: Tensor
+
+
 @torch.no_grad()
-def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Tensor:
+def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Nearest:
     """Find the nodes that are most similar to each node, the node itself left out.
 
     Of similarities that are equal, as float32, the lower number comes first; those of two equal
@@ -41,8 +58,8 @@ def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Tenso
 
     Returns
     -------
-    Tensor
-        ``[n, k]`` int64 numbers, the most similar first (FedGLS, equation 16).
+    Nearest
+        Numbers and products (FedGLS, equation 16).
 
     Raises
     ------
@@ -54,13 +71,15 @@ def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Tenso
         raise ValueError(f"k = {k} neighbours of {n} nodes: 1 to {n - 1} are possible")
     block = block or max(BLOCK_ROWS, BLOCK_NUMBERS // n)
     e = comparable(e, similarity)
-    square, found = squares(e), []
+    square, neighbours, kept = squares(e), [], []
     for begin, products in _product_blocks(e, block):
+        compared = products
         if similarity == "euclidean":
             own = square[begin : begin + block]
-            products = -squared_distance(products, square[:, None], own)
-        found.append(_most(products, k, begin))
-    return torch.cat(found)
+            compared = -squared_distance(products, square[:, None], own)
+        neighbours.append(_most(compared, k, begin))
+        kept.append(products.T.gather(1, neighbours[-1]))
+    return Nearest(torch.cat(neighbours), torch.cat(kept).to(square.dtype))
 
 
 def _product_blocks(e: Rows, block: int) -> Iterator[tuple[int, Tensor]]:
@@ -115,4 +134,4 @@ def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
     bits = (similarity.float() + 0.0).view(torch.int32)  # + 0.0 makes 0 of -0
     key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     key = key.bitwise_left_shift_(32).add_(last - number)
-    return last - (key.topk(k, dim=1).values & last)
+    return last - (largest_of(key, k) & last)

@@ -44,7 +44,9 @@ class SparseRows(NamedTuple):
 Rows = SparseRows | Tensor  # one vector per node
 
 
-def kept_similarity(e: Rows, neighbours: Tensor, similarity: str) -> Tensor:
+def kept_similarity(
+    e: Rows, neighbours: Tensor, similarity: str, products: Tensor | None = None
+) -> Tensor:
     """Compare each node with its kept neighbours (FedGLS, equation 13).
 
     The nodes may be several clients'. If no node is compared with another client's, the columns of
@@ -59,6 +61,8 @@ def kept_similarity(e: Rows, neighbours: Tensor, similarity: str) -> Tensor:
     similarity : str
         ``cosine``, 0 if one of the two is a row of zeros; ``inner``; or ``euclidean``, which is
         ``1 / (1 + |e_i - e_j|)``, above 0 and at most 1.
+    products : Tensor, optional
+        ``[n, k]`` what ``nearest`` found for the same vectors; computed if left out.
 
     Returns
     -------
@@ -72,7 +76,7 @@ def kept_similarity(e: Rows, neighbours: Tensor, similarity: str) -> Tensor:
         If there is no such similarity.
     """
     given, e = _values(e).dtype, comparable(e, similarity)
-    products = _kept_products(e, neighbours)
+    products = _kept_products(e, neighbours, products)
     if similarity != "euclidean":
         return products
     square = squares(e)
@@ -156,10 +160,10 @@ def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> T
 # The kept products, with gradients
 
 
-def _kept_products(e: Rows, neighbours: Tensor) -> Tensor:
+def _kept_products(e: Rows, neighbours: Tensor, products: Tensor | None) -> Tensor:
     """Return ``e_i . e_j`` for each node i and its neighbours j, ``[n, k]``."""
     places = (e.row, e.col, e.shape[1]) if isinstance(e, SparseRows) else None
-    return _KeptProducts.apply(_values(e), places, neighbours)  # type: ignore[no-any-return, no-untyped-call]
+    return _KeptProducts.apply(_values(e), places, neighbours, products)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _KeptProducts(torch.autograd.Function):
@@ -167,25 +171,31 @@ class _KeptProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, places: tuple[Tensor, Tensor, int] | None, neighbours: Tensor
+        ctx: Any,
+        value: Tensor,
+        places: tuple[Tensor, Tensor, int] | None,
+        neighbours: Tensor,
+        products: Tensor | None,
     ) -> Tensor:
-        n, k = neighbours.shape
-        ptr = torch.arange(0, n * k + 1, k, dtype=torch.int32, device=value.device)
-        col, products = neighbours.reshape(-1).to(torch.int32), value.new_zeros(n * k)
-        for dense, _, _ in _dense_parts(value, places, n):
-            products += sampled_products(ptr, col, dense, dense)
         ctx.save_for_backward(value, neighbours)
         ctx.places = places
-        return products.view(n, k)
+        if products is not None:
+            return products.clone()
+        n, k = neighbours.shape
+        ptr = torch.arange(0, n * k + 1, k, dtype=torch.int32, device=value.device)
+        col, found = neighbours.reshape(-1).to(torch.int32), value.new_zeros(n * k)
+        for dense, _, _ in _dense_parts(value, places, n):
+            found += sampled_products(ptr, col, dense, dense)
+        return found.view(n, k)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         value, neighbours = ctx.saved_tensors
         n, k = neighbours.shape
         if ctx.places is not None and n * n <= SQUARE_NUMBERS:
             columns = ctx.places[2]
             if value.numel() < 2 * k * columns:  # the products of n numbers are fewer
-                return _few_nodes(value, ctx.places, neighbours, grads[0]), None, None
+                return _few_nodes(value, ctx.places, neighbours, grads[0]), None, None, None
         own = torch.arange(n, device=value.device).repeat_interleave(k)
         other = neighbours.reshape(-1)
         # A pair's slope goes to both of its ends, each time along the other's vector.
@@ -196,7 +206,7 @@ class _KeptProducts(torch.autograd.Function):
         for dense, entries, cells in _dense_parts(value, ctx.places, n):
             moved = propagate(symmetric, dense)
             grad[entries] = moved if cells is None else moved.view(-1)[cells]
-        return grad, None, None
+        return grad, None, None, None
 
 
 def _few_nodes(

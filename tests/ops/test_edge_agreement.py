@@ -14,7 +14,7 @@ from flower_graph.ops.edge_agreement import distinct_edges, edge_agreement
 
 
 def undirected(pairs: list[tuple[int, int]]) -> Tensor:
-    both = [*pairs, *((b, a) for a, b in pairs)]
+    both = sorted([*pairs, *((b, a) for a, b in pairs)])
     return torch.tensor(both, dtype=torch.int64).reshape(-1, 2).T
 
 

@@ -170,7 +170,7 @@ def test_the_node_itself_is_the_first_of_the_papers_neighbours():
     a = F.relu(cosine * torch.zeros(9, 9).scatter_(1, near, 1.0))
     a = (a + a.T) / 2
     root = a.sum(1).rsqrt()
-    neighbours = nearest(x, 3, "cosine")
+    neighbours = nearest(x, 3, "cosine").neighbours
     pattern = symmetric_pattern(neighbours)
     weight = learned_adjacency(kept_similarity(x, neighbours, "cosine"), pattern)
     found = matrix(pattern.edge_index, weight, 9)

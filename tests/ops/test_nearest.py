@@ -20,9 +20,9 @@ def test_four_nodes_by_hand():
     """Cosines: 0 and 1 are equal, 2 is half-way to 3, which is orthogonal to 0 and 1."""
     x = torch.tensor([[1.0, 0], [2, 0], [1, 1], [0, 3]])
     for e in (x, sparse(x)):
-        assert nearest(e, 2, "cosine").tolist() == [[1, 2], [0, 2], [0, 1], [2, 0]]
-        assert nearest(e, 1, "inner").tolist() == [[1], [0], [3], [2]]
-        assert nearest(e, 1, "euclidean").tolist() == [[1], [0], [0], [2]]
+        assert nearest(e, 2, "cosine").neighbours.tolist() == [[1, 2], [0, 2], [0, 1], [2, 0]]
+        assert nearest(e, 1, "inner").neighbours.tolist() == [[1], [0], [3], [2]]
+        assert nearest(e, 1, "euclidean").neighbours.tolist() == [[1], [0], [0], [2]]
 
 
 @st.composite
@@ -44,8 +44,8 @@ def counts(draw: st.DrawFn) -> tuple[Tensor, int]:
 def test_equals_sorting_all_pairs(case: tuple[Tensor, int], similarity: str, block: int):
     x, k = case
     wanted = slow_nearest(slow_similarity(x.double(), similarity), k)
-    assert nearest(sparse(x), k, similarity, block).tolist() == wanted
-    assert nearest(x, k, similarity, block).tolist() == wanted
+    assert nearest(sparse(x), k, similarity, block).neighbours.tolist() == wanted
+    assert nearest(x, k, similarity, block).neighbours.tolist() == wanted
 
 
 @settings(deadline=None)
@@ -56,7 +56,7 @@ def test_the_kept_cosines_are_the_largest(case: tuple[Tensor, int], block: int):
     cosine = slow_similarity(x, "cosine")
     wanted = cosine.masked_fill(torch.eye(len(x), dtype=torch.bool), -2).topk(k, dim=1).values
     for e in (x, sparse(x)):
-        found = nearest(e, k, "cosine", block)
+        found = nearest(e, k, "cosine", block).neighbours
         torch.testing.assert_close(cosine.gather(1, found), wanted, rtol=0, atol=1e-6)
         assert not (found == torch.arange(len(x))[:, None]).any(), "nobody is its own neighbour"
         assert all(len(set(row)) == k for row in found.tolist())
@@ -70,9 +70,9 @@ def test_the_size_of_a_block_changes_nothing(similarity: str, is_sparse: bool):
     x = torch.rand(40, 30, generator=chance) * (torch.rand(40, 30, generator=chance) < 0.3)
     x = torch.cat([x, x, x])
     e = sparse(x) if is_sparse else x
-    whole = nearest(e, 8, similarity, 1000)
+    whole = nearest(e, 8, similarity, 1000).neighbours
     for block in (1, 2, 3, 7, 16, 33, 99):
-        assert torch.equal(nearest(e, 8, similarity, block), whole)
+        assert torch.equal(nearest(e, 8, similarity, block).neighbours, whole)
     for i, row in enumerate(whole.tolist()):
         others = [j for j in row if j % 40 != i % 40]
         for first in (others[0], others[3]):
@@ -83,8 +83,9 @@ def test_the_size_of_a_block_changes_nothing(similarity: str, is_sparse: bool):
 def test_binary_features_tie_by_number():
     """Node 0 has two features; all others have one of them, with equal cosines."""
     x = torch.tensor([[1.0, 1], *([[1.0, 0], [0.0, 1]] * 9)])
-    assert nearest(sparse(x), 5, "cosine")[0].tolist() == [1, 2, 3, 4, 5]
-    assert nearest(sparse(x), 10, "cosine")[2].tolist() == [4, 6, 8, 10, 12, 14, 16, 18, 0, 1]
+    assert nearest(sparse(x), 5, "cosine").neighbours[0].tolist() == [1, 2, 3, 4, 5]
+    third = nearest(sparse(x), 10, "cosine").neighbours[2]
+    assert third.tolist() == [4, 6, 8, 10, 12, 14, 16, 18, 0, 1]
 
 
 def test_what_only_rounding_tells_apart_ties_by_number():
@@ -94,17 +95,17 @@ def test_what_only_rounding_tells_apart_ties_by_number():
     others = torch.stack([number[torch.randperm(30, generator=chance)] for _ in range(20)])
     e = torch.cat([torch.ones(1, 30), others])
     for block in (1, 2, 64):
-        assert nearest(e, 5, "inner", block)[0].tolist() == [1, 2, 3, 4, 5]
+        assert nearest(e, 5, "inner", block).neighbours[0].tolist() == [1, 2, 3, 4, 5]
     e = torch.tensor([[1.0, 0.0], [-1e-50, 1.0], [0.0, 1.0]], dtype=torch.float64)
-    assert nearest(e, 2, "inner")[0].tolist() == [1, 2]
+    assert nearest(e, 2, "inner").neighbours[0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "inner"])
 def test_a_row_of_zeros_takes_the_lowest_numbers(similarity: str):
     x = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
     x[4] = 0
-    assert nearest(sparse(x), 5, similarity)[4].tolist() == [0, 1, 2, 3, 5]
-    assert nearest(sparse(torch.zeros(4, 3)), 2, similarity).tolist()[3] == [0, 1]
+    assert nearest(sparse(x), 5, similarity).neighbours[4].tolist() == [0, 1, 2, 3, 5]
+    assert nearest(sparse(torch.zeros(4, 3)), 2, similarity).neighbours.tolist()[3] == [0, 1]
 
 
 @pytest.mark.parametrize("k", [0, 3, 7])

@@ -12,6 +12,7 @@ from learner_helpers import slow_similarity, sparse
 from torch import Tensor
 
 from flower_graph.ops import similarity as module
+from flower_graph.ops.nearest import nearest
 from flower_graph.ops.similarity import SIMILARITIES, Rows, SparseRows, kept_similarity
 
 # Lengths 5, 5 and 0; the products of the first two are 24, their distance the root of 2.
@@ -131,6 +132,22 @@ def test_parts_by_columns_change_nothing(
     monkeypatch.setattr(module, "DENSE_COLUMNS", columns)
     for one, other in zip(run(), whole, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_products_of_the_search_change_nothing(similarity: str):
+    x = torch.rand(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[3] = 0
+    for e in both(x):
+        found = nearest(e, 4, similarity)
+        results = []
+        for products in (None, found.products):
+            leaf = tracked(e)
+            values_ = kept_similarity(leaf, found.neighbours, similarity, products)
+            results.append((values_, *torch.autograd.grad(values_.square().sum(), values(leaf))))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other)
+        assert results[1][0].diff(dim=1).max() <= 1e-12, "the most similar come first"
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
