@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
 from benchmarks.page_egos import ego_section, fedscem_section
+from benchmarks.page_fedgls import fedgls_section
 
 HEAD = """\
 # Performance
@@ -43,6 +44,7 @@ def render(results: dict[str, Any]) -> str:
         "secure": _secure,
         "ego": ego_section,
         "fedscem": fedscem_section,
+        "fedgls": fedgls_section,
         "gpu": _gpu,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]

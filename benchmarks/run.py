@@ -28,6 +28,7 @@ PARTS = {
     "secure": "secure",
     "ego": "ego",
     "fedscem": "fedscem",
+    "fedgls": "fedgls",
     "gpu": "gpu",
 }
 

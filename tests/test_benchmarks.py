@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import fedscem, measure, page, run, secure
+from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run, secure
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -203,3 +204,71 @@ def test_flwr_run_is_held_against_the_same_dealing_in_process(monkeypatch: pytes
         for name, nodes, seconds in (("c", 1, 0.1), ("d", 2, 0.2), ("c", 2, 0.5), ("c", 2, 0.6))
     ]
     assert fedscem._on_ray("c", entries)["above"] == 0.25
+
+
+@pytest.fixture(scope="module")
+def communities() -> dict[str, Any]:
+    """Measure the parts on FedGLS with tiny sizes, in this process where that is possible."""
+    sizes = fedgls.QUICK_CLIENTS
+    clients = {m: [fedgls_sizes.measure_clients(m, n) for n in sizes] for m in fedgls.METHODS}
+    fits = {method: {"all": 0.5, "last-step": 1.25} for method in fedgls.METHODS}
+    threads = torch.get_num_threads()
+    found = {
+        "fedavg": fedgls.measure_fedavg(fedgls.LINQS, 1),
+        "methods": fedgls.measure_methods(fedgls.LINQS, 1),
+        "start": fedgls.CASES["start"](fedgls.LINQS, 1),
+        "learner": [fedgls_sizes.measure_learner(n) for n in (50, 100)],
+        "clients": clients,
+        "exponents": fits,
+        "targets": fedgls.TARGETS,
+        "measured": "now",
+        "took-seconds": 1,
+        "quick": True,
+    }
+    torch.set_num_threads(threads)
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def test_the_loop_that_fedavg_is_held_against_learns_the_same(communities: dict[str, Any]):
+    fedavg = communities["fedavg"]
+    assert fedavg["clients"] == 10 and [run["threads"] for run in fedavg["runs"]] == [1, 2]
+    assert all(0 < apart < 1e-4 for apart in fedavg["apart"].values()), "of weights up to 0.2"
+    for run_ in fedavg["runs"]:
+        assert all(run_[side]["min"] > 0 for side in ("round", "engine", "dense", "sparse"))
+
+
+def test_fedgls_is_measured_beside_fed_gnn(communities: dict[str, Any]):
+    for run_ in communities["methods"]["runs"]:
+        assert all(run_[method]["count"] == fedgls.TURN for method in fedgls.METHODS)
+    for method in fedgls.METHODS:
+        assert [entry["nodes"] for entry in communities["clients"][method]] == [400, 800]
+    assert communities["start"]["seconds"]["median"] > 0.1
+    assert communities["start"]["peak-bytes"] > 100e6
+    small, large = communities["learner"]
+    assert large["square-bytes"] == 4 * 100**2 and small["entries"] == 50 * (2 * 15 + 1)
+
+
+def test_fedgls_is_laid_out(communities: dict[str, Any]):
+    text = page.render({"machine": measure.machine(), "parts": {"fedgls": communities}})
+    assert "| fitted exponent, FedGLS | 0.50 | at most 1.00 | met |" in text
+    assert "to the last alone: Fed-GNN 1.25, FedGLS 1.25." in text
+    assert "| Fed-GNN | 8 | 800 |" in text and "nan" not in text
+    run_ = communities["methods"]["runs"][0]
+    slow = {"median": 2.5 * run_["fed-gnn"]["median"], "min": 1.0, "max": 3.0, "count": 6}
+    changed = communities | {"methods": {"data": "d", "runs": [run_ | {"structure-fedavg": slow}]}}
+    text = page.render({"machine": measure.machine(), "parts": {"fedgls": changed}})
+    assert "| 2.50 | at most 2 | **missed** |" in text
+
+
+def test_every_part_of_fedgls_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[Any, ...]] = []
+
+    def part(*case: Any) -> dict[str, Any]:
+        asked.append(case)
+        return {"round": {"median": 0.01 * case[-1]}}
+
+    monkeypatch.setattr(fedgls, "_part", part)
+    found = fedgls.measure_all(quick=True)
+    assert {case for case, *_ in asked} == set(fedgls.CASES)
+    assert found["exponents"]["fed-gnn"]["all"] == pytest.approx(1.0)
+    assert ("clients", "structure-fedavg", 8) in asked and ("fedavg", fedgls.LINQS, 1) in asked
