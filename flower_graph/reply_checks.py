@@ -15,9 +15,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.gathering import Rejected, no_content, one_line
-from flower_graph.records.keys import ARRAYS, CONFIG, LEFT_OUT, NUM_EXAMPLES, read_array
+from flower_graph.records.keys import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    LEFT_OUT,
+    NUM_EXAMPLES,
+    read_array,
+)
 
 MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
+MAX_CLIENTS = 10**7  # that one SuperNode may speak for
 MAX_NAMED = 50  # clients that one SuperNode may name as left out
 Form = frozenset[tuple[str, int]]  # name of each metric, and its length; -1 for a single number
 
@@ -86,6 +94,15 @@ def weight_of(reply: Message) -> int | float:
     weight = record[NUM_EXAMPLES]
     assert isinstance(weight, (int, float))
     return weight
+
+
+def clients_of(reply: Message) -> int:
+    """Return how many clients a reply says that it speaks for; 1 if it says nothing of use."""
+    for record in reply.content.metric_records.values():
+        clients = record.get(CLIENTS)
+        if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
+            return clients
+    return 1
 
 
 def _problem(reply: Message, model: ArrayRecord | None) -> str | None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from flower_graph.exchange import Exchange
 from flower_graph.gathering import Rejected, log_rejected
 from flower_graph.ledger import ByteLedger, count_bytes
-from flower_graph.reply_checks import check_replies, weight_of
+from flower_graph.reply_checks import check_replies, clients_of, weight_of
 from flower_graph.report import RoundReport, format_round
 from flower_graph.rng import generator
 
@@ -71,7 +71,8 @@ class ReportedFedAvg(FedAvg):
     arrays : ArrayRecord
         The model: what was sent last.
     ledger : ByteLedger
-        Bytes so far; payload does not count the models that are sent to be measured.
+        Bytes so far. Payload is what the clients would send and get to train if each had a
+        SuperNode of its own; a SuperNode that is silent counts as one client.
 
     Raises
     ------
@@ -178,14 +179,15 @@ class ReportedFedAvg(FedAvg):
         self._round, self.arrays = _Round(), arrays
         nodes = self._drawn(server_round, self._connected(grid))
         messages = super().configure_train(server_round, arrays, config, nodes)
-        return self._send(messages, counts=True)
+        return self._send(messages)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average what can be averaged; without anything, the model stays as it was."""
         replies = list(replies)
-        self._count("up", replies, counts=True)
+        self._count_wire("up", replies)
+        self._count_payload(replies)
         usable = self._usable(server_round, replies, self.arrays)
         if not usable:
             self._round.skipped = (
@@ -203,14 +205,14 @@ class ReportedFedAvg(FedAvg):
         self.arrays = arrays
         nodes = cast(Grid, _Nodes(self._connected(grid)))
         messages = super().configure_evaluate(server_round, arrays, config, nodes)
-        return self._send(messages, counts=False)
+        return self._send(messages)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the measurements and report the round."""
         replies = list(replies)
-        self._count("up", replies, counts=False)
+        self._count_wire("up", replies)
         usable = self._usable(server_round, replies, None)
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         answered = int(sum(weight_of(reply) for reply in usable))
@@ -239,10 +241,10 @@ class ReportedFedAvg(FedAvg):
         places = torch.randperm(len(nodes), generator=chance)[:count].tolist()
         return cast(Grid, _Nodes([nodes[place] for place in places]))
 
-    def _send(self, messages: Iterable[Message], *, counts: bool) -> list[Message]:
+    def _send(self, messages: Iterable[Message]) -> list[Message]:
         """Put the messages in order: with it, the order of sums is the same each time."""
         self._round.sent = sorted(messages, key=lambda message: message.metadata.dst_node_id)
-        self._count("down", self._round.sent, counts=counts)
+        self._count_wire("down", self._round.sent)
         return self._round.sent
 
     def _usable(
@@ -256,15 +258,21 @@ class ReportedFedAvg(FedAvg):
         log_rejected(LOG, server_round, "left out", named)
         return checked.usable
 
-    def _count(self, direction: str, messages: Iterable[Message], *, counts: bool) -> None:
+    def _count_wire(self, direction: str, messages: Iterable[Message]) -> None:
         for message in messages:
-            if not message.has_content():
-                continue
-            self.ledger.count_wire(direction, count_bytes(message.content))
-            if counts:
-                arrays = message.content.array_records.values()
-                size = sum(record.count_bytes() for record in arrays)
-                self.ledger.count(direction, "weights", size)
+            if message.has_content():
+                self.ledger.count_wire(direction, count_bytes(message.content))
+
+    def _count_payload(self, replies: Iterable[Message]) -> None:
+        """Count every client's arrays both ways, whoever shares its SuperNode."""
+        answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
+        for message in self._round.sent:
+            answer = answers.get(message.metadata.dst_node_id)
+            clients = 1 if answer is None else clients_of(answer)
+            pairs = (("down", message),) if answer is None else (("down", message), ("up", answer))
+            for direction, one in pairs:
+                size = sum(record.count_bytes() for record in one.content.array_records.values())
+                self.ledger.count(direction, "weights", clients * size)
 
     def _report(
         self, server_round: int, evaluated: MetricRecord, asked: int, answered: int

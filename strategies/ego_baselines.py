@@ -38,7 +38,7 @@ from flower_graph.ego_host import EgoHost
 from flower_graph.ego_secrets import NO_SLOTS
 from flower_graph.ego_vector import mean_metrics, mean_weights, measure
 from flower_graph.records.ego import METRIC_NAMES, read_settings, write_settings
-from flower_graph.records.keys import ARRAY_NAMES, FIRST, REST
+from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, FIRST, REST
 from flower_graph.relay import resolve_device
 from flower_graph.report import RoundReport
 from flower_graph.reported_fedavg import ReportedFedAvg
@@ -100,7 +100,8 @@ class EgoModelClient(NumPyClient):
             clients.start_from(_model(parameters))
             clients.train()
             weights = mean_weights(clients)
-        return weights, len(self.host.egos), {ARRAY_NAMES: [FIRST, REST]}
+        count = len(self.host.egos)
+        return weights, count, {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -45,7 +45,7 @@ class PrototypeClient(LocalClient):
             sums, count = cohort.class_sums(trained.diverged)
             nodes = int(cohort.nodes.sum())
         shared = SharedPrototypes(sums / nodes, count / nodes)
-        return training_answer(shared.to_arrays(), nodes, trained)
+        return training_answer(shared.to_arrays(), nodes, cohort.size, trained)
 
 
 class FedProto(SharewiseFedAvg):

@@ -102,7 +102,7 @@ class StructureClient(NumPyClient):
         # Out here: if nobody is left to average, the clients still keep what they have.
         models, shares, nodes = cohort.mean_models(trained.diverged)
         shared = SharedModels(models, shares if self.settings.graphs == OWN else None)
-        return training_answer(shared.to_arrays(), nodes, trained)
+        return training_answer(shared.to_arrays(), nodes, cohort.size, trained)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -127,7 +127,7 @@ class LocalClient(StructureClient):
         with self.host.opened() as cohort:
             trained = cohort.train(int(config[SERVER_ROUND]))
             nodes = int(cohort.nodes.sum())
-        return training_answer({}, nodes, trained)
+        return training_answer({}, nodes, cohort.size, trained)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -143,11 +143,14 @@ def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:
     return mean_of(metrics, LOSS), cohort.size, dict(metrics)
 
 
-def training_answer(arrays: dict[str, NDArray[Any]], weight: int, trained: Trained) -> Answer:
+def training_answer(
+    arrays: dict[str, NDArray[Any]], weight: int, clients: int, trained: Trained
+) -> Answer:
     """Answer a ``train``: arrays, their weight, losses and who is left out."""
     losses = {CONTRAST: trained.contrast, DISTILLATION: trained.distillation}
     left_out = [f"client {client}: weights are not finite" for client in trained.diverged]
-    return list(arrays.values()), weight, training_metrics(losses, weight, list(arrays), left_out)
+    metrics = training_metrics(losses, weight, clients, list(arrays), left_out)
+    return list(arrays.values()), weight, metrics
 
 
 # Server ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.reply_checks import MAX_NAMED, check_replies, weight_of
+from flower_graph.reply_checks import MAX_NAMED, check_replies, clients_of, weight_of
 from flower_graph.simulation import InProcessGrid
 
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
@@ -189,6 +189,22 @@ def test_no_arrays_where_none_travel():
 def test_weight_of_a_reply():
     (message,) = asked(1)
     assert weight_of(Message(content(), reply_to=message)) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "clients"),
+    [
+        ({}, 1),
+        ({"clients": 5}, 5),
+        ({"clients": 0}, 1),
+        ({"clients": 2.5}, 1),
+        ({"clients": 2**40}, 1),
+    ],
+)
+def test_clients_that_a_reply_speaks_for(said, clients):
+    (message,) = asked(1)
+    answer = content(metrics={"num-examples": 3, **said})
+    assert clients_of(Message(answer, reply_to=message)) == clients
 
 
 ANSWERS = {

@@ -112,6 +112,14 @@ def test_the_mean_is_weighted_and_reported():
     assert arrays is not None and arrays["w"].numpy().tolist() == run.model
 
 
+def test_payload_counts_each_client_of_a_supernode_that_says_how_many_it_has():
+    said = [4, 1, 2]
+    values = np.zeros(2, np.float32)
+    run = Run(Simple(), train=lambda place, _: (values, 1, {"clients": said[place]}))
+    size = run.strategy.arrays.count_bytes()
+    assert run.strategy.payload == {"up": {"weights": 7 * size}, "down": {"weights": 7 * size}}
+
+
 def test_payload_is_the_models_once_each_way_and_wire_is_everything():
     run = Run(Simple(), rounds=2)
     size = run.strategy.arrays.count_bytes()

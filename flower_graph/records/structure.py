@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.judgement import Judgement
-from flower_graph.records.keys import ARRAY_NAMES, LEFT_OUT
+from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
 from flower_graph.stacked_weights import ModelWeights
 
 Arrays = list[NDArray[Any]]
@@ -111,7 +111,11 @@ class SharedPrototypes(NamedTuple):
 
 
 def training_metrics(
-    losses: Mapping[str, Tensor], weight: int, names: Sequence[str], left_out: Sequence[str]
+    losses: Mapping[str, Tensor],
+    weight: int,
+    clients: int,
+    names: Sequence[str],
+    left_out: Sequence[str],
 ) -> dict[str, Any]:
     """Write what ``fit`` says besides arrays and weight.
 
@@ -121,6 +125,8 @@ def training_metrics(
         A loss of each client that has it, by name.
     weight : int
         What the reply calls ``num-examples``.
+    clients : int
+        Clients that the reply speaks for.
     names : sequence of str
         Keys of the arrays, in order.
     left_out : sequence of str
@@ -131,7 +137,7 @@ def training_metrics(
     dict
         For ``NumPyClient.fit``.
     """
-    metrics: dict[str, Any] = {ARRAY_NAMES: list(names)}
+    metrics: dict[str, Any] = {ARRAY_NAMES: list(names), CLIENTS: clients}
     for name in (CONTRAST, DISTILLATION):
         metrics |= _sums(name, losses.get(name, torch.zeros(0)), weight)
     return metrics | ({LEFT_OUT: list(left_out)} if left_out else {})

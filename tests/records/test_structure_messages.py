@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.judgement import Judgement
-from flower_graph.records.keys import ARRAY_NAMES, LEFT_OUT
+from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
 from flower_graph.records.structure import (
     CONTRAST,
     DISTILLATION,
@@ -74,16 +74,17 @@ def test_prototypes() -> None:
 
 def test_what_training_says_by_hand() -> None:
     losses = {CONTRAST: torch.tensor([3.0, math.nan]), DISTILLATION: torch.tensor([1.0, 2.0])}
-    said = training_metrics(losses, 10, ["a", "b"], ["client 3: no"])
+    said = training_metrics(losses, 10, 3, ["a", "b"], ["client 3: no"])
     assert said == {
         ARRAY_NAMES: ["a", "b"],
+        CLIENTS: 3,
         CONTRAST: 0.3,
         f"has-{CONTRAST}": 0.1,
         DISTILLATION: 0.3,
         f"has-{DISTILLATION}": 0.2,
         LEFT_OUT: ["client 3: no"],
     }
-    nothing = training_metrics({}, 10, [], [])
+    nothing = training_metrics({}, 10, 3, [], [])
     assert LEFT_OUT not in nothing
     # Flower wants the same names from all: a SuperNode without graphless clients has zeros.
     assert nothing.keys() | {LEFT_OUT} == said.keys()

@@ -73,7 +73,7 @@ def test_only_prototypes_travel() -> None:
     outcome = run("fedproto", rounds=2, supernodes=3)
     size = outcome.strategy.arrays.count_bytes()
     assert 4 * (K * H + K) <= size < 4 * (K * H + K) + 2 * 200
-    assert outcome.strategy.payload["up"] == {"weights": 2 * 3 * size}
+    assert outcome.strategy.payload["up"] == {"weights": 2 * 6 * size}  # of each of six clients
 
 
 def test_a_class_whose_only_client_is_away_keeps_its_prototype() -> None:

@@ -106,12 +106,13 @@ def test_dropout_does_not_depend_on_the_dealing() -> None:
     assert not torch.allclose(one.figures, run(rounds=2).figures)
 
 
-def test_bytes_are_those_of_the_models() -> None:
-    outcome = run(rounds=2, supernodes=3)
+@pytest.mark.parametrize("supernodes", [1, 3, 6])
+def test_bytes_are_those_of_each_clients_models(supernodes: int) -> None:
+    outcome = run(rounds=2, supernodes=supernodes)
     size = outcome.strategy.arrays.count_bytes()
     numbers = sum(values.numel() for values in outcome.arrays.values())
     assert 4 * numbers <= size < 4 * numbers + 4 * 200  # a header for each array
-    both = {"weights": 2 * 3 * size}
+    both = {"weights": 2 * 6 * size}
     assert outcome.strategy.payload == {"up": both, "down": both}
 
 

@@ -18,6 +18,7 @@ from flower_graph.strategies.structure_fedavg import StructureClient
 # All that may be in a message besides the four arrays of the models
 SAID = {
     "num-examples",
+    "clients",
     "server-round",
     "loss",
     *(f"{has}{name}" for has in ("", "has-") for name in ("contrast", "distillation")),
