@@ -19,6 +19,7 @@ from flower_graph.ego_cohort import ChosenEgos, EgoCohort, EgoSettings, Shared
 from flower_graph.ego_secrets import EgoSecrets
 from flower_graph.ego_vector import Writing, add_up, measure, read_shared
 from flower_graph.errors import CheckpointError, OutOfRangeError
+from flower_graph.graph_batch import check_sizes
 from flower_graph.judgement import judge
 from flower_graph.records.alignment import UnionRequest
 from flower_graph.records.ego import (
@@ -224,16 +225,7 @@ class EgoHost:
 
     def _check(self, settings: EgoSettings) -> None:
         for ego in self.egos:
-            if ego.x.shape[1] != settings.num_features:
-                raise ValueError(
-                    f"client {ego.client} has {ego.x.shape[1]} features, "
-                    f"the run has {settings.num_features}"
-                )
-            if ego.y.numel() and int(ego.y.max()) >= settings.num_classes:
-                raise ValueError(
-                    f"client {ego.client} has class {int(ego.y.max())}, the run's classes are 0 to "
-                    f"{settings.num_classes - 1}"
-                )
+            check_sizes(ego, settings.num_features, settings.num_classes)
 
     def _open(self, settings: EgoSettings) -> tuple[EgoCohort, Tensors]:
         if self._store.version:

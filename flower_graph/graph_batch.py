@@ -26,8 +26,8 @@ from flower_graph.ops.grouped import group_sizes, group_sum
 ROLES = ("train", "val", "test")
 
 
-class Graph(Protocol):
-    """What a batch needs of one client."""
+class Nodes(Protocol):
+    """A client's nodes, whatever its edges."""
 
     @property
     def client(self) -> int:
@@ -40,6 +40,10 @@ class Graph(Protocol):
     @property
     def y(self) -> Tensor:
         """``[n]`` classes; below 0 for a node without a label."""
+
+
+class Graph(Nodes, Protocol):
+    """What a batch needs of one client."""
 
     @property
     def edge_index(self) -> Tensor:
@@ -107,6 +111,32 @@ class GraphBatch:
     def size(self) -> int:
         """Number of clients."""
         return len(self.clients)
+
+
+def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
+    """Refuse a client whose features or classes are not the run's; names the client.
+
+    Parameters
+    ----------
+    graph : Nodes
+        The client's data.
+    num_features, num_classes : int
+        Of the run.
+
+    Raises
+    ------
+    ValueError
+        If it has another number of features, or a class that the run does not have.
+    """
+    if graph.x.shape[1] != num_features:
+        raise ValueError(
+            f"client {graph.client} has {graph.x.shape[1]} features, the run has {num_features}"
+        )
+    if graph.y.numel() and int(graph.y.max()) >= num_classes:
+        raise ValueError(
+            f"client {graph.client} has class {int(graph.y.max())}, the run's classes are 0 to "
+            f"{num_classes - 1}"
+        )
 
 
 def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> GraphBatch:

@@ -297,8 +297,6 @@ class StructureCohort:
         learner = self.settings.learner._replace(seed=self.settings.seed)
         if self.settings.graphs == KNN:  # no layer: the features themselves are compared
             learner = learner._replace(encoder="attentive", layers=0)
-        if self.settings.graphs == KNN:  # of the features themselves, which ones as weights give
-            learner = learner._replace(encoder="attentive")
         return GraphLearners(self.batch, self._graphless, learner, held)
 
     # How it is computed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.graph_batch import check_sizes
 from flower_graph.records.structure import MODEL_KEYS
 from flower_graph.stacked_weights import ModelWeights
 from flower_graph.state import StateStore, Tensors
@@ -97,15 +98,6 @@ def check_graphs(graphs: Sequence[ClientGraph], settings: StructureSettings) -> 
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
     for graph in graphs:
-        if graph.x.shape[1] != settings.num_features:
-            raise ValueError(
-                f"client {graph.client} has {graph.x.shape[1]} features, the run has "
-                f"{settings.num_features}"
-            )
-        if graph.y.numel() and int(graph.y.max()) >= settings.num_classes:
-            raise ValueError(
-                f"client {graph.client} has class {int(graph.y.max())}, the run's classes are 0 to "
-                f"{settings.num_classes - 1}"
-            )
+        check_sizes(graph, settings.num_features, settings.num_classes)
         if not graph.train_mask.any():
             raise ValueError(f"client {graph.client} has no training node: it cannot train")

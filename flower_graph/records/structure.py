@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.graph_batch import ROLES
 from flower_graph.judgement import Judgement
 from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
 from flower_graph.stacked_weights import ModelWeights
@@ -29,7 +30,6 @@ MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
 SHARE_END = "-share"
 SHARE_KEYS = tuple(f"{first.partition('-')[0]}{SHARE_END}" for first, _ in MODEL_KEYS)
 PROTOTYPES, PROTOTYPES_SHARE = "prototypes", f"prototypes{SHARE_END}"
-ROLE_NAMES = ("train", "val", "test")
 STRUCTURE_NAMES = (
     *("precision", "recall", "homophily", "true-homophily", "degree", "true-degree"),
 )
@@ -160,7 +160,7 @@ def measurements(judged: Judgement, structure: Mapping[str, Tensor] | None) -> d
     """
     clients = judged.accuracy.shape[0]
     metrics = _sums(LOSS, judged.loss, clients)
-    for role, values in zip(ROLE_NAMES, judged.accuracy.T, strict=True):
+    for role, values in zip(ROLES, judged.accuracy.T, strict=True):
         metrics |= _sums(role, values, clients)
     for name in STRUCTURE_NAMES:
         metrics |= _sums(name, (structure or {}).get(name, torch.zeros(0)), clients)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_graph.graph_batch import ROLES
 from flower_graph.judgement import Judgement
 from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
 from flower_graph.records.structure import (
@@ -18,7 +19,6 @@ from flower_graph.records.structure import (
     DISTILLATION,
     LOSS,
     MODEL_KEYS,
-    ROLE_NAMES,
     SHARE_KEYS,
     STRUCTURE_NAMES,
     SharedModels,
@@ -99,7 +99,7 @@ def test_measurements_by_hand() -> None:
     found = judged([[1.0, 0.5, 0.0], [0.5, math.nan, 0.5]], [0.25, 0.75])
     figures = {name: torch.tensor([0.5]) for name in STRUCTURE_NAMES}
     said = measurements(found, figures)
-    assert [mean_of(said, name) for name in ROLE_NAMES] == [0.75, 0.5, 0.25]
+    assert [mean_of(said, name) for name in ROLES] == [0.75, 0.5, 0.25]
     assert (mean_of(said, LOSS), said["val"], said["has-val"]) == (0.5, 0.25, 0.5)
     assert all(mean_of(said, name) == 0.5 for name in STRUCTURE_NAMES)
     without = measurements(found, None)
@@ -125,5 +125,5 @@ def test_flowers_mean_of_the_sums_is_the_mean_over_clients(values: list[float], 
     }
     known = [value for value in values if value == value]
     wanted = sum(known) / len(known) if known else math.nan
-    for name in (*ROLE_NAMES, LOSS):
+    for name in (*ROLES, LOSS):
         assert mean_of(mean, name) == pytest.approx(wanted, nan_ok=True)
