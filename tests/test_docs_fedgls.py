@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from doc_helpers import DOCS, run_blocks
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import (
@@ -24,28 +25,18 @@ from flower_graph.config import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg import StructureFedAvg, initial_arrays
 
-PAGE = Path(__file__).parents[1] / "docs" / "fedgls.md"
+PAGE = DOCS / "fedgls.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
 @cache
 def defined() -> dict[str, Any]:
     """Run the page's first block of code: data, settings and both halves of the app."""
-    return run_blocks({}, 0, 1)
-
-
-def run_blocks(space: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-    """Run some of the page's blocks; return what is defined then."""
-    found = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(found) == 3, "the page has other blocks than this test knows"
-    space = {"__name__": "example", **space}
-    for block in found[first:last]:
-        exec(compile(block, str(PAGE), "exec"), space)
-    return space
+    return run_blocks(PAGE, 3, slice(1))
 
 
 def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    space = run_blocks(defined(), 1, 2)
+    space = run_blocks(PAGE, 3, slice(1, 2), defined())
     metrics = space["result"].evaluate_metrics_clientapp
     assert capsys.readouterr().out == f"test accuracy {metrics[20]['test']:.3f}\n"
     assert metrics[1]["test"] < 0.7 < 0.85 < metrics[20]["test"]
@@ -64,7 +55,8 @@ def test_the_models_have_the_shapes_that_the_page_says() -> None:
 
 
 def test_other_strategies_of_flower_take_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    space = run_blocks({**defined(), "InProcessGrid": InProcessGrid}, 2, 3)
+    space = {**defined(), "InProcessGrid": InProcessGrid}
+    space = run_blocks(PAGE, 3, slice(2, 3), space)
     said = dict(reversed(line.split()) for line in capsys.readouterr().out.splitlines())
     assert list(said) == [type(strategy).__name__ for strategy in space["strategies"]]
     assert min(float(value) for value in said.values()) > 0.75  # the start is below 0.5

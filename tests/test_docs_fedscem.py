@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_helpers import DOCS, run_blocks
 from flwr.app import Context
 
 from flower_graph.checkpoint import load_client, round_folder
@@ -20,7 +21,6 @@ from flower_graph.strategies.masked_embedding_averaging import (
     MaskedEmbeddingAveraging,
 )
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "fedscem.md"
 
 
@@ -29,12 +29,7 @@ SETTINGS = EgoSettings(num_features=8, num_classes=3, learning_rate=0.01, mu=1.0
 
 def example(blocks: int = 2) -> dict[str, Any]:
     """Run the page's blocks of code one after the other; return what they define."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 2, "the page has other blocks than this test knows"
-    space: dict[str, Any] = {"__name__": "example"}
-    for block in found[:blocks]:
-        exec(compile(block, str(PAGE), "exec"), space)
-    return space
+    return run_blocks(PAGE, 2, slice(blocks))
 
 
 def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
 """Sums over Flower messages, in process."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from doc_helpers import DOCS, run_blocks
 from flwr.app import RecordDict
 
 from flower_graph.client import make_client_app
@@ -15,7 +15,7 @@ from flower_graph.secure.sum_server import Skipped
 from flower_graph.simulation import InProcessGrid
 from flower_graph.summing import ACTIONS, SecureSum, SecureSumClient, encode_sum
 
-DOC = Path(__file__).parents[1] / "docs" / "secure-sum.md"
+DOC = DOCS / "secure-sum.md"
 
 
 class Numbered(SecureSumClient):
@@ -110,12 +110,11 @@ def test_too_few_skip():
 def test_reply_without_the_sum():
     _, secure = make(2, 1)
     with pytest.raises(MalformedReplyError, match="arrays/masked-sum is missing"):
-        secure._read_masked(1, RecordDict())
+        secure.take(1, RecordDict())
 
 
 def test_the_documents_example(capsys):
-    [code] = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, str(DOC), "exec"), {"__name__": "example"})
+    run_blocks(DOC, 1)
     draws = [np.random.default_rng(client) for client in range(20)]
     labels = np.concatenate([draw.integers(3, size=10) for draw in draws])
     measured = np.concatenate([draw.normal(20.0, 2.0, size=10) for draw in draws])

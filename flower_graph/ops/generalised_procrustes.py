@@ -1,0 +1,169 @@
+"""One reference space for the embeddings of many clients (generalised Procrustes)."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.alignment import Held, checked_clients, columns, squares
+from flower_graph.ops.procrustes import Embeddings, as_given, nearest_orthogonal, rank_tolerance
+
+
+class Consensus(NamedTuple, Generic[Embeddings]):
+    """The reference space and each client's way to it and back.
+
+    Attributes
+    ----------
+    reference : ndarray or Tensor
+        ``[u, d]`` mean ``R`` of ``X_i W_i`` over the clients that hold a node; zero if none does.
+    rotations : ndarray or Tensor
+        ``[m, d, d]`` orthogonal maps ``W_i`` from each client's space into the reference's.
+    aligned : ndarray or Tensor
+        ``[m, u, d]`` the reference in each client's space, ``X'_i = R W_i^T``; zero where a client
+        does not hold the node.
+    change : float
+        How far the reference of the shared nodes moved in the last iteration, relative to its size.
+    """
+
+    reference: Embeddings
+    rotations: Embeddings
+    aligned: Embeddings
+    change: float
+
+
+class _Clients(NamedTuple):
+    """All clients' embeddings, and what of them bears on the alignment.
+
+    ``side`` ``[u, m * d]`` is as ``columns`` gives it, ``held`` ``[m, u]`` float64, ``shared``
+    ``[u, 1]`` 1 for nodes that several clients hold and 0 for others, ``size`` ``[m]`` the length
+    of each client's embeddings of shared nodes.
+    """
+
+    side: Tensor
+    held: Tensor
+    shared: Tensor
+    size: Tensor
+    relative: float
+    rotations_only: bool
+
+
+@torch.no_grad()
+def consensus(
+    x: Embeddings,
+    held: Held = None,
+    *,
+    rotations_only: bool = False,
+    iterations: int = 20,
+    tolerance: float = 1e-3,
+) -> Consensus[Embeddings]:
+    """Bring all clients' embeddings to one reference space, with one map for each client.
+
+    The reference begins as the embeddings of the client with the most nodes, the first of several.
+    Then, again and again, every client is mapped to the reference, and the reference becomes the
+    mean: ``sum_i ||X_i W_i - R||^2`` over the nodes held never grows. A node that one client alone
+    holds bears on no map. Clients that no chain of common nodes connects have references of their
+    own, which share the array and no space. Time and memory grow with ``m``.
+
+    Parameters
+    ----------
+    x : ndarray or Tensor
+        ``[m, u, d]`` float32 or float64 embeddings of ``u`` nodes by ``m`` clients.
+    held : ndarray or Tensor, optional
+        As in ``align_pairs``.
+    rotations_only : bool
+        Whether to leave out reflections.
+    iterations : int
+        How often the reference moves at most, at least 1.
+    tolerance : float
+        The change, relative to the reference's size, at which it has settled, at least 0.
+
+    Returns
+    -------
+    Consensus
+        Reference, maps, and the reference in each client's space (Gower, 1975).
+
+    Raises
+    ------
+    ValueError
+        As ``align_pairs``, and for ``iterations`` or ``tolerance`` that are not allowed.
+    """
+    if iterations < 1 or not tolerance >= 0:
+        raise ValueError(
+            f"iterations = {iterations}, tolerance = {tolerance}: at least 1 and at least 0 are "
+            "needed"
+        )
+    values, mask = checked_clients(x, held)
+    clients = _clients(values, mask, rotations_only)
+    reference, maps, change = _settled(clients, iterations, tolerance)
+    aligned = values.new_empty(values.shape).copy_(_back(reference, maps, clients, mask))
+    return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
+
+
+def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tensor, Tensor, float]:
+    """Move the reference until it has settled; give it, the maps to it, and its last change."""
+    reference = _first_reference(clients)
+    for _ in range(iterations):
+        before, maps = reference, _maps_to(reference, clients)
+        reference = _mean(maps, clients)
+        moved = torch.linalg.norm((reference - before) * clients.shared)
+        size = torch.linalg.norm(reference * clients.shared)
+        if moved <= tolerance * size:
+            break
+    return reference, maps, float(moved / size) if size else 0.0
+
+
+def _clients(values: Tensor, mask: Tensor, rotations_only: bool) -> _Clients:
+    """Prepare checked embeddings ``[m, u, d]`` and who holds what, ``[m, u]``."""
+    side = columns(values, mask)
+    shared = (mask.sum(0) > 1).double()[:, None]
+    size = (squares(side, len(values)) * shared).sum(0).sqrt()
+    return _Clients(side, mask.double(), shared, size, rank_tolerance(values), rotations_only)
+
+
+def _maps_to(reference: Tensor, clients: _Clients) -> Tensor:
+    """Map every client to the reference ``[u, d]``, over the shared nodes; ``[m, d, d]``."""
+    reference = reference * clients.shared
+    dimension = reference.shape[1]
+    product = (clients.side.T @ reference).view(-1, dimension, dimension)
+    size = clients.size * (clients.held @ reference.square().sum(1)).sqrt()
+    only = clients.rotations_only
+    return nearest_orthogonal(product, clients.relative * size, rotations_only=only)
+
+
+def _mean(maps: Tensor, clients: _Clients, joined: Tensor | None = None) -> Tensor:
+    """Average the mapped embeddings over each node's holders, ``[u, d]``.
+
+    ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
+    """
+    if joined is None:
+        joined = clients.size.new_ones(len(maps))
+    total = clients.side @ (maps * joined[:, None, None]).flatten(0, 1)
+    return total / (joined @ clients.held).clamp(min=1)[:, None]
+
+
+def _first_reference(clients: _Clients) -> Tensor:
+    """Build a reference from one client, those who share nodes with it, with these, and so on."""
+    held, dimension = clients.held, clients.side.shape[1] // len(clients.held)
+    maps = torch.eye(dimension).to(held).repeat(len(held), 1, 1)
+    joined, nodes = held.new_zeros(len(held)), held.sum(1)
+    reference = held.new_zeros(held.shape[1], dimension)
+    while not joined.all():
+        near = (held @ (joined @ held) > 0) & (joined == 0)
+        if near.any():
+            maps[near] = _maps_to(reference, clients)[near]
+            joined[near] = 1
+            reference = _mean(maps, clients, joined)
+        else:  # at the beginning, and where nobody is left who shares a node
+            first = int((nodes * (1 - joined)).argmax())
+            joined[first] = 1
+            reference = reference + clients.side.view(len(reference), -1, dimension)[:, first]
+    return reference
+
+
+def _back(reference: Tensor, maps: Tensor, clients: _Clients, mask: Tensor) -> Tensor:
+    """Bring the reference into each client's space, ``[m, u, d]``; takes the memory of ``side``."""
+    stack = maps.flatten(0, 1).T.contiguous()
+    aligned = torch.mm(reference, stack, out=clients.side).view(len(reference), len(maps), -1)
+    return aligned.transpose(0, 1).masked_fill_(~mask[:, :, None], 0)
