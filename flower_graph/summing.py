@@ -9,7 +9,7 @@ example.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,7 @@ class SecureSum:
         self._timeout, self._min_nodes = timeout, min_nodes
         self._next = 0  # number of the sum that is prepared or will be
         self._ring: Ring | None = None  # of the sum that is prepared
+        self._clients: list[int] = []  # of that sum
         self._enrolled: set[int] = set()
 
     def sum(
@@ -124,26 +125,66 @@ class SecureSum:
             The sum, or why there is none. SuperNodes that joined since the last sum was made
             ready take part from the next one on.
         """
-        self._enroll(server_round)
-        if self._ring is None:
-            self._turn(server_round, {}, self._prepare())
-        number, ring = self._next, self._ring
-        assert ring is not None  # _prepare has set it
+        self.prepare(server_round)
         requests = {
-            node: _record(request.to_config() | write_ring(ring) | dict(config or {}))
-            for node, request in self.server.mask_requests(number, length, ring.word).items()
+            node: _record(entries | dict(config or {}))
+            for node, entries in self.requests(length).items()
         }
-        self._send(server_round, "sum_mask", requests, self._read_masked)
+        self._send(server_round, "sum_mask", requests, self.take)
+        return self.close(server_round)
+
+    # The same in four steps, for messages of the caller's own that carry the masked vectors
+
+    def prepare(self, server_round: int, nodes: Iterable[int] | None = None) -> list[int]:
+        """Make a sum ready, where the last one has not.
+
+        Parameters
+        ----------
+        server_round : int
+            The caller's round.
+        nodes : iterable of int, optional
+            SuperNodes that may take part; by default all that are connected.
+
+        Returns
+        -------
+        list of int
+            Clients that the sum is for, ascending. At most the share ``dropout`` of them may be
+            missing from it, else it is skipped.
+        """
+        there = self._exchange.nodes(self._min_nodes, self._timeout) if nodes is None else nodes
+        self._enroll(server_round, set(there))
+        if self._ring is None:
+            self._turn(server_round, {}, self._open())
+        return self._clients
+
+    def requests(self, length: int) -> dict[int, dict[str, Any]]:
+        """Give the entries with which each SuperNode's ``masked`` masks a vector of this length."""
+        assert self._ring is not None, "nothing is prepared"
+        ring = write_ring(self._ring)
+        masks = self.server.mask_requests(self._next, length, self._ring.word)
+        return {node: request.to_config() | ring for node, request in masks.items()}
+
+    def take(self, node: int, content: RecordDict) -> None:
+        """Take a SuperNode's masked vector; ``MalformedReplyError`` if it is not as asked for."""
+        arrays = content.array_records.get(ARRAYS)
+        if arrays is None or MASKED_SUM not in arrays:
+            raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
+        total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
+        self.server.take_masked(node, MaskedReply.from_config(_entries(content), total))
+
+    def close(self, server_round: int) -> Summed | Skipped:
+        """Take the masks away, in an exchange that also makes the next sum ready."""
+        number, ring = self._next, self._ring
+        assert ring is not None, "nothing is prepared"
         self._next += 1
-        self._turn(server_round, self.server.unmask_requests(number), self._prepare())
+        self._turn(server_round, self.server.unmask_requests(number), self._open())
         result = self.server.result(number)
         if isinstance(result, Skipped):
             return result
         return Summed(ring.decode(result.total), result.contributors)
 
-    def _enroll(self, server_round: int) -> None:
+    def _enroll(self, server_round: int, nodes: set[int]) -> None:
         """Ask SuperNodes that are new for their clients, and forget those that are gone."""
-        nodes = set(self._exchange.nodes(self._min_nodes, self._timeout))
         for gone in self._enrolled - nodes:
             self.server.forget(gone)
         self._enrolled &= nodes
@@ -156,11 +197,11 @@ class SecureSum:
 
         self._send(server_round, "sum_enroll", requests, read)
 
-    def _prepare(self) -> dict[int, PrepareRequest]:
+    def _open(self) -> dict[int, PrepareRequest]:
         """Open the next sum, with all clients that are there."""
-        clients = self.server.clients
-        self._ring = Ring.fit(max(1, len(clients)), self._limit, self._resolution)
-        return self.server.open_round(self._next, clients)
+        self._clients = self.server.clients
+        self._ring = Ring.fit(max(1, len(self._clients)), self._limit, self._resolution)
+        return self.server.open_round(self._next, self._clients)
 
     def _turn(
         self,
@@ -184,13 +225,6 @@ class SecureSum:
         records = {node: _record(config) for node, config in entries.items()}
         self._send(server_round, "sum_unmask", records, read)
 
-    def _read_masked(self, node: int, content: RecordDict) -> None:
-        arrays = content.array_records.get(ARRAYS)
-        if arrays is None or MASKED_SUM not in arrays:
-            raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
-        total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-        self.server.take_masked(node, MaskedReply.from_config(_entries(content), total))
-
     def _send(
         self, server_round: int, action: str, requests: Mapping[int, RecordDict], read: Any
     ) -> None:
@@ -204,10 +238,10 @@ class SecureSum:
             )
 
 
-class SecureSumClient(NumPyClient):
-    """The clients' half: a subclass says in ``vectors`` what is to be added up.
+class MaskingClient(NumPyClient):
+    """What clients' halves share: keys, masks and shares. It says not when vectors are sent.
 
-    Give ``make_client_app`` the ``ACTIONS`` of this module. Keys are kept in the context's state.
+    Keys are kept in the context's state.
 
     Parameters
     ----------
@@ -220,21 +254,39 @@ class SecureSumClient(NumPyClient):
     def __init__(self, context: Context, clients: Sequence[int]) -> None:
         self.context, self.clients = context, clients
 
-    @abstractmethod
-    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
-        """Return the vector of each client; one that is missing is left out of the sum."""
-
     def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
         """Make channel keys."""
         host = SumHost(KeyRequest.from_config(config).run_id, self.clients)
         self._keep(host)
         return [], len(self.clients), host.keys().to_config()
 
-    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Add up the own clients' vectors and mask the sum."""
+    def masked(
+        self, config: dict[str, Any], vectors: Mapping[int, FloatArray]
+    ) -> tuple[MaskedReply, dict[str, Any]]:
+        """Add up clients' vectors and mask the sum, as the server's ``requests`` says.
+
+        Parameters
+        ----------
+        config : dict
+            Entries of the message.
+        vectors : Mapping
+            Vector of each client; one that is missing is left out of the sum.
+
+        Returns
+        -------
+        MaskedReply
+            With the masked sum, the only array of the answer.
+        dict
+            Entries of the answer.
+
+        Raises
+        ------
+        ValueError
+            If no client has a usable vector.
+        """
         host, request = self._host(), MaskRequest.from_config(config)
         total, left_out = encode_sum(
-            read_ring(config), self.vectors(config), request.clients.tolist(), request.length
+            read_ring(config), vectors, request.clients.tolist(), request.length
         )
         present = [client for client in request.clients.tolist() if client not in left_out]
         if not present:
@@ -242,8 +294,7 @@ class SecureSumClient(NumPyClient):
         reply = host.mask(request, present, total)
         reply.left_out = left_out
         self._keep(host)
-        names = {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
-        return [reply.total], len(present), reply.to_config() | names
+        return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
     def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
         """Reveal shares of one sum, prepare the next, or both."""
@@ -264,6 +315,22 @@ class SecureSumClient(NumPyClient):
 
     def _keep(self, host: SumHost) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
+
+
+class SecureSumClient(MaskingClient):
+    """The clients' half: a subclass says in ``vectors`` what is to be added up.
+
+    Give ``make_client_app`` the ``ACTIONS`` of this module.
+    """
+
+    @abstractmethod
+    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
+        """Return the vector of each client; one that is missing is left out of the sum."""
+
+    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Add up the own clients' vectors and mask the sum."""
+        reply, entries = self.masked(config, self.vectors(config))
+        return [reply.total], reply.clients.size, entries
 
 
 def encode_sum(
