@@ -12,6 +12,7 @@ from flower_graph.cli_run import default_folder
 from flower_graph.config import RunConfig, load_config, to_dict
 from flower_graph.config_fedgls import FedGLSConfig
 from flower_graph.config_fedscem import FedSCemConfig
+from flower_graph.config_ppfl import PPFLConfig
 from flower_graph.files import prepare_folder, write_json, write_text
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ TABLE_4 = {
     "flickr": (20, 500, 4441, 28663, 7),
     "ogbn-arxiv": (16, 128, 8948, 50397, 40),
 }
+# PPFL-GNN's section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
+OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client")
+OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
 
 
 def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
@@ -77,7 +81,7 @@ def paper_figures(config: RunConfig) -> dict[str, int]:
 
     Parameters
     ----------
-    config : FedGLSConfig or other
+    config : FedGLSConfig, PPFLConfig or other
         Settings of a run.
 
     Returns
@@ -85,9 +89,15 @@ def paper_figures(config: RunConfig) -> dict[str, int]:
     dict
         By name of the figure; empty for what is in no table.
     """
+    name = config.data.name.lower().removeprefix("planetoid/")
+    if isinstance(config, PPFLConfig):
+        shares = config.partition
+        theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
+        sizes = OVERLAPS.get(name) if theirs else None
+        return {} if sizes is None else dict(zip(OVERLAP_FIGURES, sizes, strict=True))
     if not isinstance(config, FedGLSConfig) or config.partition.method != "louvain":
         return {}
-    found = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
+    found = TABLE_4.get(name)
     if found is None or found[0] != config.partition.clients:
         return {}
     return dict(zip(TABLE_4_FIGURES, found, strict=True))
@@ -102,6 +112,8 @@ def _statistics(config: RunConfig) -> PartitionStatistics:
 
     if isinstance(config, FedGLSConfig):
         return _client_statistics(config)
+    if isinstance(config, PPFLConfig):
+        return _overlap_statistics(config)
     graph = load_graph(config.data, seed=config.seed)
     if isinstance(config, FedSCemConfig):
         return ego_statistics(partition_egos(graph, config.partition, config.seed))
@@ -124,6 +136,23 @@ def _client_statistics(config: FedGLSConfig) -> PartitionStatistics:
         return client_statistics(load_folder(folder, partition.ratios, seed), None)
     whole, ratio = load_graph(config.data, seed=config.seed), config.graph.graphless_ratio
     return client_statistics(partition_graph(whole, partition, ratio, config.seed), whole)
+
+
+def _overlap_statistics(config: PPFLConfig) -> PartitionStatistics:
+    """Cut the graph into clients that share public nodes, or read those of a folder."""
+    from flower_graph.data import load_graph
+    from flower_graph.data.names import folder_path
+    from flower_graph.data.overlapping import overlapping_graphs
+    from flower_graph.data.overlapping_folder import load_overlapping_folder
+    from flower_graph.data.partition_stats import overlap_statistics
+
+    partition, folder = config.partition, folder_path(config.data.name)
+    if folder is not None:
+        seed = config.seed if partition.seed is None else partition.seed
+        ratios, noise = partition.ratios, partition.label_noise
+        return overlap_statistics(load_overlapping_folder(folder, ratios, seed, noise), None)
+    whole = load_graph(config.data, seed=config.seed)
+    return overlap_statistics(overlapping_graphs(whole, partition, config.seed), whole)
 
 
 def _record(

@@ -1,10 +1,9 @@
 """Settings of a run: the schema of each method, the YAML files that ship with it, overrides.
 
 Settings are laid over each other in three steps: the defaults that the method's schema has
-(``config_nfedgnn.py``, ``config_fedscem.py``, ``config_fedgls.py``), one YAML file (and the parent
-that it names), and overrides such as ``strategy.reg_weight=10``. The key ``app`` chooses the
-method. Whatever is unknown, of the wrong type or impossible is refused here, before data are read
-or a client is asked.
+(``config_<app>.py``), one YAML file (and the parent that it names), and overrides such as
+``strategy.reg_weight=10``. The key ``app`` chooses the method. Whatever is unknown, of the wrong
+type or impossible is refused here, before data are read or a client is asked.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from flower_graph.config_checks import choice, known_keys, one_line, refuse_key,
 from flower_graph.config_fedgls import FedGLSConfig
 from flower_graph.config_fedscem import FedSCemConfig
 from flower_graph.config_nfedgnn import NFedGNNConfig
+from flower_graph.config_ppfl import PPFLConfig
 from flower_graph.config_sources import (
     list_configs,
     parse_overrides,
@@ -35,6 +35,7 @@ __all__ = [
     "FedGLSConfig",
     "FedSCemConfig",
     "NFedGNNConfig",
+    "PPFLConfig",
     "RunConfig",
     "list_configs",
     "load_config",
@@ -43,8 +44,8 @@ __all__ = [
     "to_yaml",
 ]
 
-RunConfig = NFedGNNConfig | FedSCemConfig | FedGLSConfig
-APPS = ("nfedgnn", "fedscem", "fedgls")
+RunConfig = NFedGNNConfig | FedSCemConfig | FedGLSConfig | PPFLConfig
+APPS = ("nfedgnn", "fedscem", "fedgls", "ppfl")
 
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -100,9 +101,8 @@ def _schema(layers: Iterable[dict[str, Any]]) -> type[RunConfig]:
     if not isinstance(app, str):
         raise ConfigError(f"app: {show(app)} is not text")
     choice("app", app, APPS)
-    if app == "fedgls":
-        return FedGLSConfig
-    return FedSCemConfig if app == "fedscem" else NFedGNNConfig
+    schemas = (NFedGNNConfig, FedSCemConfig, FedGLSConfig, PPFLConfig)
+    return dict(zip(APPS, schemas, strict=True))[app]
 
 
 def _lay_over(

@@ -58,7 +58,7 @@ class DataConfig:
 class CommonConfig:
     """What the schemas of all methods start with."""
 
-    app: str = "nfedgnn"  # nfedgnn | fedscem | fedgls: the method, and with it the other keys
+    app: str = "nfedgnn"  # nfedgnn | fedscem | fedgls | ppfl: the method and its keys
     seed: int = 0  # seed of weights, dropout, sampling and, by default, the split's index
     rounds: int = 200  # rounds of training
     device: str = "auto"  # auto | cpu | cuda | cuda:N

@@ -16,7 +16,13 @@ from flower_graph.data import load_graph
 from flower_graph.data.client_folder import load_folder
 from flower_graph.data.client_graphs import partition_graph
 from flower_graph.data.ego_networks import partition_egos
-from flower_graph.data.partition_stats import client_statistics, ego_statistics
+from flower_graph.data.overlapping import overlapping_graphs
+from flower_graph.data.overlapping_folder import load_overlapping_folder
+from flower_graph.data.partition_stats import (
+    client_statistics,
+    ego_statistics,
+    overlap_statistics,
+)
 from flower_graph.errors import OutputError
 from flower_graph.plots import plot_counts
 
@@ -31,6 +37,11 @@ COMMUNITIES = """
 app: fedgls
 data: {name: csbm, nodes: 200, classes: 3, degree: 6, features: 40, active: 5}
 partition: {clients: 4}
+"""
+OVERLAPS = """
+app: ppfl
+data: {name: csbm, nodes: 200, classes: 3, degree: 6, features: 40, active: 5}
+partition: {public: cover, public_share: 0.1}
 """
 
 
@@ -117,6 +128,59 @@ def test_the_papers_figures_stand_beside_ours(
     # The paper does not give its seed: ours are within a tenth of it.
     assert figures["nodes-per-client"]["mean"] == pytest.approx(192, rel=0.1)
     assert figures["directed-edges-per-client"]["mean"] == pytest.approx(695, rel=0.1)
+
+
+@pytest.fixture
+def overlaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the name of a config of small clients that overlap, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "overlaps.yaml").write_text(OVERLAPS, encoding="utf-8")
+    return "overlaps.yaml"
+
+
+def test_overlapping_clients(overlaps: str, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["partition", overlaps, "seed=3", "--out", "here"]) == 0
+    config = load_config(overlaps, ["seed=3"])
+    graph = load_graph(config.data)
+    expected = overlap_statistics(overlapping_graphs(graph, config.partition, 3), graph)
+    record = json.loads((tmp_path / "here" / "partition.json").read_text(encoding="utf-8"))
+    assert {key: value["mean"] for key, value in record["figures"].items()} == expected.figures
+    shown = capsys.readouterr().out
+    assert "  nodes-per-client       50\n" in shown and "  public-per-client      20\n" in shown
+    assert imread(tmp_path / "here" / "partition.png").std() > 0
+
+
+def test_overlapping_clients_of_a_folder(overlaps: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine").mkdir()
+    for client in range(3):
+        ids = torch.arange(10) + 5 * client
+        edges = torch.tensor([[0, 1], [2, client + 3]])
+        torch.save(
+            {"x": torch.eye(10), "y": ids % 2, "n_id": ids, "edge_index": edges},
+            f"mine/{client}.pt",
+        )
+    words = ["partition", overlaps, "data.name=mine", "--out", "here", "seed=5"]
+    assert cli.main([*words, "partition.seed=2", "partition.ratios=[0, 0, 1]"]) == 0
+    expected = overlap_statistics(load_overlapping_folder(Path("mine"), [0, 0, 1], 2), None)
+    record = json.loads((tmp_path / "here" / "partition.json").read_text(encoding="utf-8"))
+    assert {key: value["mean"] for key, value in record["figures"].items()} == expected.figures
+    assert expected.figures["public-per-client"] == pytest.approx((5 + 10 + 5) / 3)
+    assert "  private-per-client     3.33\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "nodes"),
+    [
+        ("partition.public=cover", 1489),
+        ("data.name=Planetoid/CiteSeer", 1829),
+        ("data.name=PubMed", None),
+        ("partition.public_share=0.1", None),
+        ("partition.clients=3", None),
+    ],
+)
+def test_the_papers_sizes_are_for_its_shares_alone(override: str, nodes: int | None) -> None:
+    found = paper_figures(load_config("ppfl/cora-gat", [override]))
+    assert found.get("nodes-per-client") == nodes
 
 
 @pytest.mark.parametrize(
@@ -218,8 +282,14 @@ def test_no_distributions_are_refused(tmp_path: Path) -> None:
 PLACES = [(0, "cora"), (1, "citeseer"), (2, "pubmed")]
 
 
-@pytest.mark.parametrize(("place", "name"), PLACES)
-@pytest.mark.parametrize(("app", "title"), [("fedscem", "Ego-net"), ("fedgls", "Communities")])
+@pytest.mark.parametrize(
+    ("app", "title", "place", "name"),
+    [
+        *(("fedscem", "Ego-net", *place) for place in PLACES),
+        *(("fedgls", "Communities", *place) for place in PLACES),
+        *(("ppfl", "Clients that overlap", *place) for place in PLACES[:2]),
+    ],
+)
 def test_the_documented_figures_are_those_that_the_command_wrote(
     app: str, title: str, place: int, name: str
 ) -> None:

@@ -18,6 +18,7 @@ from flower_graph.config import (
     FedGLSConfig,
     FedSCemConfig,
     NFedGNNConfig,
+    PPFLConfig,
     list_configs,
     load_config,
     parse_overrides,
@@ -384,7 +385,9 @@ def test_overrides_and_yaml_come_back_as_they_were_given(given_values: dict[str,
 
 def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:
     for name in list_configs():
-        config = load_config(name, ["data.ratios=[0.5,0.25,0.25]", "strategy.weight_decay=1e-7"])
+        section = "gat" if name.startswith("ppfl/") else "strategy"
+        small = f"{section}.weight_decay=1e-7"
+        config = load_config(name, ["data.ratios=[0.5,0.25,0.25]", small])
         assert load_config(write(tmp_path, "resolved.yaml", to_yaml(config))) == config
 
 
@@ -409,7 +412,7 @@ def test_settings_are_read_without_torch_or_flower() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("schema", [NFedGNNConfig, FedSCemConfig, FedGLSConfig])
+@pytest.mark.parametrize("schema", [NFedGNNConfig, FedSCemConfig, FedGLSConfig, PPFLConfig])
 def test_the_page_on_configuration_has_every_key_and_no_other(schema: type) -> None:
     text = (Path(__file__).resolve().parent.parent / "docs" / "configuration.md").read_text()
     shared, *sections = text.split("\n## `")

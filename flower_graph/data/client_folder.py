@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flower_graph.data.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.files import read_file
@@ -52,22 +53,60 @@ def load_folder(
         If there is no such folder or nothing in it, or a file is unfit, which it names, or has
         another number of features than the first.
     """
+    files = client_files(path)
+    graphs = [_load(client, file, ratios, seed) for client, file in enumerate(files)]
+    check_widths(files, [graph.x for graph in graphs])
+    how = {"presence": presence, "normalize": normalize}
+    return [replace(graph, x=prepare_features(graph.x, **how)) for graph in graphs]
+
+
+def client_files(path: Path) -> list[Path]:
+    """List the files of a folder of clients, in the order of their names.
+
+    Parameters
+    ----------
+    path
+        The folder; ``~`` is the user's own.
+
+    Returns
+    -------
+    list of Path
+        All files ``*.pt``, at least one.
+
+    Raises
+    ------
+    DataError
+        If there is no such folder or nothing in it.
+    """
     folder = path.expanduser()
     if not folder.is_dir():
         raise DataError(f"data.name = {str(path)!r}: there is no such folder")
     files = sorted(folder.glob("*.pt"))
     if not files:
         raise DataError(f"data.name = {str(path)!r}: the folder has no file *.pt, one per client")
-    graphs = [_load(client, file, ratios, seed) for client, file in enumerate(files)]
-    width = graphs[0].x.size(1)
-    for file, graph in zip(files, graphs, strict=True):
-        if graph.x.size(1) != width:
+    return files
+
+
+def check_widths(files: Sequence[Path], features: Sequence[Tensor]) -> None:
+    """Check that all clients have equally many features.
+
+    Parameters
+    ----------
+    files, features
+        Each client's file, for the message, and its ``x`` ``[n, f]``.
+
+    Raises
+    ------
+    DataError
+        If one has another number than the first; names its file.
+    """
+    width = features[0].size(1)
+    for file, x in zip(files, features, strict=True):
+        if x.size(1) != width:
             raise DataError(
-                f"file {file}: x has {graph.x.size(1)} features, but that of {files[0]} has "
+                f"file {file}: x has {x.size(1)} features, but that of {files[0]} has "
                 f"{width}: all clients need the same features"
             )
-    how = {"presence": presence, "normalize": normalize}
-    return [replace(graph, x=prepare_features(graph.x, **how)) for graph in graphs]
 
 
 def client_graph_from_data(

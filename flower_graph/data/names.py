@@ -142,7 +142,7 @@ def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
     text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
     if others:
         text += "; any node-classification class of PyG as Class or Class/name; a .pt file"
-        text += "; with app=fedgls also a folder of .pt files"
+        text += "; with app=fedgls or app=ppfl also a folder of .pt files"
     return text
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flower_graph.data.client_graphs import ClientGraph, WholeGraph
 from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.data.graph import to_undirected
+from flower_graph.data.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
 
 
@@ -175,6 +177,97 @@ def client_statistics(
     )
 
 
+def overlap_statistics(
+    graphs: Sequence[OverlappingGraph], whole: WholeGraph | None
+) -> PartitionStatistics:
+    """Describe clients that share public nodes: sizes as in PPFL-GNN's section 4.1, and reach.
+
+    Parameters
+    ----------
+    graphs
+        One per client, at least one.
+    whole
+        The graph that they were cut out of; None where they have graphs of their own.
+
+    Returns
+    -------
+    PartitionStatistics
+        ``docs/partition.md`` says what each figure means.
+
+    Raises
+    ------
+    DataError
+        If there are no clients.
+    """
+    if not graphs:
+        raise DataError("no clients to describe: at least one is needed")
+    sizes = torch.tensor([graph.y.numel() for graph in graphs])
+    public = torch.tensor([int(graph.public.sum()) for graph in graphs])
+    links = torch.tensor([graph.edge_index.size(1) // 2 for graph in graphs])
+    alike = torch.tensor([_homophily(graph.y, graph.edge_index) for graph in graphs])
+    return PartitionStatistics(
+        figures={
+            "clients": len(graphs),
+            "features": graphs[0].x.size(1),
+            "classes": _classes(torch.cat([graph.y for graph in graphs])),
+            "nodes-per-client": _mean(sizes),
+            "public-per-client": _mean(public),
+            "private-per-client": _mean(sizes - public),
+            "edges-per-client": _mean(links),
+            "homophily-per-client": _mean(alike[~alike.isnan()]),
+            "clients-without-edges": int((links == 0).sum()),
+            **_reach_figures(graphs),
+            **({} if whole is None else _lost_figures(graphs, whole)),
+            **{f"{part}-per-client": _share_of(graphs, part) for part in ("train", "val", "test")},
+        },
+        distributions={
+            "nodes per client": _counts(sizes),
+            "edges per client": _counts(links),
+            "public neighbours per private node": _counts(_public_neighbours(graphs)),
+        },
+    )
+
+
+def _public_neighbours(graphs: Sequence[OverlappingGraph]) -> Tensor:
+    """Count the public neighbours of every client's private nodes."""
+    counts = []
+    for graph in graphs:
+        source, target = graph.edge_index
+        around = torch.bincount(target[graph.public[source]], minlength=graph.y.numel())
+        counts.append(around[~graph.public])
+    return torch.cat(counts)
+
+
+def _reach_figures(graphs: Sequence[OverlappingGraph]) -> dict[str, float]:
+    """Say how near public nodes are to all others at their clients."""
+    around = _public_neighbours(graphs)
+    degrees = [torch.bincount(graph.edge_index[0], minlength=graph.y.numel()) for graph in graphs]
+    isolated = torch.cat([degree == 0 for degree in degrees])
+    shared = [degree[graph.public] for degree, graph in zip(degrees, graphs, strict=True)]
+    return {
+        "isolated-share": _mean(isolated),
+        "neighbours-of-public": _mean(torch.cat(shared)),
+        "reached-share": _mean(around >= 1),
+        "reached-twice-share": _mean(around >= 2),
+    }
+
+
+def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict[str, float]:
+    """Say what of the whole graph no client holds, and how well its public nodes are linked."""
+    n = whole.y.numel()
+    edges, held = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
+    public = held.clone()
+    for graph in graphs:
+        held[graph.nodes] = True
+        public[graph.nodes[graph.public]] = True
+    degree = torch.bincount(edges[0], minlength=n)
+    return {
+        "kept-nodes-share": _mean(held),
+        "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
+        "degree-of-public": _mean(degree[public]),
+    }
+
+
 def _true_edges(graph: ClientGraph) -> Tensor | None:
     return graph.hidden_edges if graph.edge_index is None else graph.edge_index
 
@@ -199,7 +292,7 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
     }
 
 
-def _share_of(graphs: Sequence[ClientGraph], part: str) -> float:
+def _share_of(graphs: Sequence[ClientGraph] | Sequence[OverlappingGraph], part: str) -> float:
     return sum(int(getattr(graph, f"{part}_mask").sum()) for graph in graphs) / len(graphs)
 
 
@@ -224,7 +317,7 @@ def _split_figures(networks: Sequence[EgoNetwork]) -> dict[str, float]:
     }
 
 
-def _distinct_edges(networks: Sequence[EgoNetwork]) -> int:
+def _distinct_edges(networks: Sequence[EgoNetwork] | Sequence[OverlappingGraph]) -> int:
     """Count the edges that some client holds, each once."""
     nodes = 1 + max(int(network.nodes.max()) for network in networks)
     ends = [network.nodes[network.edge_index] for network in networks]

@@ -221,6 +221,8 @@ def graph_from(data: Any, label: str, num_classes: int | None = None) -> Graph:
     for key in ("x", "edge_index", "y"):
         if getattr(data, key, None) is None:
             raise DataError(f"data set {label!r} has no {key}: it is not for node classification")
+    if data.y.numel() == 0:
+        raise DataError(f"data set {label!r} has no nodes")
     x, y = dense_features(data.x, label), data.y
     if y.dim() == 2 and y.size(1) == 1:
         y = y.flatten()

@@ -125,6 +125,48 @@ def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Gen
     return Masks(*(_mask(num_nodes, part) for part in parts))
 
 
+def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
+    """Draw three shares of the nodes of each class; a share may be 0.
+
+    Parameters
+    ----------
+    y
+        Class of each node, int64 ``[n]``; nodes below 0 are in no part.
+    ratios
+        Shares for training, validation and test; at least 0, in sum above 0 and at most 1.
+    generator
+        CPU generator; the only source of randomness.
+
+    Returns
+    -------
+    Masks
+        Three disjoint masks; of each class, every part has its share to within one node.
+
+    Raises
+    ------
+    DataError
+        If the shares are impossible.
+    """
+    shares = [float(share) for share in ratios]
+    # What is good rather than what is bad, so that NaN is refused too.
+    good = len(shares) == 3 and all(share >= 0 for share in shares) and 0 < sum(shares) <= 1 + 1e-9
+    if not good:
+        raise DataError(
+            f"partition.ratios = {shares}: must be three numbers, at least 0, whose sum is above 0 "
+            "and at most 1"
+        )
+    parts: list[list[Tensor]] = [[], [], []]
+    for label in y[y >= 0].unique().tolist():
+        members = (y == label).nonzero().flatten()
+        order = members[torch.randperm(members.numel(), generator=generator)]
+        # Rounding the running sum, so that shares that sum to 1 cover every node.
+        ends = [round(order.numel() * sum(shares[: k + 1])) for k in range(3)]
+        for part, start, end in zip(parts, [0, *ends[:2]], ends, strict=True):
+            part.append(order[start:end])
+    nobody = torch.empty(0, dtype=torch.int64)
+    return Masks(*(_mask(y.numel(), torch.cat([nobody, *part])) for part in parts))
+
+
 def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
     """Choose one split where a data set has several; masks ``[n]`` stay as they are.
 

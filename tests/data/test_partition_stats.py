@@ -10,7 +10,13 @@ import torch
 from flower_graph.data import Graph, to_undirected
 from flower_graph.data.client_graphs import ClientGraph, cut_out
 from flower_graph.data.ego_networks import EgoNetwork, ego_networks
-from flower_graph.data.partition_stats import client_statistics, ego_statistics, node_statistics
+from flower_graph.data.overlapping import OverlappingGraph
+from flower_graph.data.partition_stats import (
+    client_statistics,
+    ego_statistics,
+    node_statistics,
+    overlap_statistics,
+)
 from flower_graph.errors import DataError
 
 # 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour, and no label.
@@ -179,3 +185,69 @@ def test_edges_to_a_node_without_a_label_say_nothing_about_homophily() -> None:
 def test_no_communities_are_refused() -> None:
     with pytest.raises(DataError, match="no clients to describe"):
         client_statistics([], None)
+
+
+def overlapping() -> list[OverlappingGraph]:
+    """Clients with the nodes 0 1 3 and 1 3 4 5, of which they share 1 and 3; nobody has 2."""
+
+    def client(
+        number: int, nodes: list[int], edges: list[list[int]], test: int
+    ) -> OverlappingGraph:
+        held, n = torch.tensor(nodes), len(nodes)
+        masks = mask(0, size=n), mask(size=n), mask(test, size=n)
+        public, y = (held == 1) | (held == 3), Y[held]
+        both = to_undirected(torch.tensor(edges), n)
+        return OverlappingGraph(number, held, public, torch.zeros(n, 7), y, y, both, *masks)
+
+    return [
+        client(0, [0, 1, 3], [[0, 1], [1, 2]], test=1),
+        client(1, [1, 3, 4, 5], [[0, 1], [1, 2]], test=2),
+    ]
+
+
+def test_figures_of_overlapping_clients_by_hand() -> None:
+    whole = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
+    found = overlap_statistics(overlapping(), whole)
+    assert found.figures == pytest.approx(
+        {
+            "clients": 2,
+            "features": 7,
+            "classes": 2,
+            "nodes-per-client": 3.5,
+            "public-per-client": 2,
+            "private-per-client": 1.5,
+            "edges-per-client": 2,
+            # Of 0 - 1, 1 - 3 and 3 - 4 no two ends have one class.
+            "homophily-per-client": 0,
+            "clients-without-edges": 0,
+            "isolated-share": 1 / 7,
+            # Of node 1: 2 and 1, of node 3: 1 and 2.
+            "neighbours-of-public": 1.5,
+            # 0 at the first client, 4 at the second, but not 5.
+            "reached-share": 2 / 3,
+            "reached-twice-share": 0,
+            "kept-nodes-share": 5 / 6,
+            # 0 - 1, 1 - 3 and 3 - 4 are kept of five.
+            "lost-edges-share": 2 / 5,
+            "degree-of-public": 3,
+            "train-per-client": 1,
+            "val-per-client": 0,
+            "test-per-client": 1,
+        }
+    )
+    assert found.distributions == {
+        "nodes per client": {3: 1, 4: 1},
+        "edges per client": {2: 2},
+        "public neighbours per private node": {0: 1, 1: 2},
+    }
+
+
+def test_overlapping_clients_without_a_whole_graph_say_nothing_of_it() -> None:
+    first, second = overlapping()
+    second = replace(second, edge_index=torch.empty(2, 0, dtype=torch.int64))
+    figures = overlap_statistics([first, second], None).figures
+    assert not {"kept-nodes-share", "lost-edges-share", "degree-of-public"} & set(figures)
+    assert figures["clients-without-edges"] == 1
+    assert figures["homophily-per-client"] == 0  # a client without edges has none to count
+    with pytest.raises(DataError, match="no clients to describe"):
+        overlap_statistics([], None)

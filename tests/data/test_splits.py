@@ -17,6 +17,7 @@ from flower_graph.data.splits import (
     random_split,
     ratio_split,
     select_column,
+    stratified_split,
 )
 from flower_graph.errors import DataError
 
@@ -117,6 +118,57 @@ def test_ratio_split_refuses_impossible_shares(ratios: list[float]) -> None:
 def test_ratio_split_refuses_a_part_without_nodes() -> None:
     with pytest.raises(DataError, match="leaves a part of 10 nodes empty"):
         ratio_split(10, [0.5, 0.01, 0.4], generator=seeded())
+
+
+@given(
+    labels=st.lists(st.integers(-1, 3), min_size=1, max_size=80),
+    ratios=st.tuples(*[st.floats(0, 0.33) for _ in range(3)]).filter(any),
+    seed=st.integers(0, 99),
+)
+def test_stratified_split_gives_each_class_its_shares(
+    labels: list[int], ratios: tuple[float, float, float], seed: int
+) -> None:
+    y = torch.tensor(labels)
+    masks = stratified_split(y, ratios, generator=seeded(seed))
+    assert_disjoint(masks)
+    for mask, share in zip(masks, ratios, strict=True):
+        assert not mask[y < 0].any()
+        for label in range(4):
+            assert abs(int(mask[y == label].sum()) - share * int((y == label).sum())) <= 1
+
+
+def test_stratified_split_by_hand() -> None:
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1, 0, 1, 1, 1, 1, 1, 1])
+    train, val, test = stratified_split(y, [0.6, 0.2, 0.2], generator=seeded())
+    assert torch.stack([train, val, test]).sum(0).tolist() == [1] * 7 + [0] + [1] * 7
+    assert [torch.bincount(y[mask]).tolist() for mask in (train, val, test)] == [
+        [3, 5],
+        [1, 2],
+        [1, 2],
+    ]
+
+
+def test_stratified_split_may_leave_a_part_out() -> None:
+    masks = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=seeded())
+    assert [int(mask.sum()) for mask in masks] == [0, 8, 32]
+    draws = [
+        stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=seeded(s)).val
+        for s in (0, 1)
+    ]
+    assert torch.equal(draws[0], masks.val) and not torch.equal(draws[1], masks.val)
+
+
+def test_stratified_split_of_no_labels_is_empty() -> None:
+    masks = stratified_split(torch.tensor([-1, -1]), [0.6, 0.2, 0.2], generator=seeded())
+    assert [mask.tolist() for mask in masks] == [[False, False]] * 3
+
+
+@pytest.mark.parametrize(
+    "ratios", [[0.5, 0.5], [0.6, 0.3, 0.2], [0, 0, 0], [-0.1, 0.5, 0.5], [float("nan"), 0.2, 0.2]]
+)
+def test_stratified_split_refuses_impossible_shares(ratios: list[float]) -> None:
+    with pytest.raises(DataError, match=r"partition.ratios = \["):
+        stratified_split(torch.arange(9) % 2, ratios, generator=seeded())
 
 
 def columns() -> Masks:

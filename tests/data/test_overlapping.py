@@ -1,0 +1,306 @@
+"""Clients that share public nodes: who holds what, roles, label noise, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.utils import subgraph
+
+from flower_graph.config_base import DataConfig
+from flower_graph.data import Graph, csbm, load_graph, to_undirected
+from flower_graph.data.overlapping import (
+    EVERYBODY,
+    NOBODY,
+    OverlappingGraph,
+    check_roles,
+    deal_nodes,
+    noisy_labels,
+    overlapping_graphs,
+)
+from flower_graph.data.splits import Masks
+from flower_graph.errors import DataError
+
+WAYS = ("random", "degree", "cover")
+
+
+def partition(**changes: Any) -> SimpleNamespace:
+    given: dict[str, Any] = {"clients": 4, "public": "random", "seed": None, "label_noise": 0.0}
+    given |= {"public_share": 0.4, "private_share": 0.15, "ratios": [0.6, 0.2, 0.2]}
+    return SimpleNamespace(**{**given, **changes})
+
+
+def star(**changes: Any) -> Graph:
+    """Return a square 0 - 1 - 2 - 3 with 1 - 3; 4 hangs on 0 and 1, 5 on 0 and 6, 6 on 2."""
+    pairs = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 0), (4, 1), (5, 0), (5, 6), (6, 2), (1, 3)]
+    edges = to_undirected(torch.tensor(pairs).T, 8)
+    x = torch.eye(8) * torch.arange(1, 9)
+    return replace(Graph(x, edges, torch.tensor([0, 1] * 4), 2), **changes)
+
+
+def large(nodes: int = 200, seed: int = 0) -> Graph:
+    return csbm(nodes, 3, degree=6.0, features=40, active=5, homophily=0.8, seed=seed)
+
+
+def chance(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def same(one: OverlappingGraph, other: OverlappingGraph) -> bool:
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
+
+
+# --- who holds what
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("Cora", (1489, 1083, 406)), ("CiteSeer", (1829, 1330, 499))]
+)
+def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_root: Path) -> None:
+    graph = load_graph(DataConfig(name=name, root=str(data_root)))
+    for client in overlapping_graphs(graph, partition(public=how), seed=0):
+        nodes, public = client.nodes.numel(), int(client.public.sum())
+        assert (nodes, public, nodes - public) == sizes
+
+
+def test_nodes_and_edges_by_hand() -> None:
+    # The four nodes of the square have the highest degrees; 4, 5, 6 and 7 go to a client each.
+    settings = partition(public="degree", public_share=0.5, private_share=0.125, ratios=[1, 0, 0])
+    clients = overlapping_graphs(star(), settings, seed=0)
+    square = {(0, 1), (1, 2), (2, 3), (0, 3), (1, 3)}
+    # The edge between 5 and 6 is nobody's: no client holds both.
+    own = {4: {(0, 4), (1, 4)}, 5: {(0, 5)}, 6: {(2, 6)}, 7: set()}
+    assert sorted(int(client.nodes[-1]) for client in clients) == [4, 5, 6, 7]
+    for number, client in enumerate(clients):
+        private = int(client.nodes[-1])
+        assert client.client == number
+        assert client.nodes.tolist() == [0, 1, 2, 3, private]
+        assert client.public.tolist() == [True] * 4 + [False]
+        ends = client.nodes[client.edge_index].T.tolist()
+        both = {pair[::way] for pair in square | own[private] for way in (1, -1)}
+        assert [tuple(pair) for pair in ends] == sorted(both)
+        assert client.x.tolist() == star().x[client.nodes].tolist()
+        assert client.y.tolist() == [0, 1, 0, 1, private % 2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    nodes=st.integers(20, 120),
+    clients=st.integers(1, 6),
+    how=st.sampled_from(WAYS),
+    shares=st.tuples(st.floats(0.06, 1), st.floats(0, 1)),
+    seed=st.integers(0, 99),
+)
+def test_shares_edges_and_roles_hold_for_any_settings(
+    nodes: int, clients: int, how: str, shares: tuple[float, float], seed: int
+) -> None:
+    public, private = shares[0], (1 - shares[0]) / clients * shares[1]
+    private = private if private * nodes >= 1 else 0.0
+    graph = large(nodes, seed)
+    mine = partition(clients=clients, public=how, public_share=public, private_share=private)
+    mine.ratios = [0, 0, 1]
+    made = overlapping_graphs(graph, mine, seed)
+    assert len(made) == clients
+    assert len({tuple(client.nodes[client.public].tolist()) for client in made}) == 1
+    alone = torch.cat([client.nodes[~client.public] for client in made])
+    assert alone.unique().numel() == alone.numel()
+    for client in made:
+        assert int(client.public.sum()) == int(round(public * nodes, 6))
+        assert int((~client.public).sum()) == int(round(private * nodes, 6))
+        assert bool((client.nodes.diff() > 0).all())
+        expected, _ = subgraph(client.nodes, graph.edge_index, relabel_nodes=True, num_nodes=nodes)
+        assert torch.equal(client.edge_index, to_undirected(expected, client.nodes.numel()))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_sparse_features_stay_sparse() -> None:
+    whole = star(x=star().x.to_sparse_csr())
+    first = overlapping_graphs(whole, partition(clients=1, ratios=[0, 0, 1]), seed=0)[0]
+    assert first.x.layout == torch.sparse_csr
+    assert torch.equal(first.x.to_dense(), star().x[first.nodes])
+
+
+def test_what_is_left_over_is_nobodys() -> None:
+    owner = deal_nodes(large().edge_index, 200, partition(private_share=0.1), seed=0)
+    counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
+    assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
+
+
+def test_a_share_that_floats_make_a_little_too_small_is_whole() -> None:
+    assert 0.29 * 100 < 29
+    owner = deal_nodes(large(100).edge_index, 100, partition(public_share=0.29), seed=0)
+    assert int((owner == EVERYBODY).sum()) == 29
+
+
+def test_private_nodes_are_dealt_from_one_order_for_all_ways() -> None:
+    one, other = (
+        deal_nodes(large().edge_index, 200, partition(public=how), seed=0)
+        for how in ("degree", "random")
+    )
+    both = (one >= 0) & (other >= 0)
+    earlier = one[both][:, None] < one[both][None, :]
+    later = other[both][:, None] > other[both][None, :]
+    assert earlier.any() and later.any()
+    assert not (earlier & later).any()
+    assert not torch.equal(one, other)
+
+
+def test_the_seed_of_the_partition_goes_before_that_of_the_run() -> None:
+    first = overlapping_graphs(large(), partition(label_noise=0.2), seed=3)
+    again = overlapping_graphs(large(), partition(label_noise=0.2, seed=3), seed=4)
+    other = overlapping_graphs(large(), partition(label_noise=0.2), seed=4)
+    assert all(same(one, two) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first[0].nodes, other[0].nodes)
+
+
+# --- roles
+
+
+def test_a_node_has_one_role_everywhere_and_classes_their_shares() -> None:
+    graph = large(300)
+    role = torch.full((300,), -1)
+    for client in overlapping_graphs(graph, partition(ratios=[0.5, 0.2, 0.3]), seed=1):
+        masks = torch.stack([client.train_mask, client.val_mask, client.test_mask])
+        assert masks.sum(0).tolist() == [1] * client.nodes.numel()
+        mine = masks.int().argmax(0)
+        assert bool(((role[client.nodes] == -1) | (role[client.nodes] == mine)).all())
+        role[client.nodes] = mine
+    assert bool((role >= 0).all())
+    for label in range(3):
+        counts = torch.bincount(role[graph.y == label], minlength=3) / (graph.y == label).sum()
+        assert counts.tolist() == pytest.approx([0.5, 0.2, 0.3], abs=0.011)
+
+
+def test_roles_are_the_same_for_all_ways_and_clients() -> None:
+    kinds = [partition(public=how, clients=n) for how, n in (("random", 4), ("cover", 2))]
+    one, other = (overlapping_graphs(large(), kind, seed=0)[0] for kind in kinds)
+    common = [node for node in one.nodes.tolist() if node in other.nodes.tolist()]
+    assert len(common) > 20
+    for node in common:
+        places = one.nodes.tolist().index(node), other.nodes.tolist().index(node)
+        assert one.test_mask[places[0]] == other.test_mask[places[1]]
+
+
+def test_a_role_may_have_no_share_and_a_node_no_label() -> None:
+    y = large().y.index_fill(0, torch.arange(50), -1)
+    graphs = overlapping_graphs(replace(large(), y=y), partition(ratios=[0, 0.2, 0.8]), seed=0)
+    for client in graphs:
+        assert not client.train_mask.any()
+        assert torch.equal(client.val_mask | client.test_mask, client.nodes >= 50)
+
+
+def test_a_client_without_nodes_in_a_role_is_named() -> None:
+    masks = Masks(*torch.tensor([[True, False], [False, False], [False, True]]))
+    with pytest.raises(DataError, match=r"client 3: none of its 2 nodes is for validation"):
+        check_roles(3, masks, [0.5, 0.1, 0.4])
+    check_roles(3, masks, [0.5, 0, 0.5])
+    with pytest.raises(DataError, match=r"client 0: none of its 3 nodes is for training"):
+        overlapping_graphs(star(y=torch.full((8,), -1)), partition(clients=1, private_share=0), 0)
+
+
+# --- label noise
+
+
+def test_wrong_labels_are_as_many_as_asked_and_for_training_alone() -> None:
+    graphs = overlapping_graphs(large(), partition(label_noise=0.15), seed=0)
+    for client in graphs:
+        wrong = client.train_y != client.y
+        assert int(wrong.sum()) == round(0.15 * int(client.train_mask.sum())) > 0
+        assert not (wrong & ~client.train_mask).any()
+        assert bool((client.train_y >= 0).all()) and int(client.train_y.max()) <= 2
+    for clean in overlapping_graphs(large(), partition(), seed=0):
+        assert torch.equal(clean.train_y, clean.y)
+
+
+def test_each_client_has_its_own_noise() -> None:
+    same_nodes = partition(clients=2, private_share=0, label_noise=0.5)
+    first, second = overlapping_graphs(large(), same_nodes, seed=0)
+    assert torch.equal(first.nodes, second.nodes)
+    assert not torch.equal(first.train_y, second.train_y)
+
+
+@given(
+    labels=st.lists(st.sampled_from([-1, 0, 2, 7]), min_size=1, max_size=30),
+    share=st.floats(0, 0.99),
+    seed=st.integers(0, 999),
+)
+def test_a_wrong_label_is_one_of_the_other_classes(
+    labels: list[int], share: float, seed: int
+) -> None:
+    y = torch.tensor(labels)
+    noisy = noisy_labels(y, y >= 0, torch.tensor([0, 2, 7]), share, generator=chance(seed))
+    assert int((noisy != y).sum()) == round(share * int((y >= 0).sum()))
+    assert torch.isin(noisy[y >= 0], torch.tensor([0, 2, 7])).all()
+    assert bool((noisy[y < 0] == -1).all())
+
+
+def test_all_other_classes_are_equally_likely() -> None:
+    y = torch.full((9000,), 5)
+    noisy = noisy_labels(y, y > 0, torch.tensor([1, 4, 5, 6]), 2 / 3, generator=chance())
+    counts = torch.bincount(noisy, minlength=7)
+    assert int(counts[5]) == 3000
+    assert counts[[1, 4, 6]].tolist() == pytest.approx([2000] * 3, abs=150)  # over 4 deviations
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1, float("nan")])
+def test_impossible_noise_is_refused(share: float) -> None:
+    y = torch.tensor([0, 1])
+    with pytest.raises(DataError, match=r"partition.label_noise = .*: must be at least 0"):
+        noisy_labels(y, y >= 0, y, share, generator=chance())
+
+
+def test_noise_needs_another_class() -> None:
+    y = torch.zeros(8, dtype=torch.int64)
+    with pytest.raises(DataError, match=r"partition.label_noise = 0.5: there is one class alone"):
+        overlapping_graphs(star(y=y), partition(clients=1, label_noise=0.5, ratios=[1, 0, 0]), 0)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": 0}, "partition.clients = 0: must be at least 1"),
+        ({"public": "best"}, "partition.public = 'best': must be one of random, degree, cover"),
+        ({"public_share": 0.0}, "partition.public_share = 0.0: must be above 0 and at most 1"),
+        ({"public_share": 1.2}, "partition.public_share = 1.2: must be above 0 and at most 1"),
+        ({"public_share": float("nan")}, "partition.public_share = nan: must be above 0"),
+        ({"private_share": 0.2}, "private_share = 0.2: must be at least 0 and at most 0.15, "),
+        ({"private_share": -0.1}, "private_share = -0.1: must be at least 0 and at most 0.15"),
+        (
+            {"public_share": 0.001},
+            "public_share = 0.001: less than one of the graph's 200 nodes; must be at least 0.005",
+        ),
+        ({"private_share": 0.001}, "must be at least 0.005, or 0"),
+        ({"ratios": [0.6, 0.6, 0.2]}, r"partition.ratios = \[0.6, 0.6, 0.2\]: must be three"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        overlapping_graphs(large(), partition(**changes), seed=0)
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_a_graph_without_edges_is_refused(nodes: int) -> None:
+    none = torch.empty(2, 0, dtype=torch.int64)
+    empty = Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
+    with pytest.raises(DataError, match=f"the graph has {nodes} nodes and no edges"):
+        overlapping_graphs(empty, partition(), seed=0)
+
+
+def test_a_client_may_have_no_edges() -> None:
+    # One public node, 0: the client that gets a node far from it has no edge at all.
+    settings = partition(public="degree", public_share=0.125, private_share=0.125, clients=7)
+    settings.ratios = [0, 0, 1]
+    graphs = overlapping_graphs(star(), settings, seed=0)
+    links = {int(client.nodes[-1]): client.edge_index.size(1) for client in graphs}
+    assert 0 in links.values() and 2 in links.values()
