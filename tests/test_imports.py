@@ -20,6 +20,7 @@ PURE = (
     "flower_graph/graph_batch.py",
     "flower_graph/graph_learners.py",
     "flower_graph/judgement.py",
+    "flower_graph/public_gat.py",
     "flower_graph/stacked_weights.py",
     "flower_graph/structure_cohort.py",
     "flower_graph/structure_networks.py",

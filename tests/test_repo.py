@@ -69,7 +69,7 @@ def test_dependencies_are_what_the_code_imports() -> None:
     extras = PYPROJECT["project"]["optional-dependencies"]
     declared = [*declared, *extras["metis"], *extras["ogb"]]
     names = {re.split(r"[\[<>=~! ]", one)[0].lower().replace("-", "_") for one in declared}
-    modules = {"nacl": "pynacl", "yaml": "pyyaml"}
+    modules = {"nacl": "pynacl", "sklearn": "scikit_learn", "yaml": "pyyaml"}
     imported: set[str] = set()
     for folder in ("flower_graph", "strategies", "apps"):
         for path in (ROOT / folder).rglob("*.py"):

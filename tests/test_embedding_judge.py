@@ -1,0 +1,109 @@
+"""Judgement of embeddings by scikit-learn's classifiers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from flower_graph.embedding_judge import CLASSIFIERS, check_folds, judge_embeddings
+from flower_graph.errors import DataError
+
+Embeddings = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+def _groups(distance: float, n: int = 60, seed: int = 0) -> Embeddings:
+    """Make three groups of nodes at this distance from each other, in eight dimensions."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    z = rng.normal(size=(n, 8))
+    z[np.arange(n), y] += distance
+    return z.astype(np.float32), y
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_groups_far_apart_are_told_and_groups_in_one_place_are_not(classifier: str) -> None:
+    assert judge_embeddings(*_groups(20.0), 5, 0, classifier) == 1.0
+    assert judge_embeddings(*_groups(0.0, 300), 5, 0, classifier) == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_the_figure_is_the_share_of_right_guesses_in_folds_of_equal_size() -> None:
+    """Two nodes of twenty bear the other group's label: no classifier can tell them."""
+    z = np.repeat([[-1.0], [1.0]], 10, axis=0)
+    y = np.repeat([0, 1], 10)
+    y[0], y[-1] = 1, 0
+    assert judge_embeddings(z, y, 5, 0) == pytest.approx(18 / 20)
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_neither_scale_nor_place_of_a_column_matters(classifier: str) -> None:
+    z, y = _groups(1.5)
+    moved = z.astype(np.float64) * (10.0 ** np.arange(-4, 4)) + np.arange(8)
+    expected = judge_embeddings(z, y, 5, 3, classifier)
+    assert judge_embeddings(moved, y, 5, 3, classifier) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_seed_alone_says_what_is_drawn(classifier: str) -> None:
+    z, y = _groups(1.0, 90)
+    first = [judge_embeddings(z, y, 5, seed, classifier) for seed in range(4)]
+    np.random.seed(7)  # others' use of NumPy's own generator
+    assert [judge_embeddings(z, y, 5, seed, classifier) for seed in range(4)] == first
+    assert len(set(first)) > 1
+
+
+def test_nodes_without_a_label_are_left_out() -> None:
+    z, y = _groups(1.0)
+    more = np.concatenate([z, np.full((5, 8), np.nan, np.float32)])
+    labels = np.concatenate([y, np.full(5, -1)])
+    assert judge_embeddings(more, labels, 5, 0) == judge_embeddings(z, y, 5, 0)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.permutations(range(3)))
+def test_names_of_classes_do_not_matter(names: list[int]) -> None:
+    z, y = _groups(2.0)
+    renamed = np.array(names)[y] * 5
+    assert judge_embeddings(z, renamed, 5, 0) == pytest.approx(
+        judge_embeddings(z, y, 5, 0), abs=0.1
+    )
+
+
+def test_a_class_with_fewer_nodes_than_folds_is_an_error_that_names_it() -> None:
+    y = np.array([0] * 6 + [4] * 4 + [-1] * 3)
+    check_folds(y, 4, 2, "test")
+    with pytest.raises(
+        DataError, match=r"client 2, test nodes: class 4 has 4 labelled nodes.*5 fo"
+    ):
+        check_folds(y, 5, 2, "test")
+    with pytest.raises(DataError, match=r"judge\.folds=4 or less"):
+        check_folds(y, 5, 2, "test")
+    with pytest.raises(ValueError, match="class 4 has 4"):
+        judge_embeddings(np.zeros((13, 2)), y, 5, 0)
+
+
+@pytest.mark.parametrize("y", [[1] * 9, [-1, -1], [], [1] * 9 + [-1] * 9])
+def test_one_class_or_none_is_an_error(y: list[int]) -> None:
+    with pytest.raises(DataError, match=r"client 0, val nodes: .*at least two classes"):
+        check_folds(np.array(y, np.int64), 5, 0, "val")
+
+
+def test_what_cannot_be_judged_is_an_error() -> None:
+    z, y = _groups(1.0)
+    with pytest.raises(ValueError, match="'forest' is unknown; allowed are svc, mlp"):
+        judge_embeddings(z, y, 5, 0, "forest")
+    with pytest.raises(ValueError, match="do not fit"):
+        judge_embeddings(z[:-1], y, 5, 0)
+    z[7, 2] = np.nan
+    with pytest.raises(ValueError, match="not finite, in labelled row 7"):
+        judge_embeddings(z, y, 5, 0)
+
+
+def test_scikit_learn_is_imported_only_to_judge() -> None:
+    code = "import sys, flower_graph.embedding_judge; assert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
