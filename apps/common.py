@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from flower_graph import checkpoint
 from flower_graph.client import make_client_app
-from flower_graph.config import DataConfig, RunConfig, load_config, parse_overrides, to_dict
+from flower_graph.config import (
+    DataConfig,
+    PPFLConfig,
+    RunConfig,
+    load_config,
+    parse_overrides,
+    to_dict,
+)
 from flower_graph.data import load_data
 from flower_graph.errors import ConfigError
 from flower_graph.report import RoundReport, RunWriter
@@ -60,6 +68,10 @@ def method_of(config: RunConfig) -> Method:
         from flower_graph.apps import fedgls
 
         return fedgls
+    if config.app == "ppfl":
+        from flower_graph.apps import ppfl
+
+        return ppfl
     from flower_graph.apps import nfedgnn
 
     return nfedgnn
@@ -76,11 +88,17 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
         Output folder; clients' checkpoints go below it.
     """
     method = method_of(config)
+    # Few runs pay for the import.
+    mods: list[Mod] = []
+    if isinstance(config, PPFLConfig) and config.privacy.epsilon is not None:
+        from flower_graph.local_privacy import privacy_mods
+
+        mods = privacy_mods(config.privacy, config.rounds)
 
     def client_fn(context: Context) -> NumPyClient:
         return method.build_client(config, context, out)
 
-    return make_client_app(client_fn, actions=method.ACTIONS)
+    return make_client_app(client_fn, actions=method.ACTIONS, train_mods=mods)
 
 
 def run_server(

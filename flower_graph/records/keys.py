@@ -76,6 +76,13 @@ RING_WORD, RING_FRACTION, RING_GUARD, RING_LIMIT = "word", "fraction-bits", "gua
 PRESENT, LEFT_OUT = "present", "left-out"
 PROJECTION, MU, TAU, PROXIMAL = "projection", "mu", "tau", "proximal"
 TRAIN_SECONDS, MASK_SECONDS = "train-seconds", "mask-seconds"
+# PPFL-GNN: embeddings of public nodes up, their aligned means down; whose they are and how many
+# rows each has; which clients have means, and of which ids, by a fingerprint
+PUBLIC, NODES, DIMENSIONS, WITH_TARGETS = "public", "nodes", "dimensions", "with-targets"
+FINGERPRINTS, WANTS_EMBEDDINGS, DISAGREEMENT = "fingerprints", "wants-embeddings", "disagreement"
+JUDGED = "judged-"  # before the name of each measurement
+# ... in sums that nobody can take apart: which means may be learnt from, and how clients turn
+IS_TARGET, ROTATIONS_ONLY = "is-target", "rotations-only"
 # How the adaptor (``flower_graph.client``) names the arrays of a reply
 ARRAY_NAMES = "array-names"
 # Metrics that Flower's own strategies look for

@@ -1,0 +1,231 @@
+"""PPFL-GNN from a config, in process and under ``flwr run``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from app_helpers import context_of
+from safetensors.numpy import load_file
+from torch_geometric.data import Data
+
+from flower_graph import launch
+from flower_graph.apps import ppfl
+from flower_graph.apps.common import method_of
+from flower_graph.apps.runner import run, simulate
+from flower_graph.config import PPFLConfig, load_config
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.report import RoundReport
+from flower_graph.strategies.procrustes_alignment import LocalEmbedding, ProcrustesAlignment
+
+MakePPFL = Callable[..., PPFLConfig]
+QUICK = ["rounds=2", "device=cpu"]
+# A small graph's clients hold few nodes of a class.
+SMALL = [
+    "judge.folds=2",
+    "rounds=2",
+    "deepwalk.walks=2",
+    "deepwalk.length=6",
+    "gat.epochs=2",
+]
+
+
+def ring_graph(nodes: int = 120, **changes: object) -> Data:
+    """Three rings, a class each."""
+    place = torch.arange(nodes)
+    y = place % 3
+    x = torch.rand(nodes, 6, generator=torch.Generator().manual_seed(0)).round()
+    x[place, y] = 1.0
+    edges = torch.cat([torch.stack([place, (place + step) % nodes]) for step in (3, 6)], 1)
+    return Data(**{"x": x, "edge_index": edges, "y": y, **changes})
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> MakePPFL:
+    """Save a graph, and load a config that names it."""
+
+    def make(*overrides: str, data: Data | None = None, model: str = "deepwalk") -> PPFLConfig:
+        torch.save(data or ring_graph(), tmp_path / "graph.pt")
+        name = f"data.name={tmp_path / 'graph.pt'}"
+        ratios = "partition.ratios=[0.4,0.2,0.4]"
+        config = load_config(f"ppfl/cora-{model}", [name, ratios, *SMALL, *overrides])
+        assert isinstance(config, PPFLConfig)
+        return config
+
+    return make
+
+
+def figures(reports: list[RoundReport]) -> list[float]:
+    return [
+        value
+        for report in reports
+        for value in (report.loss, report.regulariser, report.val_accuracy, report.test_accuracy)
+    ]
+
+
+# What is built -----------------------------------------------------------------------------------
+
+
+def test_the_config_chooses_app_and_strategy(small: MakePPFL) -> None:
+    config = small("strategy.absent=last", "strategy.rotations_only=true")
+    assert method_of(config) is ppfl
+    strategy = ppfl.build_strategy(config, None)
+    assert type(strategy) is ProcrustesAlignment
+    assert (strategy.absent, strategy.rotations_only, strategy.alignment) == ("last", True, "pairs")
+    local = ppfl.build_strategy(small("strategy.name=local"), None)
+    assert type(local) is LocalEmbedding
+
+
+def test_members_are_dealt_with_their_ids_and_public_nodes(small: MakePPFL) -> None:
+    config = small()
+    everyone = ppfl.cached_clients(config)
+    context = context_of({"partition-id": 1, "num-partitions": 2, "state-dir": ":memory:"})
+    here = ppfl.build_client(config, context, None).host.members
+    assert list(here) == [2, 3]
+    for number, member in here.items():
+        graph = everyone[number]
+        assert member.nodes.tolist() == graph.nodes.tolist()
+        assert member.public.tolist() == graph.nodes[graph.public].tolist()
+        assert len(member.public) == 48
+
+
+def test_more_supernodes_than_clients_are_refused(small: MakePPFL) -> None:
+    with pytest.raises(ConfigError, match="supernodes: 5 for 4 clients; at most one each"):
+        simulate(small(), supernodes=5)
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["deepwalk", "gat"])
+@pytest.mark.parametrize("alignment", ["pairs", "consensus"])
+def test_any_dealing_gives_the_same(small: MakePPFL, model: str, alignment: str) -> None:
+    config = small(f"strategy.alignment={alignment}", model=model)
+    one, other = simulate(config), simulate(config, supernodes=4)
+    assert figures(one) == pytest.approx(figures(other), abs=1e-6, nan_ok=True)
+    assert [report.alignment for report in one] == [report.alignment for report in other]
+    assert all(report.answered == 4 and not report.rejected for report in one)
+
+
+@pytest.mark.parametrize("model", ["deepwalk", "gat"])
+def test_local_is_the_same_model_without_means(small: MakePPFL, model: str) -> None:
+    local = simulate(small("strategy.name=local", model=model))
+    aligned = simulate(small(model=model))
+    # In the first round nobody has means yet.
+    assert local[0].loss == aligned[0].loss
+    assert local[0].test_accuracy == aligned[0].test_accuracy
+    assert local[1].loss != aligned[1].loss
+    assert local[1].bytes["up"] == {"embeddings": 0}
+
+
+def test_every_output_of_a_run(small: MakePPFL, tmp_path: Path) -> None:
+    result = run(small(), tmp_path / "out", supernodes=2)
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"result.json", "metrics.jsonl", "config.yaml", "weights.safetensors"} <= written
+    assert {"curves.png", "alignment.png", "embeddings"} <= written
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert all(0 <= record["alignment"]["precision-1"] <= 1 for record in records)
+    assert result["clients"] == 4
+    assert result["bytes"] == records[-1]["bytes"]
+    for found in (result["judged"]["svc"], result["judged"]["mlp"]):
+        assert {role: len(values) for role, values in found.items()} == {"val": 4, "test": 4}
+    assert np.mean(result["judged"]["svc"]["test"]) == pytest.approx(result["test-accuracy"])
+    weights = load_file(tmp_path / "out" / "weights.safetensors")
+    graphs = ppfl.cached_clients(small())
+    for graph in graphs:
+        with np.load(tmp_path / "out" / "embeddings" / f"client-{graph.client}.npz") as saved:
+            assert saved["nodes"].tolist() == graph.nodes.tolist()
+            assert saved["public"].tolist() == graph.public.tolist()
+            assert saved["embeddings"].shape == (graph.nodes.numel(), 16)
+        assert weights[f"means-{graph.client}"].shape == (48, 16)
+        assert weights[f"nodes-{graph.client}"].tolist() == graph.nodes[graph.public].tolist()
+
+
+def test_the_whole_graph_as_one_client(small: MakePPFL) -> None:
+    whole = ["partition.clients=1", "partition.public_share=1", "partition.private_share=0"]
+    config = small("strategy.name=local", *whole)
+    (graph,) = ppfl.cached_clients(config)
+    assert graph.nodes.tolist() == list(range(120))
+    assert simulate(config)[-1].answered == 1
+
+
+def test_judging_seldom_and_without_validation_nodes(small: MakePPFL) -> None:
+    config = small("judge.every=2", "rounds=3", "partition.ratios=[0.5,0,0.5]")
+    reports = simulate(config)
+    measured = [report.test_accuracy == report.test_accuracy for report in reports]
+    assert measured == [False, True, True]
+    assert all(report.val_accuracy != report.val_accuracy for report in reports)
+
+
+def test_label_noise_changes_what_is_learned_and_not_what_is_judged(small: MakePPFL) -> None:
+    quiet, noisy = small(model="gat"), small("partition.label_noise=0.5", model="gat")
+    for one, other in zip(ppfl.cached_clients(quiet), ppfl.cached_clients(noisy), strict=True):
+        assert torch.equal(one.y, other.y)
+        assert (one.train_y != other.train_y)[one.train_mask].any()
+        assert torch.equal(one.train_y[one.test_mask], other.train_y[one.test_mask])
+    assert simulate(quiet)[0].loss != simulate(noisy)[0].loss
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+def test_a_class_with_too_few_nodes_for_the_folds(small: MakePPFL) -> None:
+    with pytest.raises(DataError, match=r"client \d.*class \d.*5") as caught:
+        simulate(small("judge.folds=15"))
+    assert "judge.folds" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (ring_graph(edge_index=torch.zeros(2, 0, dtype=torch.int64)), "no edges"),
+        (
+            Data(x=torch.ones(0, 2), y=torch.ones(0).long(), edge_index=torch.ones(2, 0).long()),
+            "no nodes",
+        ),
+    ],
+)
+def test_an_empty_graph(small: MakePPFL, data: Data, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        simulate(small(data=data))
+
+
+def test_a_share_too_small_for_one_public_node(small: MakePPFL) -> None:
+    with pytest.raises((DataError, ConfigError), match="public_share"):
+        simulate(small("partition.public_share=0.001"))
+
+
+# The bundled Cora --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["deepwalk", "gat"])
+def test_the_bundled_cora(model: str, tmp_path: Path) -> None:
+    fewer = ["deepwalk.walks=2", "gat.epochs=3"]
+    result = run(load_config(f"ppfl/cora-linqs-{model}", [*QUICK, *fewer]), tmp_path / "out")
+    sizes = [len(np.load(file)["nodes"]) for file in (tmp_path / "out" / "embeddings").iterdir()]
+    assert sizes == [1489] * 4
+    assert result["test-accuracy"] > 0.3  # the largest class has 30 %
+
+
+@pytest.mark.flwr
+@pytest.mark.parametrize("model", ["deepwalk", "gat"])
+def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
+    model: str, tmp_path: Path
+) -> None:
+    less = [*QUICK, "deepwalk.walks=2", "gat.epochs=3"]
+    name = f"ppfl/cora-linqs-{model}"
+    launch.flwr_run(name, less, tmp_path / "ray", seed=4, supernodes=4, echo=lambda _: None)
+    expected = simulate(load_config(name, [*less, "seed=4"]), supernodes=2)
+    lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    for line, here in zip(map(json.loads, lines), expected, strict=True):
+        # Ray's workers have another number of threads, which rounds sums differently.
+        assert line["loss"] == pytest.approx(here.loss, rel=1e-3)
+        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=0.02)
+        assert line["alignment"] == pytest.approx(here.alignment, abs=0.02)
+        assert (line["answered"], line["rejected"], line["skipped"]) == (4, [], "")
+    assert len(list((tmp_path / "ray" / "embeddings").iterdir())) == 4

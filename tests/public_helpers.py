@@ -1,0 +1,126 @@
+"""Toy clients for PPFL-GNN's tests: models whose every number is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.clientapp.typing import Mod
+from torch import Tensor
+
+from flower_graph.client import make_client_app
+from flower_graph.public_nodes import EmbeddingModel, FloatArray, IntArray, Member
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment, PublicNodeClient
+
+
+class ToyModel:
+    """Vectors that targets replace and that turn a little every round: a model with a state."""
+
+    def __init__(self, start: FloatArray) -> None:
+        self.vectors = torch.from_numpy(start.copy())
+        self.rounds = torch.zeros((), dtype=torch.int64)
+
+    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
+        if targets is not None:
+            self.vectors[torch.from_numpy(rows)] = torch.from_numpy(targets)
+        angle = torch.tensor(0.1 * server_round)
+        turn = torch.eye(self.vectors.shape[1])
+        turn[0, 0] = turn[1, 1] = angle.cos()
+        turn[0, 1], turn[1, 0] = angle.sin(), -angle.sin()
+        self.vectors = self.vectors @ turn + 0.01 * self.vectors.flip(0)
+        self.rounds += 1
+        return float(self.vectors.square().mean())
+
+    def embed(self) -> FloatArray:
+        return self.vectors.numpy().copy()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"vectors": self.vectors, "rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.vectors, self.rounds = state["vectors"], state["rounds"]
+
+
+class StillModel:
+    """Vectors that never change, and no state to keep."""
+
+    def __init__(self, vectors: FloatArray) -> None:
+        self.vectors = vectors
+
+    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
+        return 0.5
+
+    def embed(self) -> FloatArray:
+        return self.vectors
+
+
+def toy_judge(embeddings: FloatArray, server_round: int, is_last: bool) -> dict[str, float]:
+    found = {"val": float(server_round), "test": float(len(embeddings))}
+    return found | ({"mlp-test": 0.25} if is_last else {})
+
+
+def toy_members(count: int = 4, dimension: int = 3) -> list[Member]:
+    """Clients of six nodes each; ids 10, 11, 12 are public at all, and client 0 lacks 12."""
+    members = []
+    for number in range(count):
+        own = [100 * number + place for place in range(50, 53)]
+        nodes = np.array([10, *own, 11, 12 if number else 13])
+        rows = np.array([0, 4, 5] if number else [4, 0])
+        start = np.random.default_rng(number).normal(size=(6, dimension)).astype(np.float32)
+        members.append(Member(number, nodes, rows, dimension, partial(ToyModel, start), toy_judge))
+    return members
+
+
+def still_member(number: int, vectors: Sequence[Sequence[float]], ids: Sequence[int]) -> Member:
+    """A client whose nodes are all public and never move."""
+    values, nodes = np.array(vectors, np.float32), np.array(ids)
+    build: Callable[[], EmbeddingModel] = partial(StillModel, values)
+    return Member(number, nodes, np.arange(nodes.size), values.shape[1], build)
+
+
+class Outcome(NamedTuple):
+    """What a run in process gave."""
+
+    reports: list[RoundReport]
+    weights: dict[str, Any]
+    strategy: ProcrustesAlignment
+    grid: InProcessGrid
+
+
+def make_grid(
+    members: Sequence[Member],
+    supernodes: int,
+    *,
+    mods: list[Mod] | None = None,
+    **client: Any,
+) -> InProcessGrid:
+    """Deal members to SuperNodes."""
+
+    def client_fn(context: Context) -> PublicNodeClient:
+        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+        here = members[part * len(members) // parts : (part + 1) * len(members) // parts]
+        return PublicNodeClient(context, here, **client)
+
+    app = make_client_app(client_fn, train_mods=mods)
+    return InProcessGrid(app, num_supernodes=supernodes)
+
+
+def run(
+    members: Sequence[Member],
+    *,
+    rounds: int = 3,
+    supernodes: int | None = None,
+    strategy: ProcrustesAlignment | None = None,
+    **client: Any,
+) -> Outcome:
+    """Run members in process, by default one at each SuperNode."""
+    grid = make_grid(members, supernodes or len(members), **client)
+    strategy, reports = strategy or ProcrustesAlignment(), list[RoundReport]()
+    strategy.start(grid, num_rounds=rounds, timeout=5.0, on_round=reports.append)
+    return Outcome(reports, strategy.weights(), strategy, grid)

@@ -1,0 +1,187 @@
+"""PPFL-GNN's messages: what goes in comes out, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from flower_graph.arrays import decode_array, encode_array
+from flower_graph.errors import MalformedReplyError
+from flower_graph.records.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    DIMENSIONS,
+    LEFT_OUT,
+    METRICS,
+    NODES,
+    PUBLIC,
+    ROWS,
+    pack_integers,
+)
+from flower_graph.records.public_nodes import (
+    PublicHello,
+    PublicReply,
+    PublicRequest,
+    fingerprint,
+    split_rows,
+)
+
+HELLO = PublicHello([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
+REQUEST = PublicRequest(
+    4, [3, 1], HELLO.nodes, [np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), None], 2, is_last=True
+)
+
+
+def said(properties: dict[str, Any]) -> RecordDict:
+    return RecordDict({CONFIG: ConfigRecord(properties)})
+
+
+def answer(request: PublicRequest, reply: PublicReply) -> RecordDict:
+    """Write a reply as the adaptor does."""
+    arrays, _, metrics = reply.to_fit(request)
+    names = metrics.pop(ARRAY_NAMES, [])
+    left_out = metrics.pop(LEFT_OUT, [])
+    content = RecordDict({METRICS: MetricRecord(metrics)})
+    if arrays:
+        pairs = zip(names, arrays, strict=True)
+        content[ARRAYS] = ArrayRecord({name: encode_array(name, value) for name, value in pairs})
+    if left_out:
+        content[CONFIG] = ConfigRecord({LEFT_OUT: left_out})
+    return content
+
+
+def good_reply() -> PublicReply:
+    rows = [np.full((2, 2), 0.5, np.float32), np.array([[6.0, 7.0]], np.float32)]
+    return PublicReply(rows, [1.0, 2.0], [0.1, float("nan")], {"val": [0.6, 0.7]})
+
+
+def test_who_is_there() -> None:
+    found = PublicHello.from_record(said(HELLO.to_properties()))
+    assert (found.clients, found.dimensions) == ([3, 1], [2, 2])
+    assert [part.tolist() for part in found.nodes] == [[7, 5], [5]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({CLIENTS: []}, "it hosts no clients"),
+        ({CLIENTS: [3, 3]}, r"its clients \[3, 3\] are not different"),
+        ({CLIENTS: [3, -1]}, "are not different numbers >= 0"),
+        ({CLIENTS: ["a", "b"]}, "clients: expected whole numbers"),
+        ({CLIENTS: [1]}, "differ in length"),
+        ({ROWS: [3, 0]}, "client 1 has no public nodes"),
+        ({ROWS: [2, 2]}, "3 ids came, rows says 4"),
+        ({DIMENSIONS: [2, 0]}, "client 1 has embeddings of 0 numbers"),
+        ({NODES: b"abc"}, "nodes: expected 64-bit integers"),
+        ({NODES: pack_integers(np.array([7, 7, 5]))}, "client 3 names a public node twice"),
+    ],
+)
+def test_a_hello_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(MalformedReplyError, match=why):
+        PublicHello.from_record(said(HELLO.to_properties() | changes))
+
+
+def read_at_client(request: PublicRequest, nodes: dict[int, Any]) -> PublicRequest:
+    content = request.to_record()
+    arrays = content.array_records.get(ARRAYS, ArrayRecord())
+    parameters = [decode_array(name, value) for name, value in arrays.items()]
+    return PublicRequest.from_fit(parameters, dict(content.config_records[CONFIG]), nodes)
+
+
+def test_a_request_and_its_missing_targets() -> None:
+    found = read_at_client(REQUEST, {3: HELLO.nodes[0], 1: HELLO.nodes[1], 8: np.array([1])})
+    assert (found.server_round, found.clients, found.is_last) == (4, [3, 1], True)
+    assert found.targets[0] is not None
+    assert found.targets[0].tolist() == [[1, 2], [3, 4]]
+    assert found.targets[1] is None
+
+
+def test_a_request_without_embeddings_has_no_array() -> None:
+    request = PublicRequest(1, [1], [HELLO.nodes[1]], [None], 2, wants_embeddings=False)
+    assert not request.to_record().array_records
+    found = read_at_client(request, {1: HELLO.nodes[1]})
+    assert (found.targets, found.wants_embeddings) == ([None], False)
+
+
+def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
+    with pytest.raises(ValueError, match="client 3 is not here; here are"):
+        read_at_client(REQUEST, {1: HELLO.nodes[1]})
+    with pytest.raises(ValueError, match="client 3: the server knows other public nodes"):
+        read_at_client(REQUEST, {3: np.array([5, 7]), 1: HELLO.nodes[1]})
+    parameters = [np.zeros((4, 2), np.float32)]
+    config = dict(REQUEST.to_record().config_records[CONFIG])
+    with pytest.raises(ValueError, match=r"public has shape \(4, 2\), expected \[3, d\]"):
+        PublicRequest.from_fit(parameters, config, {3: HELLO.nodes[0], 1: HELLO.nodes[1]})
+
+
+def test_a_reply() -> None:
+    found = PublicReply.from_record(answer(REQUEST, good_reply()), REQUEST)
+    assert [None if x is None else x.tolist() for x in found.embeddings] == [
+        [[0.5, 0.5], [0.5, 0.5]],
+        [[6, 7]],
+    ]
+    assert (found.loss, found.judged, found.left_out) == ([1, 2], {"val": [0.6, 0.7]}, [])
+    assert found.disagreement[0] == 0.1
+
+
+def test_a_client_that_is_left_out_is_named_and_never_read_as_zeros() -> None:
+    reply = good_reply()
+    reply.embeddings[1], reply.left_out = None, ["client 1: its embeddings are not finite"]
+    found = PublicReply.from_record(answer(REQUEST, reply), REQUEST)
+    assert found.embeddings[0] is not None
+    assert found.embeddings[1] is None
+    assert found.left_out == ["client 1: its embeddings are not finite"]
+
+
+def test_a_client_that_sends_nan_is_left_out_by_the_server() -> None:
+    reply = good_reply()
+    assert reply.embeddings[0] is not None
+    reply.embeddings[0][1, 0] = np.inf
+    found = PublicReply.from_record(answer(REQUEST, reply), REQUEST)
+    assert found.embeddings[0] is None
+    assert found.embeddings[1] is not None
+    assert found.left_out == ["client 3: its embeddings are not finite"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda c: c.pop(ARRAYS), "the array arrays/public is missing"),
+        (lambda c: c[ARRAYS].update(other=c[ARRAYS][PUBLIC]), "is missing, or not alone"),
+        (
+            lambda c: c[ARRAYS].update({PUBLIC: encode_array("", np.zeros((3, 3), np.float32))}),
+            r"public has shape \(3, 3\) and type float32, expected numbers \(3, 2\)",
+        ),
+        (
+            lambda c: c[ARRAYS].update({PUBLIC: encode_array("", np.zeros((3, 2), np.int64))}),
+            "type int64",
+        ),
+        (lambda c: c[METRICS].pop("loss"), "loss: expected 2 numbers, got None"),
+        (lambda c: c[METRICS].update({"judged-val": [0.5]}), "judged-val: expected 2 numbers"),
+        (lambda c: c.pop(METRICS), "loss: expected 2 numbers"),
+    ],
+)
+def test_a_reply_that_cannot_be_is_refused(spoil: Any, why: str) -> None:
+    content = answer(REQUEST, good_reply())
+    spoil(content)
+    with pytest.raises(MalformedReplyError, match=why):
+        PublicReply.from_record(content, REQUEST)
+
+
+def test_fingerprints_tell_order_and_ids() -> None:
+    prints = {fingerprint(np.array(ids)) for ids in ([1, 2], [2, 1], [1], [1, 2, 0])}
+    assert len(prints) == 4
+    assert all(0 <= number < 2**63 for number in prints)
+
+
+def test_rows_are_cut_by_their_sizes() -> None:
+    assert [part.tolist() for part in split_rows(np.arange(5), [2, 0, 3])] == [
+        [0, 1],
+        [],
+        [2, 3, 4],
+    ]

@@ -1,0 +1,305 @@
+"""PPFL-GNN's strategy in process: means worked out by hand, dealing, absence, faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import ClientAppCallable
+from public_helpers import ToyModel, make_grid, run, still_member, toy_members
+from scipy.linalg import orthogonal_procrustes as reference
+
+from flower_graph.errors import NoClientsError
+from flower_graph.public_nodes import Member
+from flower_graph.strategies.procrustes_alignment import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+    measure_alignment,
+)
+
+
+def test_means_of_three_clients_by_hand() -> None:
+    # Client 1 has client 0's points turned by 90 degrees, client 2 has them mirrored.
+    members = [
+        still_member(0, [[1, 0], [0, 2]], [4, 5]),
+        still_member(1, [[0, 1], [-2, 0]], [4, 5]),
+        still_member(2, [[-1, 0], [0, 2]], [4, 5]),
+    ]
+    found = run(members, rounds=1).weights
+    assert np.allclose(found["means-0"], [[1, 0], [0, 2]], atol=1e-6)
+    assert np.allclose(found["means-1"], [[0, 1], [-2, 0]], atol=1e-6)
+    assert np.allclose(found["means-2"], [[-1, 0], [0, 2]], atol=1e-6)
+    # Client 3's second point is twice as far out: the others' mean with it is in between.
+    members.append(still_member(3, [[1, 0], [0, 6]], [4, 5]))
+    found = run(members, rounds=1).weights
+    assert np.allclose(found["means-0"], [[1, 0], [0, 3]], atol=1e-6)
+    assert np.allclose(found["means-3"], [[1, 0], [0, 3]], atol=1e-6)
+
+
+def test_rotations_only_cannot_mirror() -> None:
+    members = [
+        still_member(0, [[1, 0], [0, 2]], [4, 5]),
+        still_member(2, [[-1, 0], [0, 2]], [4, 5]),
+    ]
+    found = run(members, rounds=1, strategy=ProcrustesAlignment(rotations_only=True)).weights
+    assert np.allclose(found["means-0"], [[0, 0], [0, 2]], atol=1e-6)
+
+
+def test_rounds_as_written_in_the_paper() -> None:
+    members = toy_members(4)[1:]  # these share the same three nodes
+    outcome = run(members, rounds=3)
+    models: dict[int, Any] = {member.number: member.build() for member in members}
+    targets: dict[int, Any] = dict.fromkeys(models)
+    for number in (1, 2, 3):
+        x = {}
+        for member in members:
+            models[member.number].learn(member.rows, targets[member.number], number)
+            x[member.number] = models[member.number].embed()[member.rows].astype(np.float64)
+        for i in x:
+            turned = [x[j] @ reference(x[j], x[i])[0] for j in x if j != i]
+            targets[i] = ((x[i] + sum(turned)) / len(x)).astype(np.float32)
+    for i, wanted in targets.items():
+        assert np.allclose(outcome.weights[f"means-{i}"], wanted, atol=1e-5)
+        assert outcome.weights[f"nodes-{i}"].tolist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize("alignment", ["pairs", "consensus"])
+def test_any_dealing_gives_the_same(alignment: str) -> None:
+    found = [
+        run(toy_members(), supernodes=count, strategy=ProcrustesAlignment(alignment=alignment))
+        for count in (1, 2, 4)
+    ]
+    for other in found[1:]:
+        assert other.weights.keys() == found[0].weights.keys()
+        for name, values in found[0].weights.items():
+            assert np.array_equal(values, other.weights[name]), name
+        for here, there in zip(found[0].reports, other.reports, strict=True):
+            assert here.loss == there.loss
+            assert here.alignment == there.alignment
+            assert here.bytes == there.bytes
+
+
+def test_what_a_round_reports() -> None:
+    outcome = run(toy_members(), rounds=2)
+    first, last = outcome.reports
+    assert (first.val_accuracy, last.val_accuracy, last.test_accuracy) == (1, 2, 6)
+    assert math.isnan(first.regulariser)
+    assert 0 <= last.regulariser <= 2
+    assert (last.asked, last.answered, last.rejected, last.skipped) == (4, 4, [], "")
+    assert set(last.alignment) == {"precision-1", "precision-5", "precision-10"}
+    assert last.alignment["precision-10"] == 1  # there are three nodes
+    # Client 0 has 2 public nodes, the others 3, of 3 float32 each; the first means go in round 2.
+    assert last.bytes == {"down": {"means": 11 * 12}, "up": {"embeddings": 2 * 11 * 12}}
+    assert outcome.strategy.judged["mlp-test"] == dict.fromkeys(range(4), 0.25)
+
+
+def test_no_private_node_and_no_label_leaves_a_client() -> None:
+    sent: list[Message] = []
+
+    def watch(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        sent.append(call_next(message, context))
+        return sent[-1]
+
+    members = toy_members()
+    run(members, mods=[watch])
+    assert len(sent) == 3 * 4
+    for reply in sent:
+        (record,) = reply.content.array_records.values()
+        assert [(name, array.shape[0] in (2, 3)) for name, array in record.items()] == [
+            ("public", True)
+        ]
+        assert set(reply.content.metric_records["metrics"]) == {
+            *("loss", "disagreement", "with-targets", "num-examples"),
+            *("judged-val", "judged-test"),
+            *(["judged-mlp-test"] if reply in sent[-4:] else []),
+        }
+
+
+def test_local_training_sends_nothing_and_is_as_alone() -> None:
+    outcome = run(toy_members(), strategy=LocalEmbedding())
+    assert outcome.weights == {}
+    assert outcome.reports[-1].bytes == {"down": {"means": 0}, "up": {"embeddings": 0}}
+    assert outcome.reports[-1].alignment == {}
+    losses = []
+    for member in toy_members():
+        model = member.build()
+        losses.append([model.learn(member.rows, None, number) for number in (1, 2, 3)][-1])
+    assert outcome.reports[-1].loss == pytest.approx(np.mean(losses))
+    assert outcome.reports[-1].answered == 4
+
+
+# Absence -----------------------------------------------------------------------------------------
+
+
+def silent(numbers: set[int], rounds: set[int]) -> Callable[..., Message]:
+    """Make a mod: these SuperNodes fail in these rounds."""
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        here = int(context.node_config["partition-id"]) in numbers
+        if here and int(message.metadata.group_id) in rounds:
+            raise RuntimeError("away")
+        return call_next(message, context)
+
+    return mod
+
+
+@pytest.mark.parametrize("absent", ["leave-out", "last"])
+def test_absent_clients(absent: str) -> None:
+    strategy = ProcrustesAlignment(absent=absent)
+    outcome = run(toy_members()[1:], mods=[silent({2}, {2})], strategy=strategy, rounds=2)
+    whole = run(toy_members()[1:], rounds=1)
+    assert (outcome.reports[1].asked, outcome.reports[1].answered) == (3, 2)
+    assert "away" in outcome.reports[1].rejected[0]["reason"]
+    last = strategy.book.embeddings
+    there = [1, 2, 3] if absent == "last" else [1, 2]
+    turned = [last[j] @ reference(last[j], last[1])[0] if j != 1 else last[1] for j in there]
+    assert np.allclose(outcome.weights["means-1"], np.mean(turned, 0), atol=1e-5)
+    if absent == "leave-out":  # what waits for the absent client waits on
+        assert np.array_equal(outcome.weights["means-3"], whole.weights["means-3"])
+
+
+def test_a_round_without_any_answer_is_skipped_and_the_run_goes_on() -> None:
+    outcome = run(toy_members(), mods=[silent({0, 1, 2, 3}, {2})], rounds=3)
+    assert [report.answered for report in outcome.reports] == [4, 0, 4]
+    assert outcome.reports[1].skipped == "none of 4 SuperNodes gave an answer"
+    assert math.isnan(outcome.reports[1].loss)
+
+
+def test_a_share_of_the_supernodes_is_drawn_by_the_seed() -> None:
+    def answered(seed: int) -> list[int]:
+        strategy = ProcrustesAlignment(participation=0.5, seed=seed)
+        sums = run(toy_members(8), strategy=strategy, rounds=4).reports
+        assert [report.asked for report in sums] == [4] * 4
+        return [int(report.loss * 1e6) for report in sums]
+
+    assert answered(3) == answered(3)
+    assert len({tuple(answered(seed)) for seed in range(4)}) > 1
+
+
+# Bad clients -------------------------------------------------------------------------------------
+
+
+def nan_member(number: int) -> Member:
+    first = toy_members()[1]
+    start = np.full((6, 3), np.nan, np.float32)
+    return Member(number, first.nodes, first.rows, 3, partial(ToyModel, start))
+
+
+def test_a_client_with_nan_is_named_and_left_out() -> None:
+    outcome = run([*toy_members()[1:], nan_member(9)], rounds=2)
+    good = run(toy_members()[1:], rounds=2)
+    for report in outcome.reports:
+        assert [one["reason"] for one in report.rejected] == [
+            "client 9: its embeddings are not finite"
+        ]
+        assert report.answered == 3
+    assert np.array_equal(outcome.weights["means-1"], good.weights["means-1"])
+    assert "means-9" not in outcome.weights
+
+
+def test_clients_of_another_dimension_are_named_and_left_out() -> None:
+    members = [*toy_members()[1:], still_member(9, [[1, 2]] * 3, [10, 11, 12])]
+    outcome = run(members, rounds=2)
+    assert outcome.reports[0].rejected[0]["reason"] == (
+        "client 9 has embeddings of 2 numbers, the others of 3; all must have the same"
+    )
+    assert [report.answered for report in outcome.reports] == [3, 3]
+
+
+def test_two_supernodes_with_one_client() -> None:
+    members = [*toy_members()[1:], toy_members()[1]]
+    outcome = run(members, rounds=1)
+    assert "client 1 is at node" in outcome.reports[0].rejected[0]["reason"]
+    assert outcome.reports[0].answered == 3
+
+
+def test_a_supernode_that_comes_back_under_another_id() -> None:
+    members = toy_members()
+    strategy = ProcrustesAlignment()
+    grid = make_grid(members, 4)
+    strategy.session.open(grid, 5.0)
+    strategy.rounds = 2
+    strategy._ask(1)
+    strategy._learn(1, strategy.session.send(1, strategy.requests))
+    (gone,) = (node for node, hello in strategy.session.hosted.items() if hello.clients == [2])
+    # Flower gives it a new id and a new context.
+    old = grid.contexts.pop(gone)
+    grid.contexts[77] = Context(old.run_id, 77, old.node_config, RecordDict(), {})
+    strategy._ask(2)
+    report = strategy._learn(2, strategy.session.send(2, strategy.requests))
+    assert (report.asked, report.answered, report.rejected) == (4, 4, [])
+    assert 77 in strategy.requests
+    assert gone not in strategy.requests
+
+
+def test_nobody_who_can_take_part() -> None:
+    def refuse(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        raise RuntimeError("closed")
+
+    grid = make_grid(toy_members(), 4)
+    grid.client_app = lambda message, context: refuse(message, context, None)  # type: ignore
+    with pytest.raises(NoClientsError, match=r"no SuperNode hosts a client.*closed"):
+        ProcrustesAlignment().start(grid, num_rounds=1, timeout=2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"alignment": "pair"}, "alignment: 'pair' is neither 'pairs' nor 'consensus'"),
+        ({"absent": "zero"}, "absent: 'zero' is neither 'leave-out' nor 'last'"),
+        ({"participation": 0}, "participation: 0 is not above 0"),
+        ({"min_nodes": 0}, "min_nodes: 0 is not at least 1"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ProcrustesAlignment(**settings)
+    with pytest.raises(ValueError, match="num_rounds: 0"):
+        ProcrustesAlignment().start(make_grid(toy_members(), 1), num_rounds=0)
+
+
+# With what Flower has ----------------------------------------------------------------------------
+
+
+def test_flowers_local_dp_mod_works_around_the_client() -> None:
+    mod = LocalDpMod(clipping_norm=0.5, sensitivity=0.0, epsilon=1.0, delta=1e-5)  # clips alone
+    outcome = run(toy_members(1), rounds=1, mods=[mod])
+    x = outcome.strategy.book.embeddings[0]
+    alone = run(toy_members(1), rounds=1).strategy.book.embeddings[0]
+    # The first request's rows are zeros, so the reply itself is clipped, direction kept.
+    assert np.linalg.norm(x) == pytest.approx(0.5, abs=1e-6)
+    assert np.allclose(x / np.linalg.norm(x), alone / np.linalg.norm(alone), atol=1e-6)
+
+
+def test_flowers_own_round_loop() -> None:
+    grid, strategy = make_grid(toy_members(), 2), ProcrustesAlignment()
+    for number in (1, 2):
+        extra = ConfigRecord({"note": "mine"})
+        messages = list(strategy.configure_train(number, ArrayRecord(), extra, grid))
+        ids = grid.push_messages(messages)
+        arrays, metrics = strategy.aggregate_train(number, grid.pull_messages(ids))
+    assert metrics is not None
+    assert metrics["answered"] == 4
+    assert arrays is not None
+    wanted = run(toy_members(), rounds=2).weights
+    assert np.array_equal(arrays["means-0"].numpy(), wanted["means-0"])
+    assert list(strategy.configure_evaluate(2, ArrayRecord(), ConfigRecord(), grid)) == []
+    assert strategy.aggregate_evaluate(2, []) is None
+
+
+def test_how_well_aligned_by_hand() -> None:
+    x = torch.randn(2, 20, 3, generator=torch.Generator().manual_seed(0))
+    turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))
+    x[1] = x[0] @ turn
+    held = torch.ones(2, 20, dtype=torch.bool)
+    found = measure_alignment(x, held, False, torch.Generator().manual_seed(0))
+    assert found == {"precision-1": 1.0, "precision-5": 1.0, "precision-10": 1.0}
+    held[0, :10] = held[1, 10:] = False  # nothing in common
+    assert measure_alignment(x, held, False, torch.Generator().manual_seed(0)) == {}
