@@ -10,14 +10,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
-from flower_graph.apps.runner import simulate
+from flower_graph.apps.curves import Curves, curves_of, plain_curves, read_curves
+from flower_graph.apps.runner import simulate_whole
 from flower_graph.config import RunConfig, load_config, to_dict
 from flower_graph.files import write_json
 from flower_graph.memory import peak_memory
@@ -62,39 +62,6 @@ class Job(NamedTuple):
     cell: Cell
     seed: int
     rounds: int
-
-
-@dataclass
-class Curves:
-    """What one run gave, round by round; runs kept by older versions lack the last fields."""
-
-    cross_entropy: list[float]
-    val_accuracy: list[float]
-    test_accuracy: list[float]
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    seconds_per_round: float = math.nan  # median, so that set-up in the first round is not in it
-    run_seconds: float = math.nan  # all rounds and what goes before them
-    # Memory of the run's process, libraries and graph included; unknown where runs share one.
-    peak_bytes: float = math.nan
-    # What the run says of learnt graphs, in the best round by validation and in the last.
-    structure: dict[str, float] = field(default_factory=dict)
-    structure_last: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def best_round(self) -> int:
-        """Index of the first round with the best validation accuracy; NaN is never best."""
-        value = [-1.0 if math.isnan(v) else v for v in self.val_accuracy]
-        return value.index(max(value))
-
-    @property
-    def best_val(self) -> float:
-        """Best validation accuracy."""
-        return self.val_accuracy[self.best_round]
-
-    @property
-    def test_at_best_val(self) -> float:
-        """Test accuracy at the best validation accuracy."""
-        return self.test_accuracy[self.best_round]
 
 
 Runs = dict[Cell, dict[int, Curves]]
@@ -183,6 +150,28 @@ def run_jobs(
     return _read_runs(jobs, folder)
 
 
+def run_stages(stages: Sequence[Sequence[Job]], folder: Path, after: Callable[[], None]) -> None:
+    """Run one stage after the other, in processes that run several jobs.
+
+    A run may take less time than a fresh process needs for its imports.
+
+    Parameters
+    ----------
+    stages : sequence
+        Jobs, as for ``run_jobs``; a stage whose runs are all there is passed over.
+    folder : Path
+        Where runs are kept.
+    after : callable
+        Called after each stage, also one that breaks, and once if there is none to run.
+    """
+    todo = [stage for stage in stages if missing_jobs(stage, folder)]
+    for stage in todo or [[]]:
+        try:
+            run_jobs(stage, folder, fresh=False)
+        finally:
+            after()
+
+
 def kept_runs(jobs: Sequence[Job], folder: Path) -> Runs:
     """Read those of the jobs that the folder has a run of; nothing is run."""
     return _read_runs([job for job in jobs if _is_kept(_path(folder, job), job)], folder)
@@ -192,7 +181,7 @@ def _read_runs(jobs: Sequence[Job], folder: Path) -> Runs:
     runs: Runs = {}
     for job in jobs:
         stored = json.loads(_path(folder, job).read_text())
-        runs.setdefault(job.cell, {})[job.seed] = _read_curves(stored["curves"])
+        runs.setdefault(job.cell, {})[job.seed] = read_curves(stored["curves"])
     return runs
 
 
@@ -235,12 +224,14 @@ def _settings(job: Job) -> dict[str, Any]:
 
 def _config(job: Job) -> Any:
     cell, seed, rounds = job
-    return load_config(cell.config, [*cell.overrides, f"seed={seed}", f"rounds={rounds}"])
+    config = replace(loaded(cell.config, cell.overrides), seed=seed, rounds=rounds)
+    config.validate()
+    return config
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Load a config once: every row of a table asks for its settings."""
+    """Load a config once: every row of a table asks for its settings, and so does every run."""
     return load_config(config, overrides)
 
 
@@ -259,39 +250,12 @@ def _run(job: Job, path: Path, centralised: TrainCentralised | None, fresh: bool
     config, started = _config(job), time.perf_counter()
     if job.cell.centralised:
         assert centralised is not None, "cells that are centralised need somebody to train them"
-        curves = _curves(centralised(config))
+        curves = plain_curves(centralised(config))
         curves.seconds_per_round = (time.perf_counter() - started) / job.rounds
     else:
-        reports = simulate(config)
-        curves = _curves(reports)
-        curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
-        curves.seconds_per_round = median(report.seconds for report in reports)
-        curves.structure = dict(reports[curves.best_round].structure)
-        curves.structure_last = dict(reports[-1].structure)
+        curves = curves_of(*simulate_whole(config))
     curves.run_seconds = time.perf_counter() - started
     curves.peak_bytes = peak_memory() if fresh else math.nan
     stored = {"cell": asdict(job.cell), "seed": job.seed, "rounds": job.rounds}
     write_json(path, stored | {"settings": _settings(job), "curves": asdict(curves)})
     return curves.test_at_best_val
-
-
-def _curves(reports: Sequence[Any]) -> Curves:
-    return Curves(
-        [report.cross_entropy for report in reports],
-        [report.val_accuracy for report in reports],
-        [report.test_accuracy for report in reports],
-    )
-
-
-def _read_curves(stored: dict[str, Any]) -> Curves:
-    """Read a run back; null is a number that was not finite."""
-
-    def number(value: Any) -> Any:
-        if isinstance(value, list):
-            return [number(item) for item in value]
-        if isinstance(value, dict):
-            return {key: number(item) for key, item in value.items()}
-        return math.nan if value is None else value
-
-    read: dict[str, Any] = {key: number(value) for key, value in stored.items()}
-    return Curves(**read)

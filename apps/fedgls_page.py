@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from flower_graph.apps.fedgls_cells import COMPARED, FEDGLS, KNN, RIVALS, TUNED, Plan
 from flower_graph.apps.fedgls_rows import STRUCTURE, gain
@@ -14,6 +14,7 @@ from flower_graph.apps.tables import (
     VALIDATION,
     Row,
     accuracy,
+    count_seeds,
     find,
     markdown,
     mean_of,
@@ -140,14 +141,14 @@ def _table_1(plan: Plan, rows: Sequence[Row], data: str) -> list[str]:
                 accuracy(found[LAST]),
                 accuracy(found[VALIDATION]),
                 number(mean_of(seconds), ".3f"),
-                _count([found[TEST]]),
+                count_seeds([found[TEST]]),
             ]
         )
     for rival in RIVALS:
         best, last = (find(here, metric=gain(rival, m)) for m in (TEST, LAST))
         if best:
             known = [points(best), paper_points(best), points(last)]
-            lines.append([f"{FEDGLS} − {rival}", *known, NONE, NONE, _count([best])])
+            lines.append([f"{FEDGLS} − {rival}", *known, NONE, NONE, count_seeds([best])])
     columns = ["method", "ours", "paper", "last", "best validation", "s a round", "n"]
     return [
         f"\n## Table 1, {data}\n",
@@ -165,7 +166,7 @@ def _structure(plan: Plan, rows: Sequence[Row]) -> list[str]:
                 shown = [accuracy(r) for r in found[:4]] + [
                     number(mean_of(r), ".1f") for r in found[4:]
                 ]
-                lines.append([data, method, *shown, _count(found)])
+                lines.append([data, method, *shown, count_seeds(found)])
     if not lines:
         return []
     columns = ["data", "method", "precision", "recall", "homophily", "true", "degree", "true", "n"]
@@ -192,7 +193,7 @@ def _varied(plan: Plan, rows: Sequence[Row], table: str, name: str) -> list[str]
         gains = [find(here, metric=gain(rival), **key) for rival in rivals]
         cells = [text for r in found for text in (accuracy(r), number(_paper(r), ".4f"))]
         cells += [text for r in gains for text in (points(r), paper_points(r))]
-        lines.append([data, varied, *cells, _count(found)])
+        lines.append([data, varied, *cells, count_seeds(found)])
     compared = [*methods, *(f"{FEDGLS} − {rival}" for rival in rivals)]
     columns = ["data", name, *(text for method in compared for text in (method, "paper")), "n"]
     return [f"\n## {table}: {name}\n", *_note(table), *markdown(columns, lines)]
@@ -206,9 +207,3 @@ def _note(table: str) -> list[str]:
 
 def _paper(r: Row | None) -> float | None:
     return None if r is None else r["paper"]
-
-
-def _count(found: Iterable[Row | None]) -> str:
-    """Say how many seeds some figures have: one number, or one for each where they differ."""
-    counts = [0 if r is None else len(r["seeds"]) for r in found]
-    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flower_graph.apps.cells import Curves, Runs
+from flower_graph.apps.cells import Runs
+from flower_graph.apps.curves import Curves
 from flower_graph.apps.fedgls_cells import FEDGLS, RIVALS, Entry, Plan
 from flower_graph.apps.tables import LAST, SECONDS, TEST, VALIDATION, Row, row
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flower_graph.apps.cells import Cell, Curves, Runs
+from flower_graph.apps.cells import Cell, Runs
+from flower_graph.apps.curves import Curves
 from flower_graph.apps.fedscem_cells import (
     FEDSCEM,
     GLOBAL,

@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from flower_graph.apps import reproduce_fedgls, reproduce_fedscem, reproduce_nfedgnn
+from flower_graph.apps import (
+    reproduce_fedgls,
+    reproduce_fedscem,
+    reproduce_nfedgnn,
+    reproduce_ppfl,
+)
 from flower_graph.errors import ConfigError
 
 PAPERS = {
     "fedgls": reproduce_fedgls.reproduce,
     "fedscem": reproduce_fedscem.reproduce,
     "nfedgnn": reproduce_nfedgnn.reproduce,
+    "ppfl": reproduce_ppfl.reproduce,
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flower_graph.apps.asked import announce, available, choose
-from flower_graph.apps.cells import Runs, kept_runs, missing_jobs, run_jobs
+from flower_graph.apps.cells import Runs, kept_runs, run_stages
 from flower_graph.apps.common import cached_data
 from flower_graph.apps.fedgls_cells import (
     CURVES,
@@ -69,13 +69,7 @@ def reproduce(
         raise ConfigError("--only: no table has such a row or picture")
     folder = out / "runs"
     announce(plan.jobs(), folder, estimate)
-    todo = [stage for stage in plan.stages() if missing_jobs(stage, folder)]
-    for stage in todo or [[]]:
-        try:
-            # A run may take less time than a fresh process needs for its imports.
-            run_jobs(stage, folder, fresh=False)
-        finally:
-            write_page(out, plan, left_out)
+    run_stages(plan.stages(), folder, lambda: write_page(out, plan, left_out))
     print(f"tables and pictures in {out}")
 
 

@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from flower_graph.apps.asked import available, choose
-from flower_graph.apps.cells import Cell, Curves, Runs, run_cells
+from flower_graph.apps.cells import Cell, Runs, run_cells
 from flower_graph.apps.common import cached_data
+from flower_graph.apps.curves import Curves
 from flower_graph.apps.tables import TEST as ACCURACY
 from flower_graph.apps.tables import VALIDATION, row
 from flower_graph.central import Epoch, train_centralised

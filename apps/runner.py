@@ -63,11 +63,25 @@ def simulate(config: RunConfig, *, supernodes: int = 1) -> list[RoundReport]:
     list of RoundReport
         One a round.
     """
+    return simulate_whole(config, supernodes=supernodes)[0]
+
+
+def simulate_whole(
+    config: RunConfig, *, supernodes: int = 1
+) -> tuple[list[RoundReport], dict[str, Any]]:
+    """Run a config in this process and write nothing; parameters as of ``simulate``.
+
+    Returns
+    -------
+    tuple
+        Reports, one a round; and what ``result.json`` would have besides.
+    """
     reports: list[RoundReport] = []
+    method = method_of(config)
     with _grid(config, supernodes, None) as grid:
-        strategy = method_of(config).build_strategy(config, None)
+        strategy = method.build_strategy(config, None)
         strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
-    return reports
+        return reports, method.final_figures(config, strategy)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import Any
@@ -93,6 +93,16 @@ def accuracy(r: Row | None) -> str:
     return NONE if r is None else f"{r['mean']:.3f}" + _spread(r, 1, ".3f")
 
 
+def percent(r: Row | None) -> str:
+    """Write a row's share in percent, ``81.2 ± 1.0``."""
+    return NONE if r is None else f"{100 * r['mean']:.1f}" + _spread(r, 100, ".1f")
+
+
+def paper_percent(r: Row | None) -> str:
+    """Write the paper's share in percent."""
+    return NONE if r is None or r["paper"] is None else f"{100 * r['paper']:.1f}"
+
+
 def points(r: Row | None) -> str:
     """Write a row's difference of two accuracies in points, ``+1.2 ± 0.4``."""
     return NONE if r is None else f"{100 * r['mean']:+.1f}" + _spread(r, 100, ".1f")
@@ -101,6 +111,12 @@ def points(r: Row | None) -> str:
 def paper_points(r: Row | None) -> str:
     """Write the paper's difference of two accuracies in points."""
     return NONE if r is None or r["paper"] is None else f"{100 * r['paper']:+.1f}"
+
+
+def count_seeds(found: Iterable[Row | None]) -> str:
+    """Say how many seeds some figures have: one number, or one for each where they differ."""
+    counts = [0 if r is None else len(r["seeds"]) for r in found]
+    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:

@@ -116,7 +116,7 @@ def plot_grid(
         for column, (data, curves) in enumerate(columns.items()):
             cell: Axes = axes[row, column]
             for name, curve in curves.items():
-                _band(cell, pick(curve), f"{data}, {name}", names.index(name), name)
+                band(cell, pick(curve), f"{data}, {name}", names.index(name), name)
             if row == 0:
                 cell.set_title(data, fontsize=11)
                 if reference and data in reference:
@@ -182,7 +182,27 @@ def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) ->
     axes.set_ylim(bottom=0)
 
 
-def _band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
+def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
+    """Draw several seeds' curves as their mean, with a band of one deviation.
+
+    Parameters
+    ----------
+    axes : Axes
+        The panel.
+    rows : sequence
+        The curves, one for each seed; drawn as far as all of them go.
+    what : str
+        Whose they are, for the message.
+    place : int
+        Number of the colour and of the dashes.
+    name : str
+        What the legend says.
+
+    Raises
+    ------
+    ValueError
+        If there is no curve of at least one round.
+    """
     values = _even(rows, what)
     rounds = np.arange(1, values.shape[1] + 1)
     mean = values.mean(axis=0)

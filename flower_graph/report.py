@@ -43,6 +43,7 @@ class RoundReport:
     parts: dict[str, float] = field(default_factory=dict)  # seconds by part of the round
     skipped: str = ""  # why nothing was aggregated; empty where something was
     structure: dict[str, float] = field(default_factory=dict)  # learnt graphs against true ones
+    alignment: dict[str, float] = field(default_factory=dict)  # of embeddings: P@1, P@5, P@10
 
     def to_record(self) -> dict[str, Any]:
         """Give the report as a line of ``metrics.jsonl`` has it."""
@@ -110,7 +111,8 @@ class RunWriter:
     ) -> dict[str, Any]:
         """Write ``weights.safetensors``, the pictures and, last, ``result.json``.
 
-        The pictures are ``curves.png`` and, if a round compared graphs, ``structure.png``.
+        The pictures are ``curves.png`` and, if a round compared graphs, ``structure.png``, if one
+        aligned embeddings, ``alignment.png``.
 
         Parameters
         ----------
@@ -151,6 +153,10 @@ class RunWriter:
             from flower_graph.plots_structure import save_structure
 
             save_structure(self.out / "structure.png", self.reports, title=title)
+        if any(report.alignment for report in self.reports):
+            from flower_graph.plots_alignment import save_alignment
+
+            save_alignment(self.out / "alignment.png", self.reports, title=title)
 
     def _take_over(self) -> None:
         """Make a resumed run's files say what it goes on from.

@@ -40,8 +40,9 @@ def make_result(
     """
     last = reports[-1]
     best = best_round(reports)
-    # Only of methods that make graphs: for others the key would say nothing.
-    structure = {"structure": last.structure} if last.structure else {}
+    # Only of methods that make graphs or align embeddings: for others the keys would say nothing.
+    of_some = {"structure": last.structure, "alignment": last.alignment}
+    own = {name: figures for name, figures in of_some.items() if figures}
     return {
         "config": config,
         "seed": config.get("seed"),
@@ -53,7 +54,7 @@ def make_result(
         "best-val-accuracy": best.val_accuracy if best else None,
         "best-round": best.round if best else None,
         "loss": last.loss,
-        **structure,
+        **own,
         "bytes": last.bytes,
         "wire-bytes": last.wire_bytes,
         "seconds": _seconds(reports, total),

@@ -77,7 +77,7 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3).T.requires_grad_()  # not contiguous
     returned = writer.finish(FINAL, {"users": weight, "scale": np.float32(2)})
     assert {path.name for path in writer.out.iterdir()} == FILES
-    assert "structure" not in returned
+    assert not {"structure", "alignment"} & {*returned}
     assert OmegaConf.to_container(OmegaConf.load(writer.out / "config.yaml")) == CONFIG
     assert json.loads((writer.out / "result.json").read_text()) == returned
     weights = load_file(writer.out / "weights.safetensors")
@@ -97,6 +97,19 @@ def test_a_run_that_compares_graphs_leaves_their_picture_and_the_last_figures(
     named = {path.name for path in writer.out.iterdir()}
     assert named == (FILES | {"structure.png"}) - {"weights.safetensors"}
     assert read_reports(writer.metrics) == writer.reports
+
+
+def test_a_run_that_aligns_embeddings_leaves_their_picture_and_the_last_figures(
+    tmp_path: Path,
+) -> None:
+    writer = RunWriter(tmp_path / "run", CONFIG)
+    writer.write_round(report(1, alignment={"precision-1": 0.5}))
+    writer.write_round(report(2, alignment={"precision-1": 0.75, "precision-5": math.nan}))
+    returned = writer.finish(FINAL)
+    assert returned["alignment"] == {"precision-1": 0.75, "precision-5": None}
+    assert lines(writer.out)[0]["alignment"] == {"precision-1": 0.5}
+    named = {path.name for path in writer.out.iterdir()}
+    assert named == (FILES | {"alignment.png"}) - {"weights.safetensors"}
 
 
 def test_metrics_line_has_the_report_under_hyphened_keys(tmp_path: Path) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import stdev
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from app_helpers import InlinePool
 
 from flower_graph.apps import cells, fedgls_cells, reproduce_fedgls
-from flower_graph.apps.cells import Curves, Job, Runs, kept_runs
+from flower_graph.apps.cells import Job, Runs, kept_runs
+from flower_graph.apps.curves import Curves
 from flower_graph.apps.fedgls_cells import (
     COMPARED,
     DATA,
@@ -291,32 +291,6 @@ def test_the_papers_tables_are_complete() -> None:
 # Runs with a stub in place of training -----------------------------------------------------------
 
 
-class InlinePool:
-    """Runs what is submitted at once, in this process."""
-
-    limits: ClassVar[list[int | None]] = []  # tasks that a process may have, pool by pool
-
-    def __init__(self, workers: int, context: Any, *, initializer: Any, max_tasks_per_child: Any):
-        self.limits.append(max_tasks_per_child)
-
-    def __enter__(self) -> InlinePool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def submit(self, call: Callable[..., float], *args: Any) -> Future[float]:
-        future: Future[float] = Future()
-        try:
-            future.set_result(call(*args))
-        except RuntimeError as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, **how: bool) -> None:
-        pass
-
-
 def report(number: int, val: float, test: float) -> RoundReport:
     made = RoundReport(number, 1.0, 1.0, 0.0, 0.9, val, test, 1, 1)
     made.structure = GRAPH | {"precision": 0.1 * number, "recall": float("nan")}
@@ -328,13 +302,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[FedGLSConfig]:
     """Have runs take no time; the configs that were run."""
     ran: list[FedGLSConfig] = []
 
-    def simulate(config: FedGLSConfig) -> list[RoundReport]:
+    def simulate(config: FedGLSConfig) -> tuple[list[RoundReport], dict[str, Any]]:
         if config.strategy.name == "fedproto" and config.seed == 7:
             raise RuntimeError("the run broke")
         ran.append(config)
-        return [report(1, 0.5, 0.6), report(2, 0.7, 0.8), report(3, 0.6, 0.9)]
+        return [report(1, 0.5, 0.6), report(2, 0.7, 0.8), report(3, 0.6, 0.9)], {}
 
-    monkeypatch.setattr(cells, "simulate", simulate)
+    monkeypatch.setattr(cells, "simulate_whole", simulate)
     monkeypatch.setattr(cells, "ProcessPoolExecutor", InlinePool)
     monkeypatch.setattr(reproduce_fedgls, "cached_data", lambda config: None)
     return ran

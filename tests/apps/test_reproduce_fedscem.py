@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from flower_graph.apps import reproduce_fedscem
-from flower_graph.apps.cells import Curves, Job, Runs, missing_jobs
+from flower_graph.apps.cells import Job, Runs, missing_jobs
+from flower_graph.apps.curves import Curves
 from flower_graph.apps.fedscem_cells import (
     DATA,
     FEDSCEM,

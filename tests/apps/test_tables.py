@@ -13,7 +13,9 @@ from flower_graph.apps.tables import (
     find,
     markdown,
     number,
+    paper_percent,
     paper_points,
+    percent,
     points,
     row,
     show_pictures,
@@ -52,10 +54,13 @@ def test_find_wants_every_entry() -> None:
 def test_figures_as_text() -> None:
     two = row("t", CELL, "x", {0: 0.011, 1: 0.013}, 1, 0.0289)
     assert accuracy(two) == "0.012 ± 0.001"
+    assert (percent(two), paper_percent(two)) == ("1.2 ± 0.1", "2.9")
     assert points(two) == "+1.2 ± 0.1"
     assert paper_points(two) == "+2.9"
     one = row("t", CELL, "x", {0: -0.25}, 1)
     assert (accuracy(one), points(one), paper_points(one)) == ("-0.250", "-25.0", NONE)
+    assert (percent(one), paper_percent(one)) == ("-25.0", NONE)
+    assert percent(None) == paper_percent(None) == NONE
     assert accuracy(None) == points(None) == paper_points(None) == NONE
     assert (number(0.125, ".2f"), number(nan, ".2f"), number(None, ".2f")) == ("0.12", NONE, NONE)
 

@@ -1,0 +1,97 @@
+"""Pictures of alignment precision and accuracy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.image import imread
+
+from flower_graph import plots_alignment
+from flower_graph.plots_alignment import AlignmentCurves, plot_alignment, save_alignment
+from flower_graph.report import RoundReport
+
+FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
+
+
+def report(
+    number: int, alignment: dict[str, float], val: float = 0.5, test: float = 0.625
+) -> RoundReport:
+    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, val, test, 4, 4, alignment=alignment)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """Keep the axes of the picture instead of writing it."""
+    kept: list[Axes] = []
+    monkeypatch.setattr(plots_alignment, "save", lambda figure, path: kept.extend(figure.axes))
+    return kept
+
+
+def curves(axes: Axes) -> dict[str, list[float]]:
+    """Give the panel's curves by the name that its legend has."""
+    found: dict[str, Any] = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    return {name: np.asarray(line.get_ydata()).tolist() for name, line in found.items()}
+
+
+def test_a_runs_precision_is_beside_its_accuracy(drawn: list[Axes]) -> None:
+    later = {name: value / 2 for name, value in FIGURES.items()}
+    save_alignment(Path("x.png"), [report(3, FIGURES), report(4, later, 0.75, 0.875)], title="")
+    precision, accuracy = drawn
+    assert curves(precision) == {"P@1": [0.25, 0.125], "P@5": [0.5, 0.25], "P@10": [0.75, 0.375]}
+    assert curves(accuracy) == {"validation": [0.5, 0.75], "test": [0.625, 0.875]}
+    assert all(np.asarray(a.lines[0].get_xdata()).tolist() == [3, 4] for a in drawn)
+
+
+def test_rounds_without_figures_are_gaps_and_rounds_not_judged_are_bridged(
+    drawn: list[Axes],
+) -> None:
+    reports = [report(1, FIGURES), report(2, {}, math.nan, math.nan), report(3, FIGURES, math.nan)]
+    save_alignment(Path("x.png"), reports, title="")
+    precision, accuracy = drawn
+    first, gap, last = curves(precision)["P@1"]
+    assert first == last == 0.25 and math.isnan(gap)
+    assert curves(accuracy) == {"validation": [0.5], "test": [0.625, 0.625]}
+    assert np.asarray(accuracy.lines[1].get_xdata()).tolist() == [1, 3]
+
+
+def test_a_run_that_was_not_judged_has_its_precision(drawn: list[Axes]) -> None:
+    save_alignment(Path("x.png"), [report(1, FIGURES, math.nan, math.nan)], title="")
+    assert curves(drawn[0])["P@10"] == [0.75]
+    assert not drawn[1].lines
+
+
+def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no round aligned embeddings"):
+        save_alignment(tmp_path / "x.png", [report(1, {})], title="")
+    with pytest.raises(ValueError, match="columns: empty"):
+        plot_alignment(tmp_path / "x.png", {})
+    with pytest.raises(ValueError, match="Cora, P@1: a curve without rounds"):
+        plot_alignment(tmp_path / "x.png", {"Cora": AlignmentCurves({"P@1": [[]]}, {})})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_beside_each_other_are_means_over_seeds(drawn: list[Axes]) -> None:
+    one = AlignmentCurves({"P@1": [[0.5, 1.0], [0.25, 0.5]]}, {"FED": [[0.5, 0.75]]}, 0.875)
+    two = AlignmentCurves({"P@1": [[0.25, 0.5]]}, {"LOC": [[0.5, 0.5]], "FED": [[0.25, 0.5]]})
+    plot_alignment(Path("x.png"), {"Figure 3": one, "Figure 4": two})
+    upper, upper_two, lower, lower_two = drawn
+    assert (upper.get_title(), upper_two.get_title()) == ("Figure 3", "Figure 4")
+    assert curves(upper) == {"P@1": [0.375, 0.75]}
+    assert curves(lower) == {"FED": [0.5, 0.75], "full graph": [0.875, 0.875]}
+    assert curves(lower_two) == {"LOC": [0.5, 0.5], "FED": [0.25, 0.5]}
+    # A method has one colour in all columns.
+    assert lower.lines[0].get_color() == lower_two.lines[1].get_color()
+    assert lower_two.lines[0].get_color() != lower_two.lines[1].get_color()
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    one = AlignmentCurves({"P@1": [[0.5, 1.0]]}, {"FED": [[0.5, 0.75]]}, 0.875)
+    plot_alignment(tmp_path / "x.png", {"Figure 3": one, "Figure 4": one})
+    picture = imread(tmp_path / "x.png")
+    assert picture.shape[1] > picture.shape[0] > 600
+    assert np.unique(picture).size > 10
