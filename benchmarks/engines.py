@@ -18,7 +18,7 @@ from flower_graph.config import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
 from flower_graph.launch import flwr_run
-from flower_graph.report import read_reports
+from flower_graph.report import RoundReport, read_reports
 
 TARGET = 0.15  # seconds a round with two SuperNodes
 WARM_UP = 2  # rounds that are not counted: Ray starts its actors, clients load their data
@@ -44,22 +44,42 @@ def measure(name: str, supernodes: int, rounds: int, single: bool) -> dict[str, 
     dict
         Seconds a round, and of the whole run with the start of Ray.
     """
-    say(f"flwr: {supernodes} SuperNodes")
-    settings = [f"rounds={rounds}", "device=cpu"]
+    settings = [f"rounds={rounds}"]
     if single:
         settings += ["data.name=csbm", f"data.nodes={supernodes}", "data.split=random"]
         settings += ["data.ratios=[0.2,0.2,0.6]"]
+    reports, total, users = run_rounds(name, settings, supernodes)
+    seconds = summary([report.seconds for report in reports[WARM_UP:]])
+    entry = {"supernodes": supernodes, "users": users, "round": seconds}
+    return entry | {"total-seconds": total, "target": None if single else TARGET}
+
+
+def run_rounds(
+    name: str, settings: list[str], supernodes: int
+) -> tuple[list[RoundReport], float, int]:
+    """Run a configuration through ``flwr run``.
+
+    Parameters
+    ----------
+    name : str
+        Name of the configuration.
+    settings : list of str
+        Settings that replace the configuration's.
+    supernodes : int
+        How many.
+
+    Returns
+    -------
+    tuple
+        The report of every round, seconds of the whole run with the start of Ray, and clients.
+    """
+    say(f"flwr: {name}, {supernodes} SuperNodes")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        result = flwr_run(
-            name, settings, out, supernodes=supernodes, timeout=300, echo=lambda _: None
-        )
+        out, given = Path(folder) / "run", [*settings, "device=cpu"]
+        result = flwr_run(name, given, out, supernodes=supernodes, timeout=300, echo=lambda _: None)
         reports = read_reports(out / "metrics.jsonl")
-    total = time.perf_counter() - started
-    seconds = summary([report.seconds for report in reports[WARM_UP:]])
-    entry = {"supernodes": supernodes, "users": result["clients"], "round": seconds}
-    return entry | {"total-seconds": total, "target": None if single else TARGET}
+    return reports, time.perf_counter() - started, int(result["clients"])
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
+from benchmarks.page_ppfl import gpu_alignment, ppfl_section
 
 HEAD = """\
 # Performance
@@ -45,6 +46,7 @@ def render(results: dict[str, Any]) -> str:
         "ego": ego_section,
         "fedscem": fedscem_section,
         "fedgls": fedgls_section,
+        "ppfl": ppfl_section,
         "gpu": _gpu,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]
@@ -286,6 +288,7 @@ def _gpu(part: dict[str, Any]) -> Iterable[str]:
         rows = [(f"{e['users']:,}", duration(e["cpu-seconds"])) for e in part["entries"]]
         yield table(("users", "CPU, a round"), rows)
         yield from _gpu_egos(part)
+        yield from gpu_alignment(part)
         return
     yield f"GPU: {part['gpu']}."
     head = ("users", "CPU, a round", "GPU, a round", "times as fast", "latents", "losses", "equal")
@@ -303,6 +306,7 @@ def _gpu(part: dict[str, Any]) -> Iterable[str]:
     ]
     yield table(head, rows_both)
     yield from _gpu_egos(part)
+    yield from gpu_alignment(part)
 
 
 def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:

@@ -29,6 +29,7 @@ PARTS = {
     "ego": "ego",
     "fedscem": "fedscem",
     "fedgls": "fedgls",
+    "ppfl": "ppfl",
     "gpu": "gpu",
 }
 

@@ -126,6 +126,7 @@ def test_gpu_script_needs_pytorch_alone(tmp_path: Path):
     found = json.loads(done.stdout)
     assert [entry["users"] for entry in found["entries"]] == [300]
     assert [entry["clients"] for entry in found["ego-entries"]] == [8]
+    assert [entry["form"] for entry in found["aligned"]] == ["pairs", "consensus"]
     assert found["gpu"] is not None or "CPU only" in done.stderr
 
 

@@ -1,0 +1,136 @@
+"""The benchmarks of PPFL-GNN run, with tiny settings; nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import measure, page, ppfl, ppfl_rounds, ppfl_server
+
+
+@pytest.fixture(scope="module")
+def overlapping() -> dict[str, Any]:
+    """Measure the parts on PPFL-GNN with tiny sizes, in this process and without Ray."""
+    threads = torch.get_num_threads()
+    growth = [ppfl.measure_alignment(*case) for case in ppfl.growth_cases(quick=True)]
+    rounds = ppfl_rounds.WARM_UP + 2
+    iterations = [ppfl.measure_rounds(name, ppfl.TINY, 1, rounds) for name in ppfl.CONFIGS]
+    ray = {"config": "c", "settings": [], "round": iterations[0]["round"], "total-seconds": 9.0}
+    server = {
+        "goals": [ppfl.measure_alignment(*case) for case in ppfl.goal_cases(quick=True)],
+        "growth": growth,
+        "fits": ppfl.fitted(growth),
+        "exchange": [ppfl.measure_exchange(form, (3, 20, 4), 1, 3) for form in ppfl.FORMS],
+    }
+    found = {
+        "versions": {"gensim": "9.9"},
+        "server": server,
+        "deepwalk": [ppfl.measure_deepwalk(ppfl.CONFIGS[0], ppfl.TINY, 1)],
+        "iterations": iterations,
+        "flwr": [ppfl.above_own(ray, iterations[0])],
+        "targets": ppfl.GOALS,
+        "measured": "now",
+        "took-seconds": 1,
+        "quick": True,
+    }
+    torch.set_num_threads(threads)
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def test_clients_whose_embeddings_are_aligned_have_one_in_common():
+    x = ppfl_server.embeddings(ppfl_server.Size(200, 50, 4))
+    assert x.shape == (200, 50, 4)
+    means = ppfl_server.FORMS["consensus"](x).reference
+    # What is common and the noise have 4 numbers of variance 1 each; the mean has no noise left.
+    assert means.square().sum(1).mean() == pytest.approx(4, rel=0.25)
+    alone = ppfl_server.embeddings(ppfl_server.Size(200, 50, 4), related=False)
+    assert x.var() == pytest.approx(2, rel=0.25) and alone.var() == pytest.approx(1, rel=0.05)
+
+
+def test_alignment_is_measured_along_every_axis(overlapping: dict[str, Any]):
+    server = overlapping["server"]
+    sizes = [tuple(e[axis] for axis in ("clients", "nodes", "dimension")) for e in server["growth"]]
+    assert sizes == 2 * [(5, 40, 4), (10, 40, 4), (5, 80, 4), (5, 40, 8)]
+    assert [(f["form"], f["axis"]) for f in server["fits"]] == [
+        (form, axis)
+        for form in ("pairs", "consensus")
+        for axis in ("clients", "nodes", "dimension")
+    ]
+    assert [entry["related"] for entry in server["goals"]] == [True] * 4 + [False] * 2
+    for entry in server["exchange"]:
+        assert entry["payload-bytes"] == 2 * 3 * 20 * 4 * 4, (
+            "float32 of all public nodes, both ways"
+        )
+
+
+def test_growth_is_fitted_along_one_axis_at_a_time():
+    def entry(form: str, clients: int, nodes: int, dimension: int) -> dict[str, Any]:
+        seconds = clients**2 * nodes * dimension**3 if form == "pairs" else clients * dimension
+        size = {"clients": clients, "nodes": nodes, "dimension": dimension}
+        return {"form": form, **size, "seconds": {"median": float(seconds)}}
+
+    cases = ppfl.growth_cases(quick=False)
+    fits = ppfl.fitted([entry(form, *size) for form, size, *_ in cases])
+    goal = {"pairs": (2, 1, 3), "consensus": (1, 0, 1)}
+    wanted = [power for form in ("pairs", "consensus") for power in goal[form]]
+    for kind in ("all", "last-step"):
+        assert [fit[kind] for fit in fits] == pytest.approx(wanted)
+
+
+def test_iterations_are_measured_with_each_clients_own_work(overlapping: dict[str, Any]):
+    for entry in overlapping["iterations"]:
+        assert (entry["clients"], entry["nodes"], entry["public"]) == (4, 1_489, 1_083)
+        assert entry["payload-bytes"] == 2 * 4 * 1_083 * 16 * 4 < entry["wire-bytes"]
+        assert len(entry["own"]) == 4 and min(entry["own"]) > 0
+        assert 0 < entry["learn"] < entry["round"]["max"] and entry["judge"] < 0.01
+        assert entry["round"]["count"] == 1, "neither the first ones nor the last"
+    (walked,) = overlapping["deepwalk"]
+    assert walked["first-ratio"] == walked["first"]["median"] / walked["first-gensim"]["median"]
+    assert walked["nodes"] == 1_489 and 0 < walked["isolated"] < 400 < walked["edges"]
+
+
+def test_a_ray_iteration_is_held_against_work_dealt_over_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert ppfl_rounds.makespan([3.0, 1.0, 1.0, 2.0], 2) == 4.0
+    assert ppfl_rounds.makespan([3.0, 1.0], 1) == 4.0
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    found = ppfl_rounds.above_own({"round": {"median": 5.5}}, {"own": [3.0, 1.0, 1.0, 2.0]})
+    assert (found["own"], found["above"]) == (4.0, 1.5)
+
+
+def test_ppfl_is_laid_out(overlapping: dict[str, Any]):
+    (ray,) = overlapping["flwr"]
+    slow = overlapping | {"flwr": [ray | {"above": 0.75, "own": 0.25}], "targets": ppfl.GOALS}
+    text = page.render({"machine": measure.machine(), "parts": {"ppfl": slow}})
+    assert "| 250.0 ms | 750.0 ms | at most 500.0 ms | **missed** | 9.00 s |" in text
+    assert "With gensim 9.9." in text and "nan" not in text
+    assert text.count("| at most 1.00 s |") == 2 and text.count("| at most 100.0 ms |") == 4
+    assert "| peak memory, consensus of 10 clients |" in text
+    assert f"| `{ppfl.CONFIGS[1]}`, idle | 4 | 1,489 / 1,083 | 1 |" in text
+
+
+def test_every_part_of_ppfl_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[Any, ...]] = []
+
+    def part(*case: Any) -> dict[str, Any]:
+        asked.append(case)
+        if case[0] == "alignment":
+            size = ppfl_server.Size(*case[2])
+            return {"form": case[1], **size._asdict(), "seconds": {"median": 0.5 * size.clients}}
+        return {"threads": case[3], "config": case[1], "settings": case[2], "own": [0.5]}
+
+    ray = {"round": {"median": 2.0}}
+    monkeypatch.setattr(ppfl, "_part", part)
+    monkeypatch.setattr(ppfl, "measure_ray", lambda *given: ray | {"given": given})
+    found = ppfl.measure_all(quick=False)
+    assert {case for case, *_ in asked} == set(ppfl.CASES)
+    assert [entry["above"] for entry in found["flwr"]] == [1.5] * 4
+    given = [(name, settings, ppfl.ROUNDS) for name in ppfl.CONFIGS for settings in ([], ppfl.IDLE)]
+    assert [entry["given"] for entry in found["flwr"]] == given
+    assert found["server"]["fits"][0]["all"] == pytest.approx(1.0)
+    assert ppfl.measure_all(quick=True)["flwr"] == []
