@@ -1,0 +1,155 @@
+"""The page on PPFL-GNN: its example runs as it stands, and what it says of it is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doc_helpers import DOCS, run_blocks
+from flwr.app import ArrayRecord, Context
+from flwr.client import NumPyClient
+
+from flower_graph import state
+from flower_graph.apps.runner import run
+from flower_graph.client import make_client_app
+from flower_graph.config import load_config
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment, PublicNodeClient
+
+PAGE, BLOCKS = DOCS / "ppfl.md", 4
+TEXT = PAGE.read_text(encoding="utf-8")
+OUTPUTS = (DOCS / "outputs.md").read_text(encoding="utf-8")
+
+
+@cache
+def defined() -> dict[str, Any]:
+    """Run the page's first block of code: data, model and both halves of the app."""
+    return run_blocks(PAGE, BLOCKS, slice(1))
+
+
+def test_the_example_learns_from_others(capsys: pytest.CaptureFixture[str]) -> None:
+    space = run_blocks(PAGE, BLOCKS, slice(1, 2), defined())
+    said = re.fullmatch(r"accuracy (0\.\d\d)\nalone (0\.\d\d)\n", capsys.readouterr().out)
+    assert said is not None
+    together, alone = map(float, said.groups())
+    assert alone < 0.82 < 0.87 < together
+    ((first, second),) = re.findall(r"^It prints (0\.\d+) and (0\.\d+)\.", TEXT, re.MULTILINE)
+    assert (together, alone) == pytest.approx((float(first), float(second)), abs=0.03)
+
+    known = defined()["KNOWN"].tolist()
+    arrays = space["result"].arrays
+    assert set(arrays) == {f"{what}-{club}" for what in ("means", "nodes") for club in range(4)}
+    assert arrays["means-2"].numpy().shape == (120, 4)
+    assert arrays["nodes-2"].numpy().tolist() == known
+    metrics = space["result"].train_metrics_clientapp[20]
+    (named,) = re.findall(r"`result.train_metrics_clientapp\[round\]` has (.*?);", TEXT, re.DOTALL)
+    names = [name.removeprefix("-") for name in re.findall(r"`([\w-]+)`", named)]
+    assert set(metrics) == {f"precision-{name}" if name.isdigit() else name for name in names}
+
+
+def test_the_secure_form_learns_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    space = {**defined(), "InProcessGrid": InProcessGrid}
+    space = run_blocks(PAGE, BLOCKS, slice(2, 3), space)
+    (said,) = re.findall(r"^secure (0\.\d\d)$", capsys.readouterr().out, re.MULTILINE)
+    (printed,) = re.findall(r"^It prints (0\.\d\d)\. `result.arrays`", TEXT, re.MULTILINE)
+    assert float(said) == pytest.approx(float(printed), abs=0.03)
+    arrays = space["result"].arrays
+    assert set(arrays) == {"mean", "nodes"}
+    assert arrays["nodes"].numpy().tolist() == defined()["KNOWN"].tolist()
+
+
+def arrays_of(
+    client_fn: Callable[[Context], NumPyClient], supernodes: int, **node_config: str
+) -> ArrayRecord:
+    """Run three rounds of the page's example with other clients around its members."""
+    app = make_client_app(client_fn)
+    grid = InProcessGrid(app, num_supernodes=supernodes, node_config=node_config)
+    arrays = ProcrustesAlignment().start(grid, num_rounds=3).arrays
+    assert arrays is not None
+    return arrays
+
+
+def test_what_the_model_keeps_is_enough_for_another_process(tmp_path: Path) -> None:
+    """Each message is answered as if by a new process, as in a deployment."""
+
+    def forgetful(context: Context) -> NumPyClient:
+        state._LIVE.clear()
+        client: NumPyClient = defined()["client_fn"](context)
+        return client
+
+    plain = arrays_of(defined()["client_fn"], 4)
+    moved = arrays_of(forgetful, 4, **{"state-dir": str(tmp_path)})
+    for name, array in plain.items():
+        assert np.array_equal(array.numpy(), moved[name].numpy()), name
+
+
+def test_one_supernode_for_all_clubs_gives_the_same() -> None:
+    def client_fn(context: Context) -> NumPyClient:
+        return PublicNodeClient(context, [defined()["my_member"](club) for club in range(4)])
+
+    plain, together = arrays_of(defined()["client_fn"], 4), arrays_of(client_fn, 1)
+    for name, array in plain.items():
+        assert np.array_equal(array.numpy(), together[name].numpy()), name
+
+
+def test_a_module_of_pytorch_is_a_model_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    space = {**defined(), "InProcessGrid": InProcessGrid}
+    space = run_blocks(PAGE, BLOCKS, slice(3, 4), space)
+    accuracy = float(capsys.readouterr().out.removeprefix("GraphSAGE "))
+    assert 0.75 < accuracy <= 1
+    metrics = space["result"].train_metrics_clientapp
+    assert [metrics[number]["answered"] for number in range(1, 6)] == [4] * 5
+    assert metrics[5]["loss"] < 0.5 * metrics[1]["loss"]
+
+
+def save_clients(folder: Path) -> None:
+    """Save three rings of 150 nodes, of which 90 are the same people."""
+    folder.mkdir()
+    for place, name in enumerate(("bern", "genf", "zug")):
+        draw = torch.Generator().manual_seed(place)
+        ids = torch.cat([torch.arange(90), 1000 * (place + 1) + torch.arange(60)])
+        y, node = ids % 3, torch.arange(150)
+        x = (
+            torch.rand(150, 9, generator=draw) < 0.2 + 0.3 * (torch.arange(9) // 3 == y[:, None])
+        ).float()
+        ring = torch.stack([node, (node + 3) % 150])
+        torch.save({"x": x, "edge_index": ring, "y": y, "n_id": ids}, folder / f"{name}.pt")
+
+
+def test_a_folder_of_clients_as_the_page_has_it(tmp_path: Path) -> None:
+    save_clients(tmp_path / "clients")
+    ((name, _),) = re.findall(r"flower-graph run (\S+) (data.name=clients/)\n", TEXT)
+    quick = ["rounds=2", "device=cpu", "gat.epochs=2"]
+    config = load_config(name, [f"data.name={tmp_path / 'clients'}/", *quick])
+    result = run(config, tmp_path / "run")
+    assert (result["clients"], result["rejected"]) == (3, 0)
+    check_outputs(tmp_path / "run", result)
+
+
+def check_outputs(folder: Path, result: dict[str, Any]) -> None:
+    """Compare what a run wrote with what the page on outputs says."""
+    saved = sorted(path.name for path in (folder / "embeddings").iterdir())
+    assert saved == ["client-0.npz", "client-1.npz", "client-2.npz"]
+    (table,) = re.findall(r"^### embeddings\n(.*?)^#", OUTPUTS, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) `\[(.*?)\]`", table, re.MULTILINE)
+    sizes = {"n": 150, "d": 16}
+    for file in saved:
+        with np.load(folder / "embeddings" / file) as arrays:
+            found = {key: (array.dtype.name, array.shape) for key, array in arrays.items()}
+        assert found == {
+            key: (kind, tuple(sizes[letter] for letter in shape.split(", ")))
+            for key, kind, shape in rows
+        }
+    assert (folder / "alignment.png").read_bytes().startswith(b"\x89PNG")
+    keys = re.findall(r"^\| `alignment` \|(.*?)\|", OUTPUTS, re.MULTILINE)[0]
+    assert set(result["alignment"]) == set(re.findall(r"`(precision-\d+)`", keys))
+    (judged,) = re.findall(r"^\| `judged` \| (.*?);", OUTPUTS, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", judged) == [*result["judged"], *result["judged"]["svc"]]
+    for roles in result["judged"].values():
+        assert {role: len(values) for role, values in roles.items()} == {"val": 3, "test": 3}
