@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from flwr.serverapp import Grid
 
 from flower_graph.ego_book import RoundSum
 from flower_graph.ego_cohort import EgoSettings
 from flower_graph.ego_secrets import FORMS, NO_SLOTS
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
-from flower_graph.exchange import Exchange, Rejected
+from flower_graph.exchange import Rejected
+from flower_graph.open_session import OpenSession
 from flower_graph.records.ego import (
     EgoHello,
     EgoReply,
@@ -42,7 +42,7 @@ AGGREGATIONS = ("masked", "plain")
 MAX_UNIONS = 6  # tries to read the table of tokens, twice as large each time
 
 
-class EgoSession:
+class EgoSession(OpenSession):
     """One run's exchanges over a grid; arguments are those of ``MaskedEmbeddingAveraging``."""
 
     def __init__(
@@ -57,6 +57,7 @@ class EgoSession:
         dropout: float,
         min_nodes: int,
     ) -> None:
+        super().__init__()
         for name, value, allowed in (
             ("alignment", alignment, (*FORMS, NO_SLOTS)),
             ("aggregation", aggregation, AGGREGATIONS),
@@ -75,36 +76,20 @@ class EgoSession:
         self.sums = SumServer(dropout=dropout)
         self.aligner = self._new_aligner()
         self.clients: dict[int, list[int]] = {}  # of every enrolled SuperNode
-        self.timeout, self.rounds, self.resume_round = 600.0, 0, 0
+        self.resume_round = 0
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that are held by two clients or more
         self._publications: dict[int, dict[str, Any]] = {}  # what tells each SuperNode its slots
-        self._exchange: Exchange | None = None
         self._sum_round = 0  # the newest secure sum
         self._prepared: set[int] = set()  # clients that were asked to prepare it
         self._told: set[int] = set()  # SuperNodes that know the slots
         self._named = 0  # clients that reports have named already
 
     @property
-    def exchange(self) -> Exchange:
-        """The exchange, once the session is open."""
-        assert self._exchange is not None
-        return self._exchange
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session has a grid."""
-        return self._exchange is not None
-
-    @property
     def everyone(self) -> list[int]:
         """All clients that can take part, by number."""
         known = sorted(client for clients in self.clients.values() for client in clients)
         return [client for client in known if client not in self.sums.excluded]
-
-    def open(self, grid: Grid, timeout: float, rounds: int) -> None:
-        """Take a grid, the seconds that an exchange may take, and the number of rounds."""
-        self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
 
     def ring(self) -> Ring | None:
         """Return how numbers are written, sized for all clients; None for plain sums.

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.exchange import Exchange, Rejected, Replies
+from flower_graph.exchange import Rejected, Replies
 from flower_graph.gathering import no_content
+from flower_graph.open_session import OpenSession
 from flower_graph.public_nodes import FloatArray, IntArray
 from flower_graph.records.public_nodes import PublicHello, PublicReply, PublicRequest
 from flower_graph.rng import generator
 
 
-class PublicSession:
+class PublicSession(OpenSession):
     """One run's exchanges over a grid.
 
     Parameters
@@ -34,6 +34,7 @@ class PublicSession:
     """
 
     def __init__(self, *, participation: float, min_nodes: int, seed: int) -> None:
+        super().__init__()
         if not 0 < participation <= 1:
             raise ValueError(f"participation: {participation} is not above 0 and at most 1")
         if min_nodes < 1:
@@ -42,23 +43,6 @@ class PublicSession:
         self.hosted: dict[int, PublicHello] = {}  # by SuperNode
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
         self.dimension = 0  # of all embeddings; 0 before anybody is there
-        self.timeout = 600.0
-        self._exchange: Exchange | None = None
-
-    @property
-    def exchange(self) -> Exchange:
-        """The exchange, once the session is open."""
-        assert self._exchange is not None
-        return self._exchange
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session has a grid."""
-        return self._exchange is not None
-
-    def open(self, grid: Grid, timeout: float) -> None:
-        """Take a grid and the seconds that an exchange may take."""
-        self._exchange, self.timeout = Exchange(grid), timeout
 
     def plan(self, server_round: int) -> tuple[dict[int, list[int]], list[Rejected]]:
         """Wait for SuperNodes, ask new ones who is there, and draw the round's.

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 from flower_graph import checkpoint
 from flower_graph.errors import CheckpointError, NoClientsError
-from flower_graph.exchange import Exchange, Rejected, Replies
+from flower_graph.exchange import Rejected, Replies
+from flower_graph.open_session import OpenSession
 from flower_graph.records.relay import Hello, HelloReply, RelayReply, RelayRequest
 from flower_graph.relay import RelayServer
 from flower_graph.relay_book import RelayBook
@@ -20,7 +20,7 @@ from flower_graph.relay_book import RelayBook
 LOG = logging.getLogger(__name__)
 
 
-class RelaySession:
+class RelaySession(OpenSession):
     """One run's exchanges over a grid.
 
     Parameters
@@ -44,32 +44,16 @@ class RelaySession:
         checkpoint_dir: Path | None,
         checkpoint_every: int,
     ) -> None:
+        super().__init__()
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
         checkpoint.check(checkpoint_dir, checkpoint_every)
         self.server, self.book, self.min_nodes = server, book, min_nodes
         self.checkpoint_dir, self.checkpoint_every = checkpoint_dir, checkpoint_every
         self.requests: dict[int, RelayRequest] = {}  # of the current round, by SuperNode
-        self.timeout, self.rounds = 600.0, 0
-        self._exchange: Exchange | None = None
         self._missing = 0  # SuperNodes without a usable answer in this round
         self._unsaved = False  # whether a checkpoint is due that could not be completed
         self._resume_round = 0  # of the checkpoint that this run goes on from
-
-    @property
-    def exchange(self) -> Exchange:
-        """The exchange, once the session is open."""
-        assert self._exchange is not None
-        return self._exchange
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session has a grid."""
-        return self._exchange is not None
-
-    def open(self, grid: Grid, timeout: float, rounds: int) -> None:
-        """Take a grid, the seconds that an exchange may take, and the number of rounds."""
-        self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
 
     def plan(self, server_round: int) -> dict[int, RelayRequest]:
         """Wait for SuperNodes, enrol new ones, and write the round's requests."""

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.exchange import Exchange, Rejected, Replies
+from flower_graph.exchange import Rejected, Replies
+from flower_graph.open_session import OpenSession
 from flower_graph.records.fed_sage import (
     Arrays,
     GeneratorRequest,
@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class SageSession:
+class SageSession(OpenSession):
     """One run's exchanges over a grid.
 
     Parameters
@@ -57,25 +57,10 @@ class SageSession:
         min_nodes: int,
         together: bool,
     ) -> None:
+        super().__init__()
         self.book, self.settings, self.shapes = book, settings, shapes
-        self.min_nodes, self.together, self.timeout = min_nodes, together, 600.0
+        self.min_nodes, self.together = min_nodes, together
         self.rejected: list[Rejected] = []  # of the current round
-        self._exchange: Exchange | None = None
-
-    @property
-    def exchange(self) -> Exchange:
-        """The exchange, once the session is open."""
-        assert self._exchange is not None
-        return self._exchange
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session has a grid."""
-        return self._exchange is not None
-
-    def open(self, grid: Grid, timeout: float) -> None:
-        """Take a grid and the seconds that an exchange may take."""
-        self._exchange, self.timeout = Exchange(grid), timeout
 
     def send(
         self,

@@ -37,7 +37,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from torch import Tensor
 
@@ -63,6 +63,7 @@ from flower_graph.sage_book import SageBook
 from flower_graph.sage_cohort import CLASSIFIER_NAMES, SageSettings, Upload
 from flower_graph.sage_host import SageHost
 from flower_graph.sage_session import SageSession
+from flower_graph.without_evaluate import WithoutEvaluate
 
 LOG = logging.getLogger(__name__)
 # Messages besides Flower's own that a SageClient answers.
@@ -181,7 +182,7 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 # Server ------------------------------------------------------------------------------------------
 
 
-class LocalSage(Strategy):
+class LocalSage(WithoutEvaluate):
     """Server of LocalSage+, for clients that answer as ``SageClient`` does: it keeps the scores.
 
     Parameters
@@ -335,18 +336,6 @@ class LocalSage(Strategy):
         """Learn from replies that Flower's own round loop gathered; ``start`` needs it not."""
         values = self.session.read(server_round, replies, self._reader(server_round))
         return self._arrays(), _as_metrics(self._learn(server_round, values))
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask nobody: training brings the scores along."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Do nothing: training brings the scores along."""
-        return None
 
     def summary(self) -> None:
         """Log the settings in one line."""

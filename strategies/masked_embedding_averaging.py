@@ -52,7 +52,7 @@ from flwr.app import (
 )
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from flower_graph.data.ego_networks import EgoNetwork
@@ -65,6 +65,7 @@ from flower_graph.records.ego import EgoHello, EgoRequest
 from flower_graph.records.keys import ARRAY_NAMES, CONFIG, SUMS, TOTAL
 from flower_graph.relay import resolve_device
 from flower_graph.report import RoundReport, format_round
+from flower_graph.without_evaluate import WithoutEvaluate
 
 LOG = logging.getLogger(__name__)
 ACTIONS = ("align", "union", "unmask", "save", "finish")  # named actions, for make_client_app
@@ -140,7 +141,7 @@ class EgoNetworkClient(NumPyClient):
 # Server ------------------------------------------------------------------------------------------
 
 
-class MaskedEmbeddingAveraging(Strategy):
+class MaskedEmbeddingAveraging(WithoutEvaluate):
     """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
 
     Parameters
@@ -339,18 +340,6 @@ class MaskedEmbeddingAveraging(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Refuse: a round is two exchanges."""
         raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask nobody: the clients measure in ``train``."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Do nothing: the clients measure in ``train``."""
-        return None
 
     def summary(self) -> None:
         """Log the settings in one line."""

@@ -35,7 +35,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,6 +49,7 @@ from flower_graph.records.keys import CONFIG
 from flower_graph.records.public_nodes import PublicReply, PublicRequest
 from flower_graph.report import RoundReport, format_round
 from flower_graph.rng import generator
+from flower_graph.without_evaluate import WithoutEvaluate
 
 LOG = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class PublicNodeClient(NumPyClient):
 # Server ------------------------------------------------------------------------------------------
 
 
-class ProcrustesAlignment(Strategy):
+class ProcrustesAlignment(WithoutEvaluate):
     """The server: aligns public embeddings and sends their means back.
 
     Parameters
@@ -313,18 +314,6 @@ class ProcrustesAlignment(Strategy):
         """Do steps 4 and 5."""
         report = self._learn(server_round, self.session.read(self.requests, replies))
         return self._arrays(), as_metrics(report)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask nobody: clients measure as they train."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Do nothing: clients measure as they train."""
-        return None
 
     def summary(self) -> None:
         """Log the settings in one line."""

@@ -181,9 +181,9 @@ class SummingSession(PublicSession):
         assert self._sums is not None
         return self._sums
 
-    def open(self, grid: Grid, timeout: float) -> None:
+    def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
         """Take a grid and the seconds that an exchange may take."""
-        super().open(grid, timeout)
+        super().open(grid, timeout, rounds)
         self._sums = SecureSum(
             self.exchange, timeout=timeout, min_nodes=self.min_nodes, **self._sizes
         )

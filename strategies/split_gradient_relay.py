@@ -39,7 +39,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from flower_graph.cohort import UserSettings
@@ -51,6 +51,7 @@ from flower_graph.relay_book import RelayBook
 from flower_graph.relay_session import RelaySession
 from flower_graph.report import RoundReport, format_round
 from flower_graph.user_host import ChosenUsers, UserHost
+from flower_graph.without_evaluate import WithoutEvaluate
 
 LOG = logging.getLogger(__name__)
 ACTIONS = ("finish",)  # named actions of NodeClient, for make_client_app
@@ -143,7 +144,7 @@ class NodeClient(NumPyClient):
 # Server ------------------------------------------------------------------------------------------
 
 
-class SplitGradientRelay(Strategy):
+class SplitGradientRelay(WithoutEvaluate):
     """Server of nFedGNN, for clients that answer as ``NodeClient`` does.
 
     Parameters
@@ -346,18 +347,6 @@ class SplitGradientRelay(Strategy):
         report = self._report(server_round, self._learn(server_round, read), read)
         self.session.save(server_round)
         return self._arrays(), _as_metrics(report)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask nobody: the server evaluates."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Do nothing: the server evaluates."""
-        return None
 
     def summary(self) -> None:
         """Log the settings in one line."""

@@ -112,6 +112,22 @@ def test_values_that_cannot_be_are_refused(override: str, allowed: str) -> None:
     assert value.strip("[]").split(",")[0] in said
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("privacy.epsilon=5", "strategy.name=local"), "privacy.epsilon: 5 adds noise to"),
+        (("privacy.epsilon=5", "strategy.alignment=secure"), "set privacy.epsilon=null"),
+        (
+            ("strategy.participation=0.5", "strategy.alignment=secure"),
+            "strategy.participation: 0.5",
+        ),
+        (("strategy.absent=last", "strategy.alignment=secure"), "strategy.absent: last is not"),
+    ],
+)
+def test_settings_that_do_not_go_together(overrides: tuple[str, ...], said: str) -> None:
+    assert said in refusal(*overrides)
+
+
 def test_settings_come_back_from_yaml(tmp_path: Path) -> None:
     config = load_config("ppfl/citeseer-deepwalk", ["seed=3", "privacy.epsilon=2"])
     path = tmp_path / "again.yaml"

@@ -18,9 +18,10 @@ from flower_graph.apps import ppfl
 from flower_graph.apps.common import method_of
 from flower_graph.apps.runner import run, simulate
 from flower_graph.config import PPFLConfig, load_config
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.errors import ConfigError, DataError, NoClientsError
 from flower_graph.report import RoundReport
 from flower_graph.strategies.procrustes_alignment import LocalEmbedding, ProcrustesAlignment
+from flower_graph.strategies.secure_consensus import SecureConsensus
 
 MakePPFL = Callable[..., PPFLConfig]
 QUICK = ["rounds=2", "device=cpu"]
@@ -169,6 +170,36 @@ def test_label_noise_changes_what_is_learned_and_not_what_is_judged(small: MakeP
         assert (one.train_y != other.train_y)[one.train_mask].any()
         assert torch.equal(one.train_y[one.test_mask], other.train_y[one.test_mask])
     assert simulate(quiet)[0].loss != simulate(noisy)[0].loss
+
+
+# Privacy -----------------------------------------------------------------------------------------
+
+
+def test_the_secure_form_by_a_setting(small: MakePPFL, tmp_path: Path) -> None:
+    config = small("strategy.alignment=secure", "rounds=4")
+    assert type(ppfl.build_strategy(config, None)) is SecureConsensus
+    result = run(config, tmp_path / "out", supernodes=4)
+    assert (result["rejected"], result["skipped"]) == (0, 0)
+    assert len(result["judged"]["mlp"]["test"]) == 4
+    assert len(list((tmp_path / "out" / "embeddings").iterdir())) == 4
+
+
+def test_noise_by_a_setting_and_its_budget(small: MakePPFL, tmp_path: Path) -> None:
+    config = small("privacy.epsilon=5", "privacy.clipping_norm=2")
+    result = run(config, tmp_path / "out", supernodes=4)
+    assert result["rejected"] == 0
+    assert 4.9 < result["privacy"]["epsilon"] <= 5
+    assert result["privacy"]["delta"] == 1e-5
+    weights = load_file(tmp_path / "out" / "weights.safetensors")
+    clear = run(small(), tmp_path / "clear", supernodes=4)
+    assert "privacy" not in clear
+    # Noise of 48 x 16 numbers is far longer than what it hides.
+    assert np.linalg.norm(weights["means-0"]) > 10 * result["privacy"]["noise"]
+
+
+def test_noise_for_several_clients_at_one_supernode_is_refused(small: MakePPFL) -> None:
+    with pytest.raises(NoClientsError, match=r"privacy\.epsilon: 5"):
+        simulate(small("privacy.epsilon=5"), supernodes=2)
 
 
 # Bad input ---------------------------------------------------------------------------------------
