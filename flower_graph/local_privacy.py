@@ -21,16 +21,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from flower_graph.config_ppfl import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.records.keys import CLIENTS, CONFIG
+from flower_graph.records.keys import CLIENTS, CONFIG, DISAGREEMENT, LOSS, METRICS
 
 PROTECTED = "train"  # the kind of message whose reply has the array
+WITHHELD = {LOSS, DISAGREEMENT}  # figures that replies have; accuracies are the judge's choice
 RELEASES = "private-releases"  # in Context.state: how often this client has sent it
 LEAST, MOST = 1e-7, 1e6  # noise multipliers that are looked at
 HALVINGS = 60
@@ -42,8 +43,8 @@ class PrivateReplies:
 
     The noise is drawn anew from the operating system, whatever seeds the run has; an array that is
     not finite, which clipping would let through, is refused; so is more than one client behind one
-    reply, which would be clipped and noised as if they were one; and after ``releases`` replies
-    nothing more is sent, whatever the server asks.
+    reply, which would be clipped and noised as if they were one; losses are withheld; and after
+    ``releases`` replies nothing more is sent, whatever the server asks.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ class PrivateReplies:
         self._count(message, context)
         before = np.random.get_state()
         try:
-            return self._mod(message, context, lambda m, c: _checked(m, call_next(m, c)))
+            return _silent(self._mod(message, context, lambda m, c: _checked(m, call_next(m, c))))
         finally:
             np.random.set_state(before)
 
@@ -253,6 +254,16 @@ def _checked(request: Message, reply: Message) -> Message:
         if np.array_equal(before, after):
             raise RefusedError("nothing changed: the mod would divide by the length of the change")
     np.random.seed(np.frombuffer(os.urandom(4 * SEED_WORDS), np.uint32))
+    return reply
+
+
+def _silent(reply: Message) -> Message:
+    """Withhold what the model measured of itself: it comes from the data, and has no noise."""
+    if reply.has_content():
+        metrics = reply.content.metric_records.get(METRICS, MetricRecord())
+        for key in WITHHELD & metrics.keys():
+            value = metrics[key]
+            metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
     return reply
 
 
