@@ -110,8 +110,8 @@ def _row(
 
 def _run(row: dict[str, Any], seed: int) -> None:
     settings = _load(row["config"], [*row["overrides"], f"seed={seed}"])
-    # The clients are judged once, after the last round.
-    settings.judge.every = settings.rounds
+    # The clients are judged once, after the last round, and by the SVC alone.
+    settings.judge.every, settings.judge.mlp = settings.rounds, False
     clients = method_of(settings).num_clients(settings)
     _, final = simulate_whole(settings, supernodes=clients)
     for role, values in final["judged"][SVC].items():
