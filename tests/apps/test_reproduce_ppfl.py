@@ -476,3 +476,15 @@ def test_a_small_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     key = {"table": "Table 1", "classifier": SVC, "role": "test", "method": FED}
     assert last["mean"] == pytest.approx(only_row(rows, metric=ACCURACY, **key)["mean"])
     assert (tmp_path / "figures-3-to-6.png").exists()
+
+
+def test_the_privacy_curve_is_run_if_it_is_asked_for_and_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        reproduce_ppfl, "privacy_curve", lambda out, **more: asked.append((out, more))
+    )
+    reproduce_ppfl.reproduce(tmp_path, only={"table": ["privacy"]}, seeds=[3], rounds=2)
+    assert asked == [(tmp_path, {"seeds": (3,), "overrides": ["rounds=2"]})]
+    assert list(tmp_path.iterdir()) == []
