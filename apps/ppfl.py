@@ -90,14 +90,13 @@ def num_clients(config: PPFLConfig) -> int:
 def final_figures(config: PPFLConfig, strategy: Any) -> dict[str, Any]:
     """Give the whole payload, and the last accuracies by classifier, role and client."""
     judged = {
-        name: {role: strategy.judged.get(f"{name}-{role}", {}) for role in JUDGED}
+        name: {
+            role: [value for _, value in sorted(strategy.judged.get(f"{name}-{role}", {}).items())]
+            for role in JUDGED
+        }
         for name in (SVC, MLP)
     }
-    lists = {
-        name: {role: [found[client] for client in sorted(found)] for role, found in roles.items()}
-        for name, roles in judged.items()
-    }
-    figures = {"bytes": strategy.session.exchange.ledger.payload, "judged": lists}
+    figures = {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
     if config.privacy.epsilon is not None:
         figures["privacy"] = spent(config.privacy, config.rounds)
     return figures

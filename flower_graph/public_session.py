@@ -123,6 +123,13 @@ class PublicSession(OpenSession):
 
     def _admit(self, node: int, hello: PublicHello, connected: Sequence[int]) -> None:
         """Note a SuperNode's clients; it may have come back under another id."""
+        for client, nodes in zip(hello.clients, hello.nodes, strict=True):
+            # What it sent, and what waits for it, is by these nodes in this order.
+            if not np.array_equal(self.ids.get(client, nodes), nodes):
+                raise MalformedReplyError(
+                    f"client {client} has other public nodes than before; the ids must stay the "
+                    "same during a run"
+                )
         for client, dimension in zip(hello.clients, hello.dimensions, strict=True):
             if dimension != self.dimension:
                 raise MalformedReplyError(

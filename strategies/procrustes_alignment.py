@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from flower_graph.without_evaluate import WithoutEvaluate
 LOG = logging.getLogger(__name__)
 
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
+TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 NEAREST = (1, 5, 10)
 
 # Client ------------------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ class ProcrustesAlignment(WithoutEvaluate):
         means = self.means(x, held)
         for place, (client, slot) in enumerate(zip(there, slots, strict=True)):
             self.book.targets[client] = means[place, slot].numpy()
-        places = [there.index(client) for client in answered]
+        places = np.searchsorted(there, answered)  # both ascend
         chance = generator(self.seed, "measured-pairs", server_round)
         return measure_alignment(x[places], held[places], self.rotations_only, chance)
 
@@ -354,12 +356,10 @@ def measure_alignment(
         Mean over the pairs of the share of nodes whose counterpart is among the 1, 5 and 10
         nearest, as ``precision-1`` and so on; empty where no two clients share a node.
     """
-    count = x.shape[0]
-    pairs = torch.randperm(count * count, generator=chance)
     found: list[Mapping[int, float]] = []
-    for source, target in ((p // count, p % count) for p in pairs.tolist()):
+    for source, target in islice(draw_pairs(x.shape[0], chance), TRIED_PAIRS):
         common = held[source] & held[target]
-        if source == target or not common.any():
+        if not common.any():
             continue
         a, b = x[source, common], x[target, common]
         turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
@@ -367,6 +367,16 @@ def measure_alignment(
         if len(found) == MEASURED_PAIRS:
             break
     return {f"precision-{k}": mean_of([one[k] for one in found]) for k in NEAREST if found}
+
+
+def draw_pairs(count: int, chance: torch.Generator) -> Iterator[tuple[int, int]]:
+    """Draw the ordered pairs of different numbers below ``count``, each once, one at a time.
+
+    Thousands of clients have more pairs than fit into memory.
+    """
+    for distance in (1 + torch.randperm(max(count - 1, 0), generator=chance)).tolist():
+        for source in torch.randperm(count, generator=chance).tolist():
+            yield source, (source + distance) % count
 
 
 def as_metrics(report: RoundReport) -> MetricRecord:

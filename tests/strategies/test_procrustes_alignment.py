@@ -21,6 +21,7 @@ from flower_graph.public_nodes import Member
 from flower_graph.strategies.procrustes_alignment import (
     LocalEmbedding,
     ProcrustesAlignment,
+    draw_pairs,
     measure_alignment,
 )
 
@@ -239,6 +240,23 @@ def test_a_supernode_that_comes_back_under_another_id() -> None:
     assert gone not in strategy.requests
 
 
+def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:
+    members, strategy = toy_members()[1:], ProcrustesAlignment(absent="last")
+    grid = make_grid(members, 3)
+    strategy.session.open(grid, 5.0)
+    strategy._ask(1)
+    strategy._learn(1, strategy.session.send(1, strategy.requests))
+    (gone,) = (node for node, hello in strategy.session.hosted.items() if hello.clients == [2])
+    old = grid.contexts.pop(gone)
+    grid.contexts[77] = Context(old.run_id, 77, old.node_config, RecordDict(), {})
+    one = members[1]
+    members[1] = Member(2, one.nodes, one.rows[:2], one.dimension, one.build, one.judge)
+    strategy._ask(2)
+    report = strategy._learn(2, strategy.session.send(2, strategy.requests))
+    assert (report.asked, report.answered) == (2, 2)
+    assert "client 2 has other public nodes than before" in report.rejected[0]["reason"]
+
+
 def test_nobody_who_can_take_part() -> None:
     def refuse(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         raise RuntimeError("closed")
@@ -292,6 +310,17 @@ def test_flowers_own_round_loop() -> None:
     assert np.array_equal(arrays["means-0"].numpy(), wanted["means-0"])
     assert list(strategy.configure_evaluate(2, ArrayRecord(), ConfigRecord(), grid)) == []
     assert strategy.aggregate_evaluate(2, []) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_every_pair_is_drawn_once(count: int) -> None:
+    drawn = list(draw_pairs(count, torch.Generator().manual_seed(3)))
+    assert sorted(drawn) == [(a, b) for a in range(count) for b in range(count) if a != b]
+
+
+def test_pairs_of_many_clients_are_drawn_one_at_a_time() -> None:
+    drawn = draw_pairs(100_000, torch.Generator().manual_seed(3))  # 10^10 pairs in all
+    assert len({next(drawn) for _ in range(12)}) == 12
 
 
 def test_how_well_aligned_by_hand() -> None:
