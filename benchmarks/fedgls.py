@@ -7,7 +7,6 @@ Run alone: ``python -m benchmarks.fedgls [--quick]``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -21,13 +20,12 @@ from benchmarks.ego import timed
 from benchmarks.fedgls_loop import PlainLoop
 from benchmarks.fedgls_sizes import measure_clients, measure_learner
 from benchmarks.fedgls_start import measure_start
-from benchmarks.measure import exponent, run_part, say, summary
+from benchmarks.measure import exponent, part_main, run_part, say, summary
 from flower_graph.apps.common import client_app, method_of
 from flower_graph.apps.fedgls import cached_clients, structure_settings
 from flower_graph.config import FedGLSConfig, load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
-from flower_graph.memory import keep_freed_memory
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.stacked_weights import ModelWeights
@@ -226,19 +224,5 @@ def measure_all(quick: bool) -> dict[str, Any]:
     return {"config": name, "load": load, **found, "exponents": fits, "targets": TARGETS}
 
 
-def main() -> None:
-    """Print the result as JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--case")
-    given = parser.parse_args()
-    if given.case:
-        keep_freed_memory()
-        case, *arguments = json.loads(given.case)
-        print(json.dumps(CASES[case](*arguments)))
-        return
-    print(json.dumps(measure_all(given.quick)))
-
-
 if __name__ == "__main__":
-    main()
+    part_main(CASES, measure_all)

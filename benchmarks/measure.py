@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -10,10 +11,12 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from flower_graph.memory import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")
@@ -104,3 +107,25 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def part_main(cases: Mapping[str, Callable[..., Any]], measure_all: Callable[[bool], Any]) -> None:
+    """Be the command line of a part that measures each case in a process of its own.
+
+    Parameters
+    ----------
+    cases : mapping
+        By name what ``--case '["name", argument, ...]'`` measures.
+    measure_all : callable
+        Measures the whole part; is told whether ``--quick`` was given.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--case")
+    given = parser.parse_args()
+    if given.case:
+        keep_freed_memory()
+        case, *arguments = json.loads(given.case)
+        print(json.dumps(cases[case](*arguments)))
+        return
+    print(json.dumps(measure_all(given.quick)))

@@ -5,14 +5,13 @@ Every case is measured in a process of its own. Run alone: ``python -m benchmark
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from benchmarks.measure import run_part
+from benchmarks.measure import part_main, run_part
 from benchmarks.ppfl_deepwalk import TARGET, WORK, measure_deepwalk
 from benchmarks.ppfl_rounds import (
     IDLE,
@@ -34,7 +33,6 @@ from benchmarks.ppfl_server import (
     measure_alignment,
 )
 from flower_graph.config import PPFLConfig, load_config
-from flower_graph.memory import keep_freed_memory
 
 # The server's goals; an iteration in parts of gensim's time; seconds above the clients' own work
 GOALS = {**TARGETS, "deepwalk": TARGET, "flwr": 0.5}
@@ -109,19 +107,5 @@ def measure_all(quick: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the result as JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--case")
-    given = parser.parse_args()
-    if given.case:
-        keep_freed_memory()
-        case, *arguments = json.loads(given.case)
-        print(json.dumps(CASES[case](*arguments)))
-        return
-    print(json.dumps(measure_all(given.quick)))
-
-
 if __name__ == "__main__":
-    main()
+    part_main(CASES, measure_all)
