@@ -1,0 +1,222 @@
+"""Who took part: every client once, short lines, the figures of a run, and the picture."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+from flower_graph import plots_participation
+from flower_graph.participation import (
+    NOT_CONNECTED,
+    NOT_DRAWN,
+    Participation,
+    known_clients,
+    numbers,
+    ranges,
+    roll_call,
+    states,
+    summarise_participation,
+)
+from flower_graph.plots_participation import COLOUR, MOST_ROWS, save_participation
+from flower_graph.report import RoundReport, RunWriter, read_reports
+
+
+def report(number: int, participation: dict[str, Any]) -> RoundReport:
+    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 8, 8, participation=participation)
+
+
+def record(answered: str, failed: str = "", left_out: str = "") -> dict[str, Any]:
+    who = Participation(
+        set(numbers(answered)),
+        dict.fromkeys(numbers(failed), "silent"),
+        dict.fromkeys(numbers(left_out), NOT_DRAWN),
+    )
+    return who.to_record()
+
+
+# One round ---------------------------------------------------------------------------------------
+
+client_sets = st.sets(st.integers(0, 10**12), max_size=50)
+
+
+@given(client_sets)
+def test_ranges_come_back(clients: set[int]) -> None:
+    text = ranges(clients)
+    assert numbers(text) == sorted(clients)
+    assert text.count(",") < max(1, len(clients))
+
+
+def test_ranges_are_short() -> None:
+    assert ranges(range(2708)) == "0-2707"
+    assert ranges([5, 0, 2, 1, 9, 10]) == "0-2,5,9-10"
+    assert ranges([]) == ""
+
+
+@given(client_sets, st.dictionaries(st.integers(0, 60), st.sampled_from(["late", "NaN"])))
+def test_records_come_back(answered: set[int], failed: dict[int, str]) -> None:
+    failed = {client: why for client, why in failed.items() if client not in answered}
+    who = Participation(answered, failed, {10**13: "not drawn"})
+    assert Participation.from_record(json.loads(json.dumps(who.to_record()))) == who
+    assert numbers(who.to_record()["asked"]) == sorted(answered | failed.keys())
+
+
+def test_a_client_is_in_one_place_with_its_reason() -> None:
+    who = roll_call(
+        {1: [0, 1], 2: [2], 3: [3, 4], 4: [5], 5: [6]},
+        [1, 2, 3, 5],
+        {1: [0, 1], 2: [2], 3: [3]},
+        [0, 4],  # 4 was not asked: what it sent cannot have been used
+        silent={2: "no reply within 5 s"},
+        failed={1: "its vector is too large", 0: "said of a client that answered"},
+        left_out={6: "not aligned", 7: "no SuperNode hosts it", 2: "asked all the same"},
+        no_use="the sum was skipped",
+    )
+    assert who.answered == {0}
+    assert who.failed == {
+        1: "its vector is too large",
+        2: "no reply within 5 s",
+        3: "the sum was skipped",
+    }
+    assert who.left_out == {
+        4: NOT_DRAWN,
+        5: NOT_CONNECTED,
+        6: "not aligned",
+        7: "no SuperNode hosts it",
+    }
+
+
+def test_a_client_that_came_back_at_another_supernode_is_there_once() -> None:
+    who = roll_call({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={})
+    assert (who.answered, who.failed, who.left_out) == ({0}, {}, {})
+
+
+def test_reasons_are_in_the_order_of_the_clients_whatever_their_supernodes() -> None:
+    silent = {7: "late", 3: "error"}
+    records = [
+        roll_call(hosted, hosted, hosted, [], silent=silent).to_record()
+        for hosted in ({7: [0, 2], 3: [1]}, {3: [1], 7: [2, 0]})
+    ]
+    assert records[0] == records[1]
+    assert [entry["reason"] for entry in records[0]["failed"]] == ["late", "error"]
+
+
+def test_ten_thousand_clients_cost_milliseconds_and_few_bytes() -> None:
+    hosted = {node: [node] for node in range(10_000)}
+
+    def seconds() -> float:
+        started = time.process_time()
+        who = roll_call(hosted, hosted, hosted, set(hosted), silent={}).to_record()
+        assert len(json.dumps(who)) < 100
+        return time.process_time() - started
+
+    assert min(seconds() for _ in range(5)) < 0.02  # 3 ms on the machine that it was written on
+
+
+# A run -------------------------------------------------------------------------------------------
+
+
+def test_what_each_client_was_in_each_round() -> None:
+    records = [record("0-1", "5"), {}, record("0", "1", "5,9")]
+    clients = known_clients(records)
+    assert clients.tolist() == [0, 1, 5, 9]
+    assert [found.tolist() for found in states(records, clients)] == [
+        [1, 1, 2, 0],
+        [0, 0, 0, 0],
+        [1, 2, 3, 3],
+    ]
+
+
+def test_figures_of_a_run() -> None:
+    records = [record("0-2"), record("0", "1", "2"), {}, record("0,2", "1")]
+    figures = summarise_participation(records)
+    assert figures["share-answered"] == pytest.approx({"min": 1 / 3, "mean": 2 / 3, "max": 1})
+    assert figures["failed-once"] == 1
+    assert summarise_participation([{}]) == {}
+
+
+def test_a_run_that_says_who_took_part_leaves_a_picture_and_figures(tmp_path: Path) -> None:
+    config = {"seed": 3, "app": "x"}
+    writer = RunWriter(tmp_path / "run", config)
+    for number, found in enumerate([record("0-3"), record("0-2", "3")], 1):
+        writer.write_round(report(number, found))
+    result = writer.finish({"clients": 4})
+    assert result["participation"]["failed-once"] == 1
+    assert result["participation"]["share-answered"]["min"] == 0.5
+    assert (tmp_path / "run" / "participation.png").is_file()
+    back = read_reports(tmp_path / "run" / "metrics.jsonl")
+    assert back[1].participation["failed"] == [{"clients": "3", "reason": "silent"}]
+
+
+# The picture -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """Keep the axes of the picture instead of writing it."""
+    kept: list[Axes] = []
+    keep = lambda figure, path: kept.extend(figure.axes)  # noqa: E731
+    monkeypatch.setattr(plots_participation, "save", keep)
+    return kept
+
+
+def test_each_cell_has_the_colour_of_what_its_client_was(drawn: list[Axes]) -> None:
+    records = [record("0-1", "5"), {}, record("0", "1", "5,9")]
+    save_participation(
+        Path("x.png"), [report(n, r) for n, r in enumerate(records, 4)], title="three rounds"
+    )
+    who, how_many = drawn
+    (image,) = who.images
+    answered, failed, left_out = (to_rgb(COLOUR[state]) for state in (1, 2, 3))
+    white = (1.0, 1.0, 1.0)
+    expected = [
+        [answered, white, answered],
+        [answered, white, failed],
+        [failed, white, left_out],
+        [white, white, left_out],
+    ]
+    assert np.allclose(np.asarray(image.get_array()), expected)
+    assert image.get_extent() == [3.5, 6.5, 3.5, -0.5]
+    name = who.yaxis.get_major_formatter()
+    assert [name(place) for place in (0, 2, 3, 4)] == ["0", "5", "9", ""]
+    counts = {str(one.get_label()): np.asarray(one.get_ydata()) for one in how_many.lines}
+    assert np.array_equal(counts["answered"], [2, np.nan, 1], equal_nan=True)
+    assert np.array_equal(counts["failed"], [1, np.nan, 1], equal_nan=True)
+    assert np.array_equal(counts["left out"], [0, np.nan, 2], equal_nan=True)
+
+
+def test_many_clients_share_rows(drawn: list[Axes]) -> None:
+    count = 2 * MOST_ROWS + 100  # some rows have two clients, some three
+    half = record(ranges(range(0, count, 2)), ranges(range(1, count, 2)))
+    save_participation(Path("x.png"), [report(1, half), report(2, {})], title="")
+    cells = np.ma.filled(drawn[0].images[0].get_array(), np.nan)
+    assert cells.shape == (MOST_ROWS, 2)
+    assert np.isnan(cells[:, 1]).all()
+    assert set(np.round(cells[:, 0], 6)) == {round(1 / 3, 6), 0.5, round(2 / 3, 6)}
+    assert drawn[2].get_ylabel() == "share that answered (0 to 1)"
+
+
+def test_the_pixels_show_who_failed(tmp_path: Path) -> None:
+    """Half of the clients fail: as much of the picture is red as is blue."""
+    save_participation(tmp_path / "x.png", [report(1, record("0-4", "5-9"))], title="x")
+    picture = imread(tmp_path / "x.png")[:, :, :3]
+
+    def share(state: int) -> float:
+        return float((np.abs(picture - to_rgb(COLOUR[state])) < 0.01).all(2).mean())
+
+    assert share(1) > 0.15 and share(1) == pytest.approx(share(2), rel=0.05)
+
+
+def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no round says who took part"):
+        save_participation(tmp_path / "x.png", [report(1, {})], title="")
+    assert list(tmp_path.iterdir()) == []
