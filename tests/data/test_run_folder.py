@@ -1,0 +1,348 @@
+"""Folders with one party's data: written whole, read back exactly, refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_graph.config import load_config, to_dict
+from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.data.folder_tensors import (
+    graph_tensors,
+    matrix_tensors,
+    read_graph,
+    read_matrix,
+)
+from flower_graph.data.overlapping import OverlappingGraph
+from flower_graph.data.run_data import dealt, folder_name, graph_data, write_run
+from flower_graph.data.run_folder import (
+    CLIENTS,
+    SERVER,
+    Manifest,
+    deciding_settings,
+    fingerprint,
+    open_folder,
+    write_folder,
+)
+from flower_graph.errors import ConfigError, DataError, OutputError
+
+SETTINGS: dict[str, Any] = {"app": "fedgls", "seed": 0, "data.name": "Cora", "ratios": [0.5, 0.5]}
+
+
+def manifest(**changes: Any) -> Manifest:
+    return Manifest(**{"role": CLIENTS, "settings": SETTINGS, "clients": [3], **_COUNTS, **changes})
+
+
+_COUNTS = {"num_clients": 5, "features": 4, "classes": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Write a folder of one tensor."""
+    path = tmp_path / "client-0003"
+    write_folder(path, manifest(details={"graphless-clients": 2}), {"3.y": torch.arange(4)})
+    return path
+
+
+def spoil(folder: Path, **changes: Any) -> None:
+    """Change a manifest's entries; None takes one out."""
+    file = folder / "manifest.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        name = key.replace("_", "-")
+        record.pop(name) if value is None else record.update({name: value})
+    file.write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_what_was_written_is_read_back(folder: Path) -> None:
+    found = open_folder(folder, SETTINGS, CLIENTS)
+    there = found.manifest
+    assert (there.role, there.app, there.clients, there.num_clients) == (
+        "clients",
+        "fedgls",
+        [3],
+        5,
+    )
+    assert (there.features, there.classes, there.settings) == (4, 2, SETTINGS)
+    assert found.detail("graphless-clients", int) == 2
+    assert torch.equal(found.tensors["3.y"], torch.arange(4))
+    record = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert record["fingerprint"] == fingerprint(SETTINGS)
+    with pytest.raises(DataError, match=r"manifest\.json: is damaged \(details: graphless: None"):
+        found.detail("graphless", list)
+
+
+def test_its_owner_alone_can_read_it(folder: Path) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.iterdir()]}
+    assert modes == {"client-0003": 0o700, "data.safetensors": 0o600, "manifest.json": 0o600}
+
+
+def test_a_folder_is_never_written_over(folder: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*client-0003: File exists"):
+        write_folder(folder, manifest(), {})
+
+
+def test_without_the_last_file_it_is_no_folder(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    with pytest.raises(
+        DataError, match=r"manifest\.json: there is no such file; data-folder .* it"
+    ):
+        open_folder(folder, SETTINGS, CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("role", "advice"), [(CLIENTS, 'data-folder="/path/client-0000'), (SERVER, 'server-folder="')]
+)
+def test_a_missing_folder(role: str, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=f"{tmp_path / 'nowhere'}: there is no such folder; .*"
+    ) as it:
+        open_folder(tmp_path / "nowhere", SETTINGS, role)
+    assert advice in str(it.value)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "data.safetensors"])
+def test_what_cannot_be_read_is_named(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    (folder / name).mkdir()  # root may read every file, but not a folder as one
+    message = (
+        rf"{name}: cannot be read \(Is a directory\); make it readable for the user {os.getuid()}"
+    )
+    with pytest.raises(DataError, match=message):
+        open_folder(folder, SETTINGS, CLIENTS)
+
+
+def test_a_file_that_is_missing(folder: Path) -> None:
+    (folder / "data.safetensors").unlink()
+    with pytest.raises(DataError, match=r"data\.safetensors: there is no such file; the manifest"):
+        open_folder(folder, SETTINGS, CLIENTS)
+
+
+def test_one_changed_byte_is_found(folder: Path) -> None:
+    file = folder / "data.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"data\.safetensors: its SHA-256 is not that of the manif"):
+        open_folder(folder, SETTINGS, CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", r"is damaged \(Expecting property name"),
+        ("[]", r"is damaged \(is a list, not a table\)"),
+        ("\udcff", r"is damaged \('utf-8' codec can't decode"),
+        ("{}", r"is damaged \('format' is missing\)"),
+    ],
+)
+def test_a_manifest_that_is_none(text: str, reason: str, folder: Path) -> None:
+    (folder / "manifest.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(DataError, match=rf"manifest\.json: {reason}"):
+        open_folder(folder, SETTINGS, CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"format": 2}, "format 2; this version reads format 1. Make the folders anew"),
+        ({"clients": None}, "is damaged ('clients' is missing)"),
+        ({"clients": [1, 1]}, "clients: [1, 1] are not different numbers"),
+        ({"clients": [5]}, "clients: [5] are not different numbers of clients"),
+        ({"clients": "0"}, "clients: '0' are not"),
+        ({"num_clients": "5"}, "num-clients: '5' is unfit"),
+        ({"classes": 2.5}, "classes: 2.5 is unfit"),
+        ({"files": ["data.safetensors"]}, "files: ['data.safetensors'] is unfit"),
+        ({"files": {"../secret": "00"}}, "files: ['../secret'] are none of this format"),
+        ({"role": "thief"}, "role: 'thief' is neither clients nor server"),
+        ({"settings": {"app": "fedgls"}}, "fingerprint: does not fit the settings"),
+    ],
+)
+def test_a_manifest_that_says_something_else(
+    changes: dict[str, Any], reason: str, folder: Path
+) -> None:
+    spoil(folder, **changes)
+    with pytest.raises(DataError) as error:
+        open_folder(folder, SETTINGS, CLIENTS)
+    assert f"{folder / 'manifest.json'}: " in str(error.value)
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"),
+    [
+        ({"seed": 1}, "data folder of another run: seed is 0, this run's is 1. Give this party"),
+        ({"data.name": "PubMed"}, "data.name is 'Cora', this run's is 'PubMed'"),
+        ({"app": "ppfl", "seed": 4}, "another run: app is 'fedgls', this run's is 'ppfl'. Give"),
+        ({"clients": 9}, "clients is None, this run's is 9"),
+        ({"seed": 1, "ratios": [1.0]}, "ratios is [0.5, 0.5], this run's is [1.0]; seed is 0"),
+    ],
+)
+def test_a_folder_of_another_run(theirs: dict[str, Any], reason: str, folder: Path) -> None:
+    with pytest.raises(DataError) as error:
+        open_folder(folder, {**SETTINGS, **theirs}, CLIENTS)
+    assert f"data-folder {folder}: data folder of another run" in str(error.value)
+    assert reason in str(error.value)
+
+
+def test_the_servers_folder_is_no_clients_and_the_other_way_round(tmp_path: Path) -> None:
+    for role, other in ((CLIENTS, SERVER), (SERVER, CLIENTS)):
+        write_folder(tmp_path / role, manifest(role=role, clients=[]), {})
+        keys = {CLIENTS: "data-folder", SERVER: "server-folder"}
+        with pytest.raises(DataError, match=f"it is for {keys[role]}; give the"):
+            open_folder(tmp_path / role, SETTINGS, other)
+
+
+# Which settings decide ---------------------------------------------------------------------------
+
+
+def deciding(name: str, *overrides: str) -> dict[str, Any]:
+    return deciding_settings(to_dict(load_config(name, overrides)))
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "data.name=PubMed", "data.presence=false", "partition.clients=5"],
+)
+def test_settings_that_decide_the_data(override: str) -> None:
+    assert deciding("fedgls/cora", override) != deciding("fedgls/cora")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rounds=3",
+        "strategy.name=fed-mlp",
+        "model.hidden=3",
+        "data.root=/data",
+        "graph.neighbours=4",
+    ],
+)
+def test_settings_that_do_not(override: str) -> None:
+    assert deciding("fedgls/cora", override) == deciding("fedgls/cora")
+
+
+def test_the_partitions_own_seed_stands_for_the_runs() -> None:
+    own = "partition.seed=4"
+    assert deciding("ppfl/cora-gat", own) == deciding("ppfl/cora-gat", own, "seed=9")
+    assert deciding("ppfl/cora-gat", own) == deciding("ppfl/cora-gat", "seed=4")
+    assert deciding("fedgls/cora", "graph.graphless_ratio=0.25") != deciding("fedgls/cora")
+
+
+def test_where_a_file_lies_does_not_matter(tmp_path: Path) -> None:
+    here, there = f"data.name={tmp_path}/own.pt", "data.name=elsewhere/own.pt"
+    assert deciding("nfedgnn/cora", here) == deciding("nfedgnn/cora", there)
+    assert deciding("nfedgnn/cora", here) != deciding("nfedgnn/cora", "data.name=other.pt")
+
+
+# Tensors -----------------------------------------------------------------------------------------
+
+
+def sparse(x: Tensor) -> Tensor:
+    return x.to_sparse_csr()
+
+
+@pytest.mark.parametrize("form", [Tensor.clone, sparse])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
+def test_a_matrix_comes_back_as_it_was(form: Callable[[Tensor], Tensor], share: float) -> None:
+    chance = torch.Generator().manual_seed(0)
+    x = torch.rand(6, 9, generator=chance) * (torch.rand(6, 9, generator=chance) < share)
+    found = read_matrix("x", matrix_tensors("x", form(x)))
+    assert found.layout == form(x).layout
+    assert torch.equal(found.to_dense() if form is sparse else found, x)
+
+
+def client_graph(client: int, hidden: bool) -> ClientGraph:
+    chance = torch.Generator().manual_seed(client)
+    masks = [torch.arange(6) % 3 == part for part in range(3)]
+    x = (torch.rand(6, 5, generator=chance) > 0.8).float()
+    edges = torch.tensor([[0, 1], [1, 0]])
+    own, true = (None, edges) if hidden else (edges, None)
+    return ClientGraph(
+        client, torch.arange(6) + 10 * client, x, torch.arange(6) % 2, own, true, *masks
+    )
+
+
+def overlapping_graph() -> OverlappingGraph:
+    g = client_graph(2, hidden=False)
+    assert g.edge_index is not None
+    masks = (g.train_mask, g.val_mask, g.test_mask)
+    return OverlappingGraph(2, g.nodes, g.y > 0, sparse(g.x), g.y, 1 - g.y, g.edge_index, *masks)
+
+
+def ego_network() -> EgoNetwork:
+    g = client_graph(1, hidden=False)
+    assert g.edge_index is not None
+    masks = (g.train_mask, g.val_mask, g.test_mask)
+    return EgoNetwork(1, 12, g.nodes, g.edge_index, g.x, g.y, *masks)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [client_graph(3, True), client_graph(4, False), overlapping_graph(), ego_network()],
+    ids=lambda graph: type(graph).__name__,
+)
+def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
+    tensors = {f"{graph.client}.{name}": t for name, t in graph_tensors(graph).items()}
+    strangers = {f"1{name}": torch.zeros(1) for name in tensors}
+    found = read_graph(type(graph), graph.client, tensors | strangers, "here")
+    for field in fields(graph):
+        mine, theirs = getattr(graph, field.name), getattr(found, field.name)
+        if isinstance(mine, Tensor):
+            assert mine.dtype == theirs.dtype and mine.layout == theirs.layout, field.name
+            dense = [t.to_dense() if t.layout != torch.strided else t for t in (mine, theirs)]
+            assert torch.equal(*dense), field.name
+        else:
+            assert mine == theirs, field.name
+    del tensors[f"{graph.client}.y"]
+    with pytest.raises(DataError, match=f"here: client {graph.client}: 'y' is missing; make the"):
+        read_graph(type(graph), graph.client, tensors, "here")
+
+
+def test_names_of_nodes_do_not_fit_into_a_folder() -> None:
+    with pytest.raises(TypeError, match="names is a tuple: no folder can hold it"):
+        graph_tensors(replace(ego_network(), names=("a",) * 6))
+
+
+# Dealing -----------------------------------------------------------------------------------------
+
+
+def test_every_client_is_in_one_folder(tmp_path: Path) -> None:
+    graphs = [client_graph(number, False) for number in range(7)]
+    write_run(tmp_path, SETTINGS, graph_data(graphs, 2), 3)
+    names = ["clients-0000-0001", "clients-0002-0003", "clients-0004-0006", "server"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    for number, name in enumerate(names[:3]):
+        found = open_folder(tmp_path / name, SETTINGS, CLIENTS)
+        here = dealt(number, 3, 7)
+        assert found.manifest.clients == [*here]
+        assert {key.partition(".")[0] for key in found.tensors} == {str(one) for one in here}
+        for client in here:
+            y = read_graph(ClientGraph, client, found.tensors, name).nodes
+            assert torch.equal(y, graphs[client].nodes)
+    server = open_folder(tmp_path / "server", SETTINGS, SERVER)
+    assert (server.tensors, server.manifest.num_clients, server.manifest.clients) == ({}, 7, [])
+
+
+def test_names_are_as_wide_as_the_largest_number() -> None:
+    assert folder_name(range(3, 4), 10) == "client-0003"
+    assert folder_name(range(0, 677), 2708) == "clients-0000-0676"
+    assert folder_name(range(12, 13), 100_001) == "client-000012"
+
+
+@pytest.mark.parametrize("supernodes", [0, 8])
+def test_as_many_supernodes_as_clients_at_most(supernodes: int, tmp_path: Path) -> None:
+    graphs = [client_graph(number, False) for number in range(7)]
+    with pytest.raises(ConfigError, match=f"num-supernodes: {supernodes} SuperNodes for 7 clients"):
+        write_run(tmp_path, SETTINGS, graph_data(graphs, 2), supernodes)
+    assert not [*tmp_path.iterdir()]
