@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from flower_graph import checkpoint
+from flower_graph.apps.privacy import (
+    announce_privacy,
+    client_mods,
+    final_privacy,
+    note_privacy,
+)
 from flower_graph.client import make_client_app
 from flower_graph.config import (
     DataConfig,
-    PPFLConfig,
     RunConfig,
     load_config,
     parse_overrides,
@@ -34,6 +38,8 @@ from flower_graph.report import RoundReport, RunWriter
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
+
+    from flower_graph.data.run_folder import RunFolder
 
 CHECKPOINTS = "checkpoints"
 
@@ -48,13 +54,18 @@ class Method(Protocol):
     def build_client(self, config: Any, context: Context, out: Path | None) -> NumPyClient:
         """Build the client of one SuperNode; ``out`` is the output folder, if there is one."""
 
-    def build_strategy(self, config: Any, out: Path | None) -> Any:
-        """Build the server's half, with ``start`` and ``weights``."""
+    def build_strategy(self, config: Any, out: Path | None, folder: RunFolder | None = None) -> Any:
+        """Build the server's half, with ``start`` and ``weights``.
 
-    def num_clients(self, config: Any) -> int:
+        With a ``folder`` the server reads nothing else of the data; so in the next two.
+        """
+
+    def num_clients(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the clients of the federation, all SuperNodes' together."""
 
-    def final_figures(self, config: Any, strategy: Any) -> dict[str, Any]:
+    def final_figures(
+        self, config: Any, strategy: Any, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
         """Give what ``result.json`` has and the rounds do not say."""
 
 
@@ -88,17 +99,12 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
         Output folder; clients' checkpoints go below it.
     """
     method = method_of(config)
-    # Few runs pay for the import.
-    mods: list[Mod] = []
-    if isinstance(config, PPFLConfig) and config.privacy.epsilon is not None:
-        from flower_graph.local_privacy import privacy_mods
-
-        mods = privacy_mods(config.privacy, config.rounds)
+    mods, train_mods = client_mods(config)
 
     def client_fn(context: Context) -> NumPyClient:
         return method.build_client(config, context, out)
 
-    return make_client_app(client_fn, actions=method.ACTIONS, train_mods=mods)
+    return make_client_app(client_fn, actions=method.ACTIONS, mods=mods, train_mods=train_mods)
 
 
 def run_server(
@@ -109,6 +115,7 @@ def run_server(
     engine: str,
     resume: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
+    folder: RunFolder | None = None,
 ) -> dict[str, Any]:
     """Run the method over a grid and write every output.
 
@@ -124,6 +131,8 @@ def run_server(
         Go on from the folder's last checkpoint.
     on_round : callable, optional
         Called with every round's report.
+    folder : RunFolder, optional
+        All that the server reads of the data.
 
     Returns
     -------
@@ -132,20 +141,26 @@ def run_server(
     """
     first = checkpoint.last_round(out / CHECKPOINTS) if resume else None
     writer = RunWriter(out, to_dict(config), resume_round=first)
-    method = method_of(config)
-    strategy = method.build_strategy(config, out)
+    try:
+        method = method_of(config)
+        strategy = method.build_strategy(config, out, folder)
+        announce_privacy(config)
 
-    def report(entry: RoundReport) -> None:
-        writer.write_round(entry)
-        if on_round is not None:
-            on_round(entry)
+        def report(entry: RoundReport) -> None:
+            note_privacy(config, entry)
+            writer.write_round(entry)
+            if on_round is not None:
+                on_round(entry)
 
-    # A strategy without checkpoints has no such argument; it is never asked, see `first`.
-    resumed = {"resume": True} if resume else {}
-    timeout = config.strategy.timeout
-    strategy.start(grid, num_rounds=config.rounds, timeout=timeout, on_round=report, **resumed)
-    final = {"clients": method.num_clients(config), "engine": engine}
-    return writer.finish(final | method.final_figures(config, strategy), strategy.weights())
+        rounds, timeout = config.rounds, config.strategy.timeout
+        strategy.start(grid, num_rounds=rounds, timeout=timeout, on_round=report, resume=resume)
+        final = {"clients": method.num_clients(config, folder), "engine": engine}
+        final |= final_privacy(config)
+        return writer.finish(
+            final | method.final_figures(config, strategy, folder), strategy.weights()
+        )
+    finally:
+        writer.close()
 
 
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
@@ -153,34 +168,6 @@ def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     if out is None:
         return {"checkpoint_dir": None, "checkpoint_every": 0}
     return {"checkpoint_dir": out / CHECKPOINTS, "checkpoint_every": config.checkpoint_every}
-
-
-def share(context: Context, count: int) -> slice:
-    """Say which clients a SuperNode hosts: neighbouring numbers, as many for each as can be.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's; ``partition-id`` and ``num-partitions`` name the SuperNode.
-    count : int
-        Number of clients.
-
-    Returns
-    -------
-    slice
-        Of the clients' numbers ``0 .. count - 1``.
-
-    Raises
-    ------
-    ConfigError
-        If there are more SuperNodes than clients.
-    """
-    part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-    if parts > count:
-        raise ConfigError(
-            f"num-supernodes: {parts} SuperNodes for {count} clients; at most one each"
-        )
-    return slice(part * count // parts, (part + 1) * count // parts)
 
 
 def cached_data(config: RunConfig) -> Data:

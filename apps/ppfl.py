@@ -12,15 +12,17 @@ from typing import Any
 from flwr.app import Context
 from flwr.client import NumPyClient
 
-from flower_graph.apps.common import cached_data, saved_at, share
+from flower_graph.apps.common import CHECKPOINTS, cached_data, checkpoint_settings, saved_at
+from flower_graph.apps.data_folders import client_folder, graphs_of, share
 from flower_graph.config import DataConfig, PPFLConfig
 from flower_graph.config_ppfl import DEEPWALK, LOCAL, SECURE, PartitionConfig
 from flower_graph.data.names import folder_path
 from flower_graph.data.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.overlapping_folder import load_overlapping_folder
+from flower_graph.data.run_folder import RunFolder
 from flower_graph.deepwalk import DeepWalk, DeepWalkSettings
 from flower_graph.embedding_judge import MLP, SVC, check_folds, judge_embeddings
-from flower_graph.local_privacy import require_one_client, spent
+from flower_graph.local_privacy import require_one_client
 from flower_graph.public_gat import PublicGAT, PublicGATSettings
 from flower_graph.public_nodes import EmbeddingModel, FloatArray, Member
 from flower_graph.rng import derive_seed
@@ -35,7 +37,9 @@ ACTIONS = secure_consensus.ACTIONS
 JUDGED = ("val", "test")
 
 
-def build_strategy(config: PPFLConfig, out: Path | None) -> ProcrustesAlignment:
+def build_strategy(
+    config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
+) -> ProcrustesAlignment:
     """Build the server's half.
 
     Parameters
@@ -43,10 +47,13 @@ def build_strategy(config: PPFLConfig, out: Path | None) -> ProcrustesAlignment:
     config : PPFLConfig
         The run.
     out : Path, optional
-        Output folder; not used, since the method saves no checkpoints.
+        Output folder; checkpoints go below it.
+    folder : RunFolder, optional
+        The server's data; not used, since this server needs none.
     """
     how = config.strategy
     shared: dict[str, Any] = {"min_nodes": how.min_nodes, "seed": config.seed}
+    shared |= checkpoint_settings(config, out)
     if how.name == LOCAL:
         return LocalEmbedding(participation=how.participation, **shared)
     if how.alignment == SECURE:
@@ -68,26 +75,41 @@ def build_client(config: PPFLConfig, context: Context, out: Path | None) -> NumP
     config : PPFLConfig
         The run.
     context : Context
-        The ClientApp's; ``partition-id`` and ``num-partitions`` say which clients are here.
+        The ClientApp's; ``data-folder``, or ``partition-id`` and ``num-partitions``, say which
+        clients are here.
     out : Path, optional
-        Output folder; after the last round the clients' embeddings go below it.
+        Output folder; checkpoints go below it, and after the last round the clients' embeddings.
     """
-    everyone = cached_clients(config)
-    here = everyone[share(context, len(everyone))]
+    here, classes = hosted_clients(config, context)
     require_one_client(config.privacy, [graph.client for graph in here])
-    members = [make_member(graph, config) for graph in here]
-    save_to = None if out is None else out / "embeddings"
+    members = [make_member(graph, config, classes) for graph in here]
+    where: dict[str, Path] = {}
+    if out is not None:
+        where = {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
     if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
-        return secure_consensus.SecureConsensusClient(context, members, save_to=save_to)
-    return PublicNodeClient(context, members, save_to=save_to)
+        return secure_consensus.SecureConsensusClient(context, members, **where)
+    return PublicNodeClient(context, members, **where)
 
 
-def num_clients(config: PPFLConfig) -> int:
+def hosted_clients(config: PPFLConfig, context: Context) -> tuple[list[OverlappingGraph], int]:
+    """Give the clients of one SuperNode, and the number of classes of the whole run."""
+    folder = client_folder(config, context)
+    if folder is None:
+        everyone = cached_clients(config)
+        return everyone[share(context, len(everyone))], _num_classes(config)
+    here = graphs_of(folder, OverlappingGraph)
+    _check_labels(here, config.judge.folds)
+    return here, folder.manifest.classes
+
+
+def num_clients(config: PPFLConfig, folder: RunFolder | None = None) -> int:
     """Count the clients."""
-    return len(cached_clients(config))
+    return len(cached_clients(config)) if folder is None else folder.manifest.num_clients
 
 
-def final_figures(config: PPFLConfig, strategy: Any) -> dict[str, Any]:
+def final_figures(
+    config: PPFLConfig, strategy: Any, folder: RunFolder | None = None
+) -> dict[str, Any]:
     """Give the whole payload, and the last accuracies by classifier, role and client."""
     judged = {
         name: {
@@ -97,31 +119,34 @@ def final_figures(config: PPFLConfig, strategy: Any) -> dict[str, Any]:
         for name in (SVC, MLP)
     }
     figures = {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
-    if config.privacy.epsilon is not None:
-        figures["privacy"] = spent(config.privacy, config.rounds)
     return figures
 
 
-def make_member(graph: OverlappingGraph, config: PPFLConfig) -> Member:
-    """Make a client of its graph: ids, public rows, model and judge."""
+def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None) -> Member:
+    """Make a client of its graph: ids, public rows, model and judge.
+
+    Without ``classes``, those of the whole run are counted.
+    """
     return Member(
         number=graph.client,
         nodes=graph.nodes.numpy(),
         rows=graph.public.nonzero().flatten().numpy(),
         dimension=config.model.dimension,
-        build=partial(build_model, graph, config),
+        build=partial(build_model, graph, config, classes),
         judge=partial(judge, graph, config),
     )
 
 
-def build_model(graph: OverlappingGraph, config: PPFLConfig) -> EmbeddingModel:
-    """Build the embedding model that ``model.name`` names."""
+def build_model(
+    graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None
+) -> EmbeddingModel:
+    """Build the embedding model that ``model.name`` names; ``classes`` as of ``make_member``."""
     shared = {"dimension": config.model.dimension, "seed": config.seed}
     if config.model.name == DEEPWALK:
         walking = DeepWalkSettings(**asdict(config.deepwalk), **shared)
         return DeepWalk(graph.edge_index, graph.nodes.numel(), walking, graph.client)
-    classes = _num_classes(config)
-    return PublicGAT(graph, PublicGATSettings(classes, **asdict(config.gat), **shared))
+    known = _num_classes(config) if classes is None else classes
+    return PublicGAT(graph, PublicGATSettings(known, **asdict(config.gat), **shared))
 
 
 def judge(
@@ -165,12 +190,17 @@ def _cached_clients(settings: str, folds: int, seed: int, saved: int) -> list[Ov
     data, partition = json.loads(settings)
     config = PPFLConfig(seed=seed, data=DataConfig(**data), partition=PartitionConfig(**partition))
     graphs = load_clients(config)
+    _check_labels(graphs, folds)
+    return graphs
+
+
+def _check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
+    """Check that every client's validation and test nodes can be judged."""
     for graph in graphs:
         for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
             labels = graph.y[mask].numpy()
             if labels.size:
                 check_folds(labels, folds, graph.client, role)
-    return graphs
 
 
 def load_clients(config: PPFLConfig) -> list[OverlappingGraph]:

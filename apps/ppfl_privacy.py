@@ -12,10 +12,11 @@ from typing import Any
 from flower_graph.apps.common import method_of
 from flower_graph.apps.runner import simulate_whole
 from flower_graph.config import PPFLConfig, load_config
+from flower_graph.config_privacy import REPORT
 from flower_graph.embedding_judge import SVC
 from flower_graph.files import prepare_folder, write_json
-from flower_graph.local_privacy import spent
 from flower_graph.plots_privacy import Panel, plot_budgets
+from flower_graph.privacy_account import spent
 
 # Configs, and the clipping norm that suits each: chosen by validation accuracy, never by test
 # accuracy
@@ -24,6 +25,8 @@ SEEDS = (0, 1, 2)
 LOC, FED, NOISY = "LOC", "FED", "FED, with noise"
 # Budgets of a whole run; most are far beyond what protects anybody, to show where it begins to work
 EPSILONS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
+
+ACCOUNTED = ("epsilon", "epsilon-of-a-round", "delta", "noise-multiplier", "noise")
 
 
 def privacy_curve(
@@ -98,7 +101,8 @@ def _row(
         part: asdict(getattr(settings, part)) for part in ("partition", settings.model.name)
     } | {"rounds": settings.rounds}
     if settings.privacy.epsilon is not None:
-        row |= spent(settings.privacy, settings.rounds)
+        found = spent(settings.privacy, settings.rounds)
+        row |= {key: found[key] for key in ACCOUNTED}
         row["clipping-norm"] = settings.privacy.clipping_norm
     # As it would be read back: tuples are lists there.
     same = json.loads(json.dumps(row))
@@ -110,6 +114,8 @@ def _row(
 
 def _run(row: dict[str, Any], seed: int) -> None:
     settings = _load(row["config"], [*row["overrides"], f"seed={seed}"])
+    # What is drawn is measured without noise, as an experimenter's instrument.
+    settings.privacy.measurements = REPORT
     # The clients are judged once, after the last round, and by the SVC alone.
     settings.judge.every, settings.judge.mlp = settings.rounds, False
     clients = method_of(settings).num_clients(settings)

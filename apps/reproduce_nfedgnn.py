@@ -12,6 +12,8 @@ from flower_graph.apps.asked import available, choose
 from flower_graph.apps.cells import Cell, Runs, run_cells
 from flower_graph.apps.common import cached_data
 from flower_graph.apps.curves import Curves
+from flower_graph.apps.nfedgnn_privacy import ROUNDS as PRIVACY_ROUNDS
+from flower_graph.apps.nfedgnn_privacy import privacy_curve
 from flower_graph.apps.tables import TEST as ACCURACY
 from flower_graph.apps.tables import VALIDATION, row
 from flower_graph.central import Epoch, train_centralised
@@ -52,7 +54,13 @@ PAPER_MIB = {
     "Squirrel": (63.49, 507.91, 1.33e5, 1.06e6),
     "Wiki-CS": (142.83, 1.14e3, 4.31e4, 3.44e5),
 }
-KNOWN = {"data": [*CITATION, *WIKIPEDIA], "model": list(MODELS), "method": list(METHODS)}
+COMPARISON, PRIVACY = "comparison", "privacy"  # the second is run only if it is asked for
+KNOWN = {
+    "data": [*CITATION, *WIKIPEDIA],
+    "model": list(MODELS),
+    "method": list(METHODS),
+    "table": [COMPARISON, PRIVACY],
+}
 REG_WEIGHT = "strategy.reg_weight="
 SWEPT = {"nFedGNN": "lambda=", NO_BIAS: "no user bias, lambda="}  # start of a cell's name
 UPLINK = "uplink-mib"
@@ -66,8 +74,13 @@ def reproduce(
     rounds: int | None,
 ) -> None:
     """Run the comparison on the data that is there; arguments as in ``apps.reproduce.main``."""
-    seeds, rounds = list(seeds or SEEDS), rounds or ROUNDS
     chosen = choose(only, KNOWN)
+    if PRIVACY in only.get("table", []):
+        tried = PRIVACY_ROUNDS if rounds is None else (rounds,)
+        privacy_curve(out, seeds=tuple(seeds or SEEDS), rounds=tried)
+    if COMPARISON not in chosen["table"]:
+        return
+    seeds, rounds = list(seeds or SEEDS), rounds or ROUNDS
     data, left_out = available(
         chosen["data"], lambda name: cached_data(load_config(f"nfedgnn/{name.lower()}"))
     )

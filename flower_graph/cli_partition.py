@@ -13,11 +13,15 @@ from flower_graph.config import RunConfig, load_config, to_dict
 from flower_graph.config_fedgls import FedGLSConfig
 from flower_graph.config_fedscem import FedSCemConfig
 from flower_graph.config_ppfl import PPFLConfig
+from flower_graph.errors import ConfigError
 from flower_graph.files import prepare_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from flower_graph.data.partition_stats import PartitionStatistics
+    from flower_graph.data.run_data import RunData
 
+TRUE_GRAPHS = "fed-gnn"  # the one method that trains on edges which graphless clients do not have
+MOST_FOLDERS = 20_000  # that are written; of one node each, PubMed has 19,717
 PICTURE = "partition.png"
 # FedGLS's Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes,
 # mean edges and classes. The edges are close to ours if each counts in both directions.
@@ -46,7 +50,7 @@ def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
     Parameters
     ----------
     args : Namespace
-        ``config``, ``overrides``, ``out``.
+        ``config``, ``overrides``, ``out``, ``supernodes``, ``true_edges``.
     seeds : list of int, optional
         Seeds to average over; the config's own if left out.
 
@@ -57,22 +61,32 @@ def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
     """
     overrides = [[*args.overrides, f"seed={seed}"] for seed in seeds or ()] or [args.overrides]
     configs = [load_config(args.config, mine) for mine in overrides]
+    if args.supernodes is not None and len(configs) > 1:
+        raise ConfigError(
+            f"--supernodes {args.supernodes}: {len(configs)} seeds, and data folders are written "
+            "for one; leave one of both out"
+        )
     # Read before the folder is made, so that a missing data set leaves no empty folder.
-    found = [_statistics(config) for config in configs]
+    found, data = _deal_all(configs, args.true_edges)
+    if args.supernodes is not None and data is not None:
+        from flower_graph.data.run_data import check_supernodes  # loads torch
+
+        check_supernodes(args.supernodes, data.num_clients)
     folder = default_folder(args.config)
     out = prepare_folder(args.out or folder.with_name(f"partition-{folder.name}"))
     numbers = [config.seed for config in configs]
     rows, paper = _rows([each.figures for each in found]), paper_figures(configs[0])
+    folders = _write_folders(out, configs, data, args)
     # The picture first: where partition.json is, the command has done all it does.
     _draw(out / PICTURE, found[0], args.config, numbers[0])
     write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
     write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, found, paper))
-    print(_heading(args.config, numbers))
-    width = max(len(name) for name in rows)
-    for name, value in rows.items():
-        beside = f"  (paper: {paper[name]:,})" if name in paper else ""
-        print(f"  {name:{width}}  {value}{beside}")
-    print(f"  {'outputs':{width}}  {out}", flush=True)
+    beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
+    shown = {name: value + beside.get(name, "") for name, value in rows.items()}
+    shown |= {"data folders": folders, "outputs": str(out)}
+    width = max(len(name) for name in shown)
+    lines = [f"  {name:{width}}  {value}" for name, value in shown.items()]
+    print(_heading(args.config, numbers), *lines, sep="\n", flush=True)
     return 0
 
 
@@ -103,56 +117,106 @@ def paper_figures(config: RunConfig) -> dict[str, int]:
     return dict(zip(TABLE_4_FIGURES, found, strict=True))
 
 
-def _statistics(config: RunConfig) -> PartitionStatistics:
+def _deal_all(
+    configs: Sequence[RunConfig], true_edges: bool
+) -> tuple[list[PartitionStatistics], RunData | None]:
+    """Deal the graph with each seed; of several seeds nothing but the statistics is kept."""
+    found: list[PartitionStatistics] = []
+    for config in configs:
+        statistics, data = _deal(config, true_edges)
+        found.append(statistics)
+    return found, data if len(configs) == 1 else None
+
+
+def _write_folders(
+    out: Path, configs: Sequence[RunConfig], data: RunData | None, args: argparse.Namespace
+) -> str:
+    """Write the data folders of one seed, and say what came of it."""
+    from flower_graph.data.run_data import write_run
+    from flower_graph.data.run_folder import deciding_settings
+
+    if data is None:
+        return f"none: {len(configs)} seeds; they are written for one seed"
+    count = data.num_clients if args.supernodes is None else args.supernodes
+    if count > MOST_FOLDERS:
+        return (
+            f"none: {count:,} are more than {MOST_FOLDERS:,}; --supernodes N deals the clients "
+            "to fewer"
+        )
+    write_run(out, deciding_settings(to_dict(configs[0])), data, count)
+    needs_edges = configs[0].strategy.name == TRUE_GRAPHS and not args.true_edges
+    without = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
+    return f"server, and {count:,} for {data.num_clients:,} clients" + without * needs_edges
+
+
+def _deal(config: RunConfig, true_edges: bool) -> tuple[PartitionStatistics, RunData]:
     """Load the graph and deal it as the config's app would."""
     # Imported here: they take seconds, and a wrong word is told at once.
     from flower_graph.data import load_graph
     from flower_graph.data.ego_networks import partition_egos
     from flower_graph.data.partition_stats import ego_statistics, node_statistics
+    from flower_graph.data.run_data import graph_data, node_data
 
+    if true_edges and not isinstance(config, FedGLSConfig):
+        raise ConfigError(f"--true-edges: app={config.app} has no clients without edges")
     if isinstance(config, FedGLSConfig):
-        return _client_statistics(config)
+        return _deal_communities(config, true_edges)
     if isinstance(config, PPFLConfig):
-        return _overlap_statistics(config)
+        return _deal_overlaps(config)
     graph = load_graph(config.data, seed=config.seed)
     if isinstance(config, FedSCemConfig):
-        return ego_statistics(partition_egos(graph, config.partition, config.seed))
+        egos = partition_egos(graph, config.partition, config.seed)
+        return ego_statistics(egos), graph_data(egos, graph.num_classes)
     # nFedGNN needs no partition: every node is a client.
-    return node_statistics(graph)
+    return node_statistics(graph), node_data(graph)
 
 
-def _client_statistics(config: FedGLSConfig) -> PartitionStatistics:
+def _deal_communities(
+    config: FedGLSConfig, true_edges: bool
+) -> tuple[PartitionStatistics, RunData]:
     """Cut the graph into communities, or read the clients of a folder."""
     from flower_graph.data import load_graph
     from flower_graph.data.client_folder import load_folder
     from flower_graph.data.client_graphs import partition_graph
     from flower_graph.data.names import folder_path
     from flower_graph.data.partition_stats import client_statistics
+    from flower_graph.data.run_data import structure_data
 
     partition, folder = config.partition, folder_path(config.data.name)
     if folder is not None:
         seed = config.seed if partition.seed is None else partition.seed
-        # What is done with the features changes none of the figures.
-        return client_statistics(load_folder(folder, partition.ratios, seed), None)
+        how = {"presence": config.data.presence, "normalize": config.data.normalize}
+        graphs = load_folder(folder, partition.ratios, seed, **how)
+        classes = 1 + max(int(graph.y.max()) for graph in graphs)
+        data = structure_data(graphs, classes, true_edges=true_edges)
+        return client_statistics(graphs, None), data
     whole, ratio = load_graph(config.data, seed=config.seed), config.graph.graphless_ratio
-    return client_statistics(partition_graph(whole, partition, ratio, config.seed), whole)
+    graphs = partition_graph(whole, partition, ratio, config.seed)
+    data = structure_data(graphs, whole.num_classes, true_edges=true_edges)
+    return client_statistics(graphs, whole), data
 
 
-def _overlap_statistics(config: PPFLConfig) -> PartitionStatistics:
+def _deal_overlaps(config: PPFLConfig) -> tuple[PartitionStatistics, RunData]:
     """Cut the graph into clients that share public nodes, or read those of a folder."""
     from flower_graph.data import load_graph
     from flower_graph.data.names import folder_path
     from flower_graph.data.overlapping import overlapping_graphs
     from flower_graph.data.overlapping_folder import load_overlapping_folder
     from flower_graph.data.partition_stats import overlap_statistics
+    from flower_graph.data.run_data import graph_data
 
     partition, folder = config.partition, folder_path(config.data.name)
     if folder is not None:
         seed = config.seed if partition.seed is None else partition.seed
         ratios, noise = partition.ratios, partition.label_noise
-        return overlap_statistics(load_overlapping_folder(folder, ratios, seed, noise), None)
-    whole = load_graph(config.data, seed=config.seed)
-    return overlap_statistics(overlapping_graphs(whole, partition, config.seed), whole)
+        how = {"presence": config.data.presence, "normalize": config.data.normalize}
+        graphs = load_overlapping_folder(folder, ratios, seed, noise, **how)
+        whole = None
+    else:
+        whole = load_graph(config.data, seed=config.seed)
+        graphs = overlapping_graphs(whole, partition, config.seed)
+    classes = 1 + max(int(graph.y.max()) for graph in graphs)
+    return overlap_statistics(graphs, whole), graph_data(graphs, classes)
 
 
 def _record(

@@ -20,8 +20,21 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
+from flower_graph import __version__
 from flower_graph.arrays import decode_array, encode_array
-from flower_graph.records.keys import ARRAY_NAMES, ARRAYS, CONFIG, LOSS, METRICS, NUM_EXAMPLES
+from flower_graph.durable import keep_state
+from flower_graph.records.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CONFIG,
+    FORMAT,
+    LOSS,
+    MESSAGE_FORMAT,
+    METRICS,
+    NUM_EXAMPLES,
+    VERSION,
+)
+from flower_graph.reply_time import servers_time
 
 
 def make_client_app(
@@ -60,7 +73,9 @@ def make_client_app(
     ValueError
         If an action is no Python name or is given twice.
     """
-    app = ClientApp(mods=mods)
+    # Outermost but for the time: what is saved is what the client has once every other mod has
+    # done its work.
+    app = ClientApp(mods=[servers_time, keep_state, *(mods or [])])
 
     app.train(mods=train_mods)(_handler(client_fn, partial(_train, "fit")))
     for action in actions:
@@ -122,7 +137,9 @@ def _evaluate(client: NumPyClient, message: Message) -> Message:
 def _query(client: NumPyClient, message: Message) -> Message:
     """Answer a ``query`` message."""
     properties = client.get_properties(_config_of(message))
-    record = ConfigRecord({key: _plain(key, value) for key, value in properties.items()})
+    stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
+    said = {key: _plain(key, value) for key, value in properties.items()}
+    record = ConfigRecord(stamp | said)
     return Message(RecordDict({CONFIG: record}), reply_to=message)
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from flower_graph.config_checks import above_zero, are_ratios, at_least, choice, is_seed, require
+from flower_graph.config_privacy import PrivacyConfig
 
 SPLITS = ("public", "geom-gcn", "random")
 DEVICES = ("auto", "cpu", "cuda")
@@ -64,6 +65,7 @@ class CommonConfig:
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     checkpoint_every: int = 0  # rounds between checkpoints; 0: none. The last two are kept
     data: DataConfig = field(default_factory=DataConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
@@ -73,3 +75,5 @@ class CommonConfig:
         at_least("rounds", self.rounds, 1)
         at_least("checkpoint_every", self.checkpoint_every, 0)
         self.data.validate()
+        self.privacy.validate()
+        self.privacy.refuse_checkpoints(self.checkpoint_every)

@@ -15,7 +15,7 @@ from flower_graph.config_checks import (
     is_share,
     require,
 )
-from flower_graph.errors import ConfigError
+from flower_graph.config_robust import NO_DEFENCE, Robust
 
 APP = "fedgls"
 FEDGLS = "structure-fedavg"
@@ -28,6 +28,14 @@ METHODS = (
     "fed-gnn-knn",
     "fed-gnn",
 )
+# Whose replies are one client's weights and nothing else
+AVERAGING = (FEDGLS, "fed-mlp", "fed-gnn-knn", "fed-gnn")
+SHARES = "what travels are sums and how much of each there is, whose quotient no such average gives"
+NOT_ROBUST = {
+    "fed-gnn-mlp": SHARES,
+    "fedproto": SHARES,
+    "local-gnn-knn": "nothing is averaged",
+}
 PARTITIONS = ("louvain", "metis", "dirichlet", "random")
 ENCODERS = ("attentive", "mlp")
 SIMILARITIES = ("cosine", "euclidean", "inner")
@@ -109,8 +117,16 @@ class StrategyConfig:
     optimiser: str = "keep"  # keep | reset: whether a client's Adam lasts from round to round
     prototype_weight: float = 1.0  # fedproto: weight of the distance to the prototypes, >= 0
     participation: float = 1.0  # share of the SuperNodes asked each round
+    robust: str = "none"  # none | krum | trimmed-mean | median: what stands for the mean
+    num_malicious: int = 1  # krum: SuperNodes that may be hostile
+    beta: float = 0.2  # trimmed-mean: share of the SuperNodes cut off at each end, < 0.5
     timeout: float = 600.0  # seconds that an exchange may take
     min_nodes: int = 1  # SuperNodes to wait for before the first round
+
+    @property
+    def average(self) -> Robust:
+        """What stands for the mean of the clients' weights."""
+        return Robust(self.robust, self.num_malicious, self.beta)
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
@@ -121,6 +137,7 @@ class StrategyConfig:
         choice("strategy.optimiser", self.optimiser, OPTIMISERS)
         at_least("strategy.prototype_weight", self.prototype_weight, 0)
         is_share("strategy.participation", self.participation)
+        self.average.validate(self.name, NOT_ROBUST)
         above_zero("strategy.timeout", self.timeout)
         at_least("strategy.min_nodes", self.min_nodes, 1)
 
@@ -158,8 +175,10 @@ class FedGLSConfig(CommonConfig):
         self.graph.validate()
         self.model.validate()
         self.strategy.validate()
-        if self.checkpoint_every:
-            raise ConfigError(
-                f"checkpoint_every: {self.checkpoint_every} is not allowed with app={APP}, which "
-                "saves no checkpoints: set checkpoint_every=0"
-            )
+        if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
+            why = "the noise is for a mean, and one client can move this average further"
+            self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)
+        self.privacy.require_averaging(self.strategy.name, AVERAGING)
+        if self.strategy.name not in AVERAGING:
+            why = "noise is for weights, and it sends none, or more than weights"
+            self.privacy.refuse_with(f"strategy.name={self.strategy.name}", why)

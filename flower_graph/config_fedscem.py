@@ -15,14 +15,21 @@ from flower_graph.config_checks import (
     is_share,
     require,
 )
-from flower_graph.errors import ConfigError
+from flower_graph.config_robust import NO_DEFENCE, Robust
 
 APP = "fedscem"
 SPLITS = ("per-client", "global")
 FEDSCEM = "masked-embedding-averaging"
 SAGE = ("local-sage", "fed-sage")
-WITHOUT_CHECKPOINTS = ("fedavg", "fedprox", *SAGE)
-STRATEGIES = (FEDSCEM, "self-training", *WITHOUT_CHECKPOINTS)
+AVERAGING = ("fedavg", "fedprox")  # whose clients send weights in the clear
+STRATEGIES = (FEDSCEM, "self-training", *AVERAGING, *SAGE)
+# What has no average of single clients' weights to replace
+NOT_ROBUST = {
+    FEDSCEM: "the server sees sums alone",
+    "self-training": "nothing is averaged",
+    "local-sage": "nothing is averaged",
+    "fed-sage": "hostile clients could still spoil the generators",
+}
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
 ALIGNMENTS = ("psi", "polynomial", "plain")
@@ -84,8 +91,16 @@ class StrategyConfig:
     limit: float = 32.0  # largest size of a number in an embedding that the masked sum takes
     resolution: float = 2.0**-12  # their step; where models are shared, at most 2^-20
     dropout: float = 0.3  # share of the clients that may vanish in a round, 0 <= dropout < 1
+    robust: str = "none"  # none | krum | trimmed-mean | median: what stands for the mean
+    num_malicious: int = 1  # krum: SuperNodes that may be hostile
+    beta: float = 0.2  # trimmed-mean: share of the SuperNodes cut off at each end, < 0.5
     timeout: float = 600.0  # seconds that an exchange may take
     min_nodes: int = 1  # SuperNodes to wait for before the first round
+
+    @property
+    def average(self) -> Robust:
+        """What stands for the mean of the clients' weights."""
+        return Robust(self.robust, self.num_malicious, self.beta)
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
@@ -101,6 +116,7 @@ class StrategyConfig:
         above_zero("strategy.learning_rate", self.learning_rate)
         at_least("strategy.weight_decay", self.weight_decay, 0)
         is_share("strategy.participation", self.participation)
+        self.average.validate(self.name, NOT_ROBUST)
         above_zero("strategy.limit", self.limit)
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
@@ -139,9 +155,18 @@ class FedSCemConfig(CommonConfig):
         if self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked":
             # The sum over one client is that client's embedding, whatever masks it wore.
             at_least("partition.clients", self.partition.clients, 2, " for a masked sum")
-        if self.strategy.name in WITHOUT_CHECKPOINTS and self.checkpoint_every:
-            raise ConfigError(
-                f"checkpoint_every: {self.checkpoint_every} is not allowed with "
-                f"strategy.name={self.strategy.name}, which saves no checkpoints: set "
-                "checkpoint_every=0"
-            )
+        self._validate_privacy()
+
+    def _validate_privacy(self) -> None:
+        """Refuse a budget where something leaves clients that gets no noise, or nothing does."""
+        how = self.strategy
+        self.privacy.require_averaging(how.name, AVERAGING)
+        if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
+            why = "the noise is for a mean, and one client can move this average further"
+            self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)
+        if how.name not in (FEDSCEM, *AVERAGING):
+            why = "noise is for embeddings or weights, and it sends neither, or more than these"
+            self.privacy.refuse_with(f"strategy.name={how.name}", why)
+        if how.name == FEDSCEM and how.model_sharing != "none":
+            why = "the weights that are shared get no noise"
+            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)

@@ -75,3 +75,8 @@ class NFedGNNConfig(CommonConfig):
         at_least("model.heads", self.model.heads, 1)
         is_dropout("model.dropout", self.model.dropout)
         self.strategy.validate()
+        self.privacy.require_averaging(self.strategy.name, ())
+        if self.strategy.average_every:
+            every = self.strategy.average_every
+            why = "the weights that users then send get no noise"
+            self.privacy.refuse_with(f"strategy.average_every={every}", why)

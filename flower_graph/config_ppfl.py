@@ -138,23 +138,6 @@ class JudgeConfig:
 
 
 @dataclass
-class PrivacyConfig:
-    """Local differential privacy of what clients send, by Flower's ``LocalDpMod``."""
-
-    epsilon: float | None = None  # budget of the whole run, for all of a client's data; null: none
-    delta: float = 1e-5  # chance, over the whole run, that the promise of epsilon fails
-    clipping_norm: float = 10.0  # longest change of a client's public embeddings, as one vector
-
-    def validate(self) -> None:
-        """Refuse values that no mechanism can have; ``ConfigError`` names key and value."""
-        if self.epsilon is not None:
-            above_zero("privacy.epsilon", self.epsilon)
-        good = 0 < self.delta < 1
-        require(good, "privacy.delta", self.delta, "above 0 and below 1")
-        above_zero("privacy.clipping_norm", self.clipping_norm)
-
-
-@dataclass
 class StrategyConfig:
     """What the server does with the public embeddings."""
 
@@ -197,7 +180,6 @@ class PPFLConfig(CommonConfig):
     deepwalk: DeepWalkConfig = field(default_factory=DeepWalkConfig)
     gat: GATConfig = field(default_factory=GATConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
 
     def validate(self) -> None:
@@ -206,13 +188,14 @@ class PPFLConfig(CommonConfig):
         super().validate()
         for part in (self.partition, self.model, self.deepwalk, self.gat):
             part.validate()
-        for rest in (self.judge, self.privacy, self.strategy):
+        for rest in (self.judge, self.strategy):
             rest.validate()
         self._validate_together()
 
     def _validate_together(self) -> None:
         """Refuse settings that are possible alone and not with each other."""
         how = self.strategy
+        self.privacy.require_averaging(how.name, ())
         if self.privacy.epsilon is not None and (how.name == LOCAL or how.alignment == SECURE):
             with_ = f"strategy.name={LOCAL}" if how.name == LOCAL else f"alignment={SECURE}"
             raise ConfigError(
@@ -224,11 +207,6 @@ class PPFLConfig(CommonConfig):
             raise ConfigError(
                 f"strategy.{key}: {getattr(how, key)} is not allowed with "
                 f"strategy.alignment={SECURE}: sums over changing clients could be compared"
-            )
-        if self.checkpoint_every:
-            raise ConfigError(
-                f"checkpoint_every: {self.checkpoint_every} is not allowed with app={APP}, which "
-                "saves no checkpoints: set checkpoint_every=0"
             )
         good = self.model.dimension % self.gat.heads == 0
         if self.model.name == GAT and not good:

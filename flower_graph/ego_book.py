@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_graph import checkpoint
 from flower_graph.ego_cohort import EgoSettings, initial_weights, rest_shapes
 from flower_graph.ego_vector import mean_metrics
-from flower_graph.errors import CheckpointError
 from flower_graph.ledger import ByteLedger
-from flower_graph.records.ego import METRIC_NAMES, EgoReply, EgoRequest, Layout, Sums
+from flower_graph.records.ego import (
+    SUMMED_NAMES,
+    UNREAD,
+    EgoReply,
+    EgoRequest,
+    Layout,
+    Sums,
+)
+from flower_graph.records.ego_checks import check_measured
 from flower_graph.report import RoundReport
+from flower_graph.run_checkpoints import RunCheckpoints
 from flower_graph.stacked_weights import ModelWeights
 
 if TYPE_CHECKING:
@@ -42,6 +49,8 @@ class RoundSum:
         ``[L]`` the sum; None if the round was skipped.
     contributors : int
         Clients in it.
+    answered, failed : set, dict
+        Which these are; and of others what went wrong, by client.
     skipped : str
         Why there is no sum.
     rejected : list
@@ -56,6 +65,8 @@ class RoundSum:
     contributors: int = 0
     skipped: str = ""
     rejected: list[dict[str, Any]] = field(default_factory=list)
+    answered: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
 
 
@@ -83,18 +94,16 @@ class EgoBook:
         checkpoint_dir: Path | None,
         checkpoint_every: int,
     ) -> None:
-        checkpoint.check(checkpoint_dir, checkpoint_every)
+        self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.settings, self.variant = settings, variant
         self.model = initial_weights(settings) if shares_model else None
         self.ledger = ByteLedger()
-        self._folder, self._every = checkpoint_dir, checkpoint_every
         self._sums: Sums | None = None
         self._start = self.model  # what this round began with
         self._due = False  # whether the clients were asked to save the round that is reported next
         # What travelled before this round: if the run is resumed, its messages are sent again.
         self._wire: dict[str, Any] = {}
         self._payload: dict[str, Any] = {}
-        self._is_late = False  # whether an earlier one could not be completed
 
     def forget_sums(self) -> None:
         """Give up the last round's sums: the slots that they belong to are no more."""
@@ -110,9 +119,8 @@ class EgoBook:
     def request(self, server_round: int, session: EgoSession) -> EgoRequest:
         """Write what is the same for all SuperNodes of a round's request."""
         before = server_round - 1
-        every, rounds = self._every, session.rounds
-        is_asked = self._is_late or before == rounds or (every and before % every == 0)
-        self._due = bool(every and before and is_asked)
+        rounds = session.rounds
+        self._due = self.checkpoints.is_due(before, rounds)
         model = self._start = self.model
         self._wire = session.exchange.ledger.state_dict()
         return EgoRequest(
@@ -125,6 +133,7 @@ class EgoBook:
             ring=session.ring(),
             is_last=server_round > rounds,
             checkpoint=self._due,
+            run=self.checkpoints.run,
         )
 
     def take(
@@ -144,9 +153,17 @@ class EgoBook:
             "mask": max((mask for _, mask in seconds), default=0.0),
             **found.parts,
         }
-        metrics = dict.fromkeys(METRIC_NAMES, math.nan)
+        metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
         if found.total is not None:
-            metrics = self._read(layout, found, ring)
+            try:
+                metrics = self._read(layout, found, ring)
+            except ValueError as error:  # nobody can say whose words were wrong
+                self._sums = None
+                found.skipped = f"a client's part of the sum was not as agreed: {error}"
+                found.contributors, found.answered = 0, set()
+                LOG.warning("round %d: %s", found.server_round, found.skipped)
+        if metrics[UNREAD] > 0:
+            self._name_unread(found, int(metrics[UNREAD]))
         return _report(metrics, asked, found, parts, self.settings, self.payload)
 
     def _read(self, layout: Layout, found: RoundSum, ring: Ring | None) -> dict[str, float]:
@@ -154,16 +171,33 @@ class EgoBook:
         assert total is not None
         if layout.slots:
             self._sums = self._keep(layout, found, total, ring)
-        numbers = total[layout.metrics] if ring is None else ring.decode(total[layout.metrics])
+        numbers = total[layout.metrics]
+        if ring is not None:
+            # Of a plain sum this was checked reply by reply.
+            numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
+            ring.check_sums(numbers, found.contributors)
+            check_measured(numbers, found.contributors, step * found.contributors)
         if layout.weights and self.model is not None:
             words = total[layout.model]
-            mean = (words if ring is None else ring.decode(words)) / found.contributors
+            sums = words if ring is None else ring.decode(words)
+            if ring is not None:
+                ring.check_sums(sums, found.contributors)
+            mean = sums / found.contributors
             first = self.model.first.numel()
             split = np.split(mean.astype(np.float32), [first])
             self.model = ModelWeights(
                 torch.from_numpy(split[0]).view_as(self.model.first), torch.from_numpy(split[1])
             )
-        return dict(zip(METRIC_NAMES, map(float, numbers), strict=True))
+        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
+
+    def _name_unread(self, found: RoundSum, clients: int) -> None:
+        """Report clients that could not read what the server added up in the round before."""
+        why = (
+            f"{clients} of {found.contributors} clients could not read the means and went on "
+            "alone: a client's part of the sum was not as agreed"
+        )
+        found.rejected.append({"reason": why})
+        LOG.warning("round %d: %s", found.server_round - 1, why)
 
     def _keep(
         self, layout: Layout, found: RoundSum, total: NDArray[Any], ring: Ring | None
@@ -185,7 +219,7 @@ class EgoBook:
         up = found.contributors
         self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
         self.ledger.count("up", "activations", up * layout.slots * word)
-        self.ledger.count("up", "metrics", up * len(METRIC_NAMES) * word)
+        self.ledger.count("up", "metrics", up * len(SUMMED_NAMES) * word)
         if self.model is not None:
             weights = self.model.first.numel() + self.model.rest.numel()
             self.ledger.count("up", "weights", up * layout.weights * word)
@@ -210,7 +244,7 @@ class EgoBook:
 
     # Checkpoints
 
-    def save(self, server_round: int, session: EgoSession, answered: Collection[int]) -> None:
+    def save(self, server_round: int, session: EgoSession, answers: Mapping[int, EgoReply]) -> None:
         """Complete the round's checkpoint, if one is due and all clients that are there saved it.
 
         Parameters
@@ -219,46 +253,36 @@ class EgoBook:
             The round.
         session : EgoSession
             To ask the SuperNodes that have not been asked with the round's request.
-        answered : collection of int
-            Those that were, and have answered.
+        answers : mapping
+            What those answered that were, by SuperNode.
         """
         if not self._due:
             return
-        self._is_late = not session.save_others(server_round, answered)
-        if self._is_late:
-            LOG.warning("round %d: no checkpoint, as not all clients saved it", server_round)
-            return
-        assert self._folder is not None
+        saved = {node: reply.not_saved for node, reply in answers.items()}
+        missing = session.save_others(server_round, saved)
         state: dict[str, Any] = {"settings": self._settings(), "ledger": self._payload}
         state["wire"] = self._wire
         if self._start is not None:
             # The clients' part was saved within the next round, which began with this model.
             state |= {"first": self._start.first, "rest": self._start.rest}
-        checkpoint.save_server(self._folder, server_round, state)
+        self.checkpoints.save(server_round, state, missing)
 
     def resume(self, session: EgoSession) -> int:
-        """Load the last complete checkpoint; the clients load theirs when they say hello."""
-        if self._folder is None:
-            raise CheckpointError("resume: a checkpoint_dir is needed")
-        server_round = checkpoint.last_round(self._folder)
-        if server_round > session.rounds:
-            raise CheckpointError(
-                f"num_rounds: {session.rounds} is less than round {server_round} of the checkpoint"
-            )
-        state = checkpoint.load_server(self._folder, server_round)
-        try:
-            for name, value in self._settings().items():
-                if (was := state["settings"][name]) != value:
-                    raise ValueError(f"its {name} is {was}, this run's is {value}")
+        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        wire: dict[str, Any] = {}
+
+        def load(state: Mapping[str, Any]) -> None:
             self.ledger.load_state_dict(state["ledger"])
-            session.exchange.ledger.load_state_dict(state["wire"])
+            wire.update(state["wire"])
             if self.model is not None:
                 self.model = ModelWeights(state["first"], state["rest"])
-        except (KeyError, TypeError, ValueError) as error:
-            folder = checkpoint.round_folder(self._folder, server_round)
-            raise CheckpointError(f"{folder}: does not fit this run: {error}") from error
-        session.resume_round = server_round
-        return server_round
+
+        def ask(server_round: int) -> list[str]:
+            # What is sent from here on is the set-up of the run that goes on.
+            session.exchange.ledger.load_state_dict(wire)
+            return session.go_on(self.checkpoints.resume)
+
+        return self.checkpoints.go_on(session.rounds, self._settings(), load, ask)
 
     def _settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""

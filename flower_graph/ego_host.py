@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph import checkpoint
+from flower_graph.checkpoint import ClientCheckpoints
+from flower_graph.client_noise import ClientNoise
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.ego_cohort import ChosenEgos, EgoCohort, EgoSettings, Shared
+from flower_graph.ego_noise import add_noise
 from flower_graph.ego_secrets import EgoSecrets
 from flower_graph.ego_vector import Writing, add_up, measure, read_shared
-from flower_graph.errors import CheckpointError, OutOfRangeError
+from flower_graph.errors import (
+    CheckpointError,
+    OutOfRangeError,
+    RefusedError,
+    StateLostError,
+    UnreadableSumError,
+)
 from flower_graph.graph_batch import check_sizes
 from flower_graph.judgement import judge
 from flower_graph.records.alignment import UnionRequest
@@ -30,7 +39,8 @@ from flower_graph.records.ego import (
     PlainPresence,
     read_settings,
 )
-from flower_graph.records.keys import ALIGN_STAGE, PREPARE_RUN, ROUND, UNMASK_RUN
+from flower_graph.records.keys import ALIGN_STAGE, PREPARE_RUN, ROUND, RUN_TOKEN, UNMASK_RUN
+from flower_graph.records.resume import Resume
 from flower_graph.records.secure_sum import (
     KeyReply,
     MaskedReply,
@@ -44,6 +54,8 @@ from flower_graph.state import StateStore, Tensors
 
 if TYPE_CHECKING:
     from flwr.app import Context
+
+LOG = logging.getLogger(__name__)
 
 # Per client: the last round that it trained for, and whose means it took in. A message that comes
 # twice, or a run that goes on from a checkpoint, does neither a second time.
@@ -63,25 +75,28 @@ class EgoHost:
         *,
         device: torch.device,
         checkpoint_dir: Path | None,
+        noise: ClientNoise | None = None,
     ) -> None:
         if not egos:
             raise ValueError("egos: none is given; a SuperNode hosts at least one")
         numbers = [ego.client for ego in egos]
         if len(set(numbers)) != len(numbers):
             raise ValueError(f"egos: client numbers {numbers!s:.60} are not all different")
-        self.egos, self._device, self._folder = list(egos), device, checkpoint_dir
+        self.egos, self._device = list(egos), device
+        self._noise, self._state = noise, context.state
         self._store = StateStore(context, "ego-client")
         identities = {ego.client: ego.identities for ego in egos}
         self.secrets = EgoSecrets(context, identities)
-        self._file_name = f"client-{context.node_config.get('partition-id', 0)}.safetensors"
+        self._checkpoints = ClientCheckpoints(context, checkpoint_dir)
 
     # Set-up
 
     def hello(self, message: EgoHello) -> KeyReply:
         """Make keys for a run; go on from a checkpoint if the server does."""
         self._check(message.settings)
-        if message.resume_round:
-            self._restore(message.settings, message.resume_round)
+        self.restore(message.settings, message.resume)
+        if self._store.version and not self.handled(message.settings):
+            self.secrets.drop()  # clients that begin anew are aligned anew
         return self.secrets.begin(message.run_id, message.alignment)
 
     def align(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,39 +140,82 @@ class EgoHost:
         cohort, tensors = self._open(request.settings)
         chosen = cohort.choose(request.clients.tolist())
         place = torch.tensor(chosen.places)
-        self._store.begin()
-        if request.model is not None:
-            self._start_from(chosen, tensors, place, request)
-        contrast = self._fuse(chosen, tensors, place, request, aligner.slots, host.run_id)
-        # The step begins with the very forward that is to be judged.
-        logits = self._train(chosen, tensors, place, request)
-        h = chosen.embed()
-        judged = chosen.judge(h) if logits is None else judge(chosen.batch, logits)
-        measured = measure(judged, contrast, request.settings.tau)
-        self._store.commit((cohort, tensors), tensors)
+        with self._changing(cohort, tensors):
+            if request.model is not None:
+                self._start_from(chosen, tensors, place, request)
+            contrast, is_unread = self._fuse(
+                chosen, tensors, place, request, aligner.slots, host.run_id
+            )
+            # The step begins with the very forward that is to be judged.
+            logits = self._train(chosen, tensors, place, request)
+            h = chosen.embed()
+            judged = chosen.judge(h) if logits is None else judge(chosen.batch, logits)
+            measured = measure(judged, contrast, request.settings.tau)
+        not_saved = ""
         if request.checkpoint:
-            self._save(request.server_round - 1)
+            not_saved = self._save(request.server_round - 1, request.run)
         trained = time.perf_counter()
         writing = self._writing(request, aligner.slots, host.run_id)
+        if self._noise is not None:
+            h, measured = self._add_noise(chosen, h, measured, writing)
+        measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
         total, present, left_out = add_up(chosen, h, measured, writing)
         entries, total = _mask(host, request, total, present, left_out)
         self.secrets.keep(form, host, aligner)
         masked = time.perf_counter()
-        return EgoReply(request.server_round, entries, total, trained - started, masked - trained)
+        seconds = trained - started, masked - trained
+        return EgoReply(request.server_round, entries, total, *seconds, not_saved)
 
-    def save(self, config: Mapping[str, Any]) -> None:
-        """Write a checkpoint without taking part in the round."""
+    def _add_noise(
+        self, chosen: ChosenEgos, h: Tensor, measured: NDArray[np.float64], writing: Writing
+    ) -> tuple[Tensor, NDArray[np.float64]]:
+        """Protect what the clients share; after the last round that is nothing."""
+        assert self._noise is not None
+        if writing.layout.weights:
+            raise RefusedError("the weights that are asked for would have no noise")
+        clients = list(chosen.batch.clients)
+        table = writing.table if writing.layout.slots else None
+        return add_noise(self._noise, self._state, h, measured, table, clients)
+
+    def save(self, config: Mapping[str, Any]) -> str:
+        """Write a checkpoint without taking part in the round; return why not, or nothing."""
         if not self._store.version:
             cohort, tensors = self._open(read_settings(config))
             self._store.commit((cohort, tensors), tensors)
-        self._save(int(config[ROUND]))
+        return self._save(int(config[ROUND]), str(config[RUN_TOKEN]))
+
+    def handled(self, settings: EgoSettings) -> int:
+        """Return how many messages the models have behind them; 0 if they are lost, too."""
+        if self._store.version:
+            try:
+                self._open(settings)
+            except StateLostError as error:
+                LOG.warning("%s: the clients begin anew", error)
+                self._store.drop()
+        return self._store.version
 
     @contextmanager
     def opened(self, settings: EgoSettings) -> Iterator[ChosenEgos]:
-        """Work with all clients' models; what changed counts when the block ends well."""
+        """Work with all clients' models; what changed counts when the block ends well.
+
+        Else they are again what they were.
+        """
         cohort, tensors = self._open(settings)
+        with self._changing(cohort, tensors):
+            yield cohort.choose([ego.client for ego in self.egos])
+
+    @contextmanager
+    def _changing(self, cohort: EgoCohort, tensors: Tensors) -> Iterator[None]:
+        """Keep what the block makes of the tensors, or, if it fails, what they were."""
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
         self._store.begin()
-        yield cohort.choose([ego.client for ego in self.egos])
+        try:
+            yield
+        except BaseException:
+            for name, tensor in before.items():
+                tensors[name].copy_(tensor)
+            self._store.undo()
+            raise
         self._store.commit((cohort, tensors), tensors)
 
     def drop(self) -> None:
@@ -187,20 +245,28 @@ class EgoHost:
         request: EgoRequest,
         table: Any,
         run_id: bytes,
-    ) -> Tensor | None:
-        """Co-train with the means of the round before (equation 11)."""
-        before = request.server_round - 1
+    ) -> tuple[Tensor | None, bool]:
+        """Co-train with the means of the round before (equation 11).
+
+        Returns what ``ChosenEgos.fuse`` does, if it was called, and whether there were means that
+        cannot be read.
+        """
+        before, is_unread = request.server_round - 1, False
         if before < 1 or bool((tensors[FUSED][place] >= before).all()):
-            return None
+            return None, is_unread
         tensors[FUSED][place] = before
+        # Where nothing was shared, what is left of the loss is the classification's.
+        empty = torch.zeros(0, dtype=torch.long, device=self._device)
+        shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
         if request.sums is not None and request.settings.mu:
-            shared = read_shared(request.sums, chosen, table, request.ring, run_id)
-        else:  # nothing was shared in that round: what is left of the loss is the classification's
-            empty = torch.zeros(0, dtype=torch.long, device=self._device)
-            shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
+            try:
+                shared = read_shared(request.sums, chosen, table, request.ring, run_id)
+            except UnreadableSumError as error:  # some client's fault, and for this round only
+                is_unread = True
+                LOG.warning("round %d: the means cannot be read, go on alone: %s", before, error)
         if request.variant == "iter" and not shared.place.numel():
-            return None
-        return chosen.fuse(shared, classify=request.variant != "iter")
+            return None, is_unread
+        return chosen.fuse(shared, classify=request.variant != "iter"), is_unread
 
     def _train(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
@@ -241,26 +307,28 @@ class EgoHost:
         placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
         return EgoCohort(self.egos, settings, placed, self._device), placed
 
-    def _save(self, server_round: int) -> None:
-        if self._folder is None:
-            raise CheckpointError("the server wants a checkpoint, but checkpoint_dir is not set")
+    def _save(self, server_round: int, run: str) -> str:
         _, tensors = self._store.load(lambda _: None)
-        numbers = torch.tensor([ego.client for ego in self.egos])
-        path = checkpoint.round_folder(self._folder, server_round) / self._file_name
-        checkpoint.save_client(path, tensors | {"clients": numbers})
+        found = tensors | {"clients": self._numbers}
+        return self._checkpoints.save(server_round, found, run)
 
-    def _restore(self, settings: EgoSettings, server_round: int) -> None:
-        if self._folder is None:
-            raise CheckpointError("the server resumes a run, but checkpoint_dir is not set")
-        path = checkpoint.round_folder(self._folder, server_round) / self._file_name
-        tensors = checkpoint.load_client(path)
-        numbers = torch.tensor([ego.client for ego in self.egos])
-        if not torch.equal(tensors.pop("clients"), numbers):
+    def restore(self, settings: EgoSettings, resume: Resume) -> None:
+        """Go on from the checkpoint of these clients that the server names, if it names one."""
+        if not self._store.is_due(resume):
+            return
+        tensors = self._checkpoints.load(resume.server_round, resume.run)
+        if not torch.equal(tensors.pop("clients"), self._numbers):
             raise CheckpointError(
-                f"{path}: other clients; resume with as many SuperNodes as before"
+                f"round {resume.server_round}: other clients; resume with as many SuperNodes as "
+                "before"
             )
         built = self._build(settings, self._store.create(tensors))
         self._store.commit(built, built[1])
+        self._store.note(resume)
+
+    @property
+    def _numbers(self) -> Tensor:
+        return torch.tensor([ego.client for ego in self.egos])
 
 
 def _mask(

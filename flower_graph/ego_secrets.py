@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flower_graph.errors import StateLostError
@@ -37,7 +38,14 @@ class EgoSecrets:
         self._vault: Vault[tuple[str, SumHost, Aligner]] = Vault(context, "ego-secrets")
 
     def begin(self, run_id: bytes, form: str) -> KeyReply:
-        """Make the keys of a run; what was kept before is of no more use."""
+        """Make the keys of a run, or show those that it has: its SuperNode may be back.
+
+        What was kept of another run is of no more use.
+        """
+        with suppress(StateLostError):
+            known, host, _ = self.load()
+            if host.run_id == run_id and known == form:
+                return host.keys()
         host = SumHost(run_id, list(self._identities))
         self.keep(form, host, _aligner(form, run_id, self._identities))
         return host.keys()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.ego_cohort import ChosenEgos, Shared
+from flower_graph.errors import UnreadableSumError
 from flower_graph.graph_batch import ROLES
 from flower_graph.judgement import Judgement
 from flower_graph.records.ego import METRIC_NAMES, Layout, Sums
@@ -72,7 +73,7 @@ def add_up(
     h : Tensor
         ``[n, h]`` their embeddings.
     metrics : ndarray
-        ``[c, 9]`` what ``METRIC_NAMES`` lists, of each client.
+        ``[c, 10]`` what ``SUMMED_NAMES`` lists, of each client.
     writing : Writing
         How to write them.
 
@@ -122,6 +123,11 @@ def read_shared(
     -------
     Shared
         Means on the clients' device.
+
+    Raises
+    ------
+    UnreadableSumError
+        If clients that write as agreed cannot have made such sums.
     """
     hidden = chosen.settings.hidden
     counts, embeddings = sums.counts, sums.embeddings.reshape(table.num_slots, hidden)
@@ -136,17 +142,25 @@ def read_shared(
             common *= ring.dtype.type(sums.contributors)
             ones = ones - common[words.shape[1] * table.num_slots :]
             words = words - common[: hidden * table.num_slots].reshape(-1, hidden)[held]
-        counts = np.rint(ring.decode(ones)).astype(np.int64)
+        counts = _read_counts(ring.decode(ones), sums.contributors)
         if table.group_key:
             pads = table.pads(run_id, sums.sum_round, hidden).astype(ring.dtype)
             words = words - counts[held, None].astype(ring.dtype) * pads
         values = ring.decode(words)
+        ring.check_sums(values, counts[held, None])
     mean = np.zeros((table.num_slots, hidden), np.float32)
     mean[held] = values / np.maximum(counts[held, None], 1)
     is_shared = (slots >= 0) & (counts[slots] >= 2) if counts.size else np.zeros(slots.size, bool)
     place = torch.from_numpy(np.flatnonzero(is_shared))
     device = chosen.batch.y.device
     return Shared(place.to(device), torch.from_numpy(mean[slots[is_shared]]).to(device))
+
+
+def _read_counts(found: NDArray[np.float64], contributors: int) -> NDArray[np.int64]:
+    """Read how many clients hold each slot."""
+    if ((found < 0) | (found > contributors) | (found != np.rint(found))).any():
+        raise UnreadableSumError(f"a number of holders is not from 0 to {contributors}")
+    return found.astype(np.int64)
 
 
 def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) -> NDArray[np.int64]:

@@ -31,12 +31,21 @@ class StateLostError(RuntimeError):
     """What a client kept between rounds is gone or belongs to another round."""
 
 
+def says_lost(reason: str) -> bool:
+    """Whether a client's error, as Flower hands it on, is that it has lost its state."""
+    return StateLostError.__name__ in reason
+
+
 class DivergedError(RuntimeError):
     """The loss is no longer a number."""
 
 
 class OutOfRangeError(ValueError):
     """A number that the ring of a secure sum cannot hold; the client does not send it."""
+
+
+class UnreadableSumError(ValueError):
+    """A sum that parts written as agreed cannot have; under masks nobody can say whose is wrong."""
 
 
 class RefusedError(ValueError):

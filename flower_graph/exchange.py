@@ -16,12 +16,21 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_graph.errors import NoClientsError
-from flower_graph.gathering import Gathering, Rejected, Replies, Unanswered, log_rejected
+from flower_graph import __version__
+from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.gathering import (
+    Gathering,
+    Rejected,
+    Replies,
+    Unanswered,
+    log_rejected,
+    one_line,
+)
 from flower_graph.ledger import ByteLedger, count_bytes
+from flower_graph.records.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
 
@@ -30,6 +39,8 @@ T = TypeVar("T")
 # A message outlives the deadline by this much: the two machines' clocks may differ, and a reply
 # that comes just too late shall still be drained rather than rot in the grid.
 TTL_MARGIN = 10.0
+# Seconds until the first line that says for whom the server waits, and from one to the next.
+FIRST_WORD, NEXT_WORD = 2.0, 10.0
 MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
 FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
 
@@ -50,6 +61,7 @@ class Exchange:
         self.ledger = ByteLedger()
         self._log = log or logging.getLogger(__name__)
         self._unanswered: dict[str, Unanswered] = {}
+        self._told: set[str] = set()  # other versions that the log names already
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
         """Wait until enough nodes are connected.
@@ -69,19 +81,30 @@ class Exchange:
         Raises
         ------
         NoClientsError
-            If fewer came in time; says how many.
+            If fewer came in time; says how many, and which settings decide.
         ValueError
             If an argument is impossible.
         """
         if min_nodes < 1:
             raise ValueError(f"min_nodes is {min_nodes}, must be at least 1")
         deadline = _deadline(timeout)
-        wait = FIRST_WAIT
+        wait, word = FIRST_WAIT, deadline - timeout + FIRST_WORD
         while len(nodes := sorted(self.grid.get_node_ids())) < min_nodes:
-            if (left := deadline - time.monotonic()) <= 0:
+            now = time.monotonic()
+            if (left := deadline - now) <= 0:
                 raise NoClientsError(
-                    f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
+                    f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s: "
+                    "start more SuperNodes, set strategy.min_nodes lower, or strategy.timeout "
+                    "higher"
                 )
+            if now >= word:
+                self._log.warning(
+                    "waiting for %d SuperNodes, %d connected; %.0f s left",
+                    min_nodes,
+                    len(nodes),
+                    left,
+                )
+                word = now + NEXT_WORD
             time.sleep(min(wait, left))
             wait = _longer(wait)
         return nodes
@@ -126,7 +149,8 @@ class Exchange:
             If an argument is impossible.
         """
         _deadline(timeout)  # refuse a bad one before anything is sent
-        gathering = Gathering[T](server_round, read, max_reply_bytes)
+        reader = self._stamped(read) if message_type == "query" else read
+        gathering = Gathering[T](server_round, reader, max_reply_bytes)
         self._push(requests, message_type, timeout + TTL_MARGIN, gathering)
         self._gather(gathering, timeout)
         self._give_up(gathering, timeout)
@@ -134,6 +158,23 @@ class Exchange:
         log_rejected(self._log, server_round, "left out", replies.rejected)
         log_rejected(self._log, server_round, "ignored", replies.strays)
         return replies
+
+    def _stamped(self, read: Callable[[int, RecordDict], T]) -> Callable[[int, RecordDict], T]:
+        """Have a ``query``'s answer say that the server understands its node before it is read."""
+
+        def checked(node_id: int, content: RecordDict) -> T:
+            if (version := other_version(content)) and version not in self._told:
+                self._told.add(version)
+                self._log.warning(
+                    "node %d has flower-graph %s, the server %s: with the same version everywhere "
+                    "results can be repeated",
+                    node_id,
+                    version,
+                    __version__,
+                )
+            return read(node_id, content)
+
+        return checked
 
     def _gather(self, gathering: Gathering[T], timeout: float) -> None:
         """Pull until every message is answered or time is up."""
@@ -192,6 +233,29 @@ class Exchange:
             gathering.reject(node_id, f"no reply within {timeout:g} s")
             entry = Unanswered(node_id, gathering.server_round, forget_at)
             self._unanswered[message_id] = entry
+
+
+def other_version(content: RecordDict) -> str:
+    """Return the version of the node that answered a ``query``; empty if it is the server's.
+
+    A plain ClientApp says nothing of it, which is fine.
+
+    Raises
+    ------
+    MalformedReplyError
+        If the node speaks another format of messages.
+    """
+    said = content.config_records.get(CONFIG, ConfigRecord())
+    if MESSAGE_FORMAT not in said:
+        return ""
+    version = one_line(str(said.get(VERSION, "?")), 40)
+    if said[MESSAGE_FORMAT] != FORMAT:
+        theirs = one_line(str(said[MESSAGE_FORMAT]), 20)
+        raise MalformedReplyError(
+            f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
+            f"({__version__}): install the same version"
+        )
+    return "" if version == __version__ else version
 
 
 def _deadline(timeout: float) -> float:

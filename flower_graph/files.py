@@ -68,6 +68,17 @@ def _probe(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path`` that replaces it once it is wholly written.

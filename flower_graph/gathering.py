@@ -135,6 +135,14 @@ class Gathering(Generic[T]):
         return "answers no message of this exchange"
 
 
+def hosted_twice(client: int, other: int) -> str:
+    """Say that a client of a SuperNode that is new is another's too, and what to do."""
+    return (
+        f"client {client} is hosted by node {other} already: give each SuperNode a partition-id or "
+        "a data-folder of its own"
+    )
+
+
 def no_content(reply: Message) -> str | None:
     """Say why there is nothing to read in a reply, or None."""
     if reply.has_error():

@@ -128,6 +128,7 @@ def _settings(
         "overrides": shlex.join([*seeds, *overrides]),
         "output-dir": str(out.resolve()),
         "resume": bool(resume),
+        "server-folder": "",  # here every party makes its own data
     }
 
 

@@ -30,7 +30,9 @@ class Panel(NamedTuple):
     levels: dict[str, Values]
 
 
-def plot_budgets(path: Path, panels: Mapping[str, Panel]) -> None:
+def plot_budgets(
+    path: Path, panels: Mapping[str, Panel], *, noisy: str = "FED, with noise"
+) -> None:
     """Draw accuracy against epsilon, and levels to compare it with.
 
     Points and lines are means over the seeds; bars and bands one standard deviation.
@@ -41,6 +43,8 @@ def plot_budgets(path: Path, panels: Mapping[str, Panel]) -> None:
         The picture to write; the ending says the format.
     panels : mapping
         By title, beside each other.
+    noisy : str
+        What the runs with noise are called.
 
     Raises
     ------
@@ -51,25 +55,24 @@ def plot_budgets(path: Path, panels: Mapping[str, Panel]) -> None:
     """
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
-    figure = Figure(figsize=(4.6 * len(panels), 3.9), layout="constrained")
+    # Below a single panel the legend is wider than the panel.
+    figure = Figure(figsize=(max(4.6 * len(panels), 7.2), 3.9), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False).flatten()
     for cell, (title, panel) in zip(axes, panels.items(), strict=True):
         rows = [*panel.budgets.values(), *panel.levels.values()]
         if not panel.budgets or not all(map(len, rows)):
             raise ValueError(f"{title}: every budget and level needs at least one accuracy")
-        _draw(cell, panel)
+        _draw(cell, panel, noisy)
         cell.set_title(title, fontsize=11)
     axes[0].set_ylabel("accuracy in percent")
     legend_below(figure, list(axes))
     save(figure, path)
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
+def _draw(axes: Axes, panel: Panel, noisy: str) -> None:
     epsilons = sorted(panel.budgets)
     means, spread = zip(*(_percent(panel.budgets[epsilon]) for epsilon in epsilons), strict=True)
-    axes.errorbar(
-        epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label="FED, with noise"
-    )
+    axes.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
     for place, (name, values) in enumerate(panel.levels.items(), 1):
         mean, half = _percent(values)
         axes.axhline(mean, color=COLOURS[place], linestyle=DASHES[place], label=name)

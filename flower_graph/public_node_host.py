@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,16 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
+from flower_graph.checkpoint import ClientCheckpoints
+from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.files import atomic
 from flower_graph.public_nodes import EmbeddingModel, FloatArray, KeepsState, Member
 from flower_graph.records.public_nodes import PublicHello, PublicReply, PublicRequest
+from flower_graph.records.resume import Resume
 from flower_graph.state import StateStore, Tensors
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
+LOG = logging.getLogger(__name__)
 Models = dict[int, EmbeddingModel]
+MODELS = "model."  # before the names of the models' tensors in a checkpoint
 
 
 class _Answer(NamedTuple):
@@ -41,6 +48,8 @@ class PublicNodeHost:
         The clients.
     save_to : Path, optional
         Folder for the embeddings after the last round, a file ``client-<number>.npz`` each.
+    checkpoint_dir : Path, optional
+        Where to save the models when the server asks for a checkpoint.
 
     Raises
     ------
@@ -49,7 +58,11 @@ class PublicNodeHost:
     """
 
     def __init__(
-        self, context: Context, members: Sequence[Member], save_to: Path | None = None
+        self,
+        context: Context,
+        members: Sequence[Member],
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         if not members:
             raise ValueError("members: none is given; a SuperNode hosts at least one client")
@@ -58,6 +71,7 @@ class PublicNodeHost:
             numbers = [member.number for member in members]
             raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
         self._store, self._save_to = StateStore(context, "public-node-client"), save_to
+        self._checkpoints = ClientCheckpoints(context, checkpoint_dir)
 
     @property
     def public(self) -> dict[int, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
@@ -65,16 +79,73 @@ class PublicNodeHost:
         return {number: member.public for number, member in self.members.items()}
 
     def hello(self) -> PublicHello:
-        """Say who is here."""
+        """Say who is here, and how many messages they have behind them."""
         members = self.members.values()
+        if self._store.version:
+            try:
+                self._open()
+            except StateLostError as error:
+                LOG.warning("%s: the clients begin anew", error)
+                self._store.drop()
         return PublicHello(
             list(self.members),
             [member.public for member in members],
             [member.dimension for member in members],
+            self._store.version,
         )
+
+    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+        """Write a round's checkpoint; return why it cannot be done, or nothing.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        run : str
+            Token of the run.
+        more : dict of Tensor, optional
+            What else ``restore`` is to give back.
+        """
+        if not self._store.version:  # not asked so far
+            with self.opened():
+                pass
+        _, kept = self._open()
+        own = {f"{MODELS}{name}": value for name, value in kept.items()}
+        numbers = {"clients": torch.tensor(list(self.members))}
+        return self._checkpoints.save(server_round, own | numbers | (more or {}), run)
+
+    def restore(self, resume: Resume) -> Tensors | None:
+        """Go on from the checkpoint that the server names.
+
+        Returns
+        -------
+        dict or None
+            What ``save`` was given besides; None where no checkpoint is named that is not loaded
+            already.
+
+        Raises
+        ------
+        CheckpointError
+            If it is missing, damaged, or of other clients or another run.
+        """
+        if not self._store.is_due(resume):
+            return None
+        tensors = self._checkpoints.load(resume.server_round, resume.run)
+        if tensors.pop("clients").tolist() != list(self.members):
+            raise CheckpointError(
+                f"round {resume.server_round}: other clients; resume with as many SuperNodes as "
+                "before"
+            )
+        own = {k: v for k, v in tensors.items() if k.startswith(MODELS)}
+        kept = self._store.create({k.removeprefix(MODELS): v for k, v in own.items()})
+        self._store.commit(self._build(kept), kept)
+        self._store.note(resume)
+        return {k: v for k, v in tensors.items() if k not in own}
 
     def round(self, request: PublicRequest) -> PublicReply:
         """Have every client that is asked take its targets, train, embed and measure."""
+        if request.follows:
+            self._store.expect()
         with self.opened() as models:
             answers = [
                 self._answer(models[client], self.members[client], targets, request)

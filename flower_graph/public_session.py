@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.errors import MalformedReplyError, NoClientsError, says_lost
 from flower_graph.exchange import Rejected, Replies
-from flower_graph.gathering import no_content
+from flower_graph.gathering import hosted_twice, no_content
 from flower_graph.open_session import OpenSession
+from flower_graph.participation import NOT_DRAWN, Participation, roll_call
 from flower_graph.public_nodes import FloatArray, IntArray
+from flower_graph.records.keys import CHECKPOINT, CONFIG, RUN_TOKEN, SERVER_ROUND
 from flower_graph.records.public_nodes import PublicHello, PublicReply, PublicRequest
+from flower_graph.records.resume import Resume, read_not_saved
+from flower_graph.reply_limits import reply_bytes, setup_bytes
 from flower_graph.rng import generator
+
+LOG = logging.getLogger(__name__)
+
+
+def public_bytes(requests: Iterable[PublicRequest], numbers: int = 0) -> int:
+    """Return the most bytes of a reply to one of these requests, with so many numbers besides."""
+    found = list(requests)
+    rows = max((sum(ids.size for ids in one.nodes) * one.dimension for one in found), default=0)
+    clients = max((len(one.clients) for one in found), default=0)
+    return reply_bytes(rows + numbers, clients)
 
 
 class PublicSession(OpenSession):
@@ -33,6 +49,8 @@ class PublicSession(OpenSession):
         Seed of the draw of SuperNodes.
     """
 
+    not_asked = NOT_DRAWN  # why a client that is there may not have been asked
+
     def __init__(self, *, participation: float, min_nodes: int, seed: int) -> None:
         super().__init__()
         if not 0 < participation <= 1:
@@ -42,6 +60,11 @@ class PublicSession(OpenSession):
         self.participation, self.min_nodes, self.seed = participation, min_nodes, seed
         self.hosted: dict[int, PublicHello] = {}  # by SuperNode
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
+        self.connected: list[int] = []  # SuperNodes at the beginning of the round
+        self.resume = Resume()  # what clients are told of the run, and where it goes on from
+        self.begun: set[int] = set()  # clients that have answered a round
+        self.anew: set[int] = set()  # of these, those that have lost their state since
+        self._lost: set[int] = set()  # SuperNodes that said so
         self.dimension = 0  # of all embeddings; 0 before anybody is there
 
     def plan(self, server_round: int) -> tuple[dict[int, list[int]], list[Rejected]]:
@@ -57,7 +80,10 @@ class PublicSession(OpenSession):
         NoClientsError
             If nobody can take part.
         """
-        connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        connected = self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        for node in self._lost:
+            self.hosted.pop(node, None)  # asked again who it is
+        self._lost.clear()
         rejected = self._enrol(server_round, connected)
         there = [node for node in connected if node in self.hosted]
         if not there:
@@ -74,11 +100,87 @@ class PublicSession(OpenSession):
         self, server_round: int, requests: Mapping[int, PublicRequest]
     ) -> Replies[PublicReply]:
         """Send the round's messages and gather what is usable of the replies."""
-        return self.exchange.send(
-            {node: request.to_record() for node, request in requests.items()},
+        return self._noted(
+            self.exchange.send(
+                {node: request.to_record() for node, request in requests.items()},
+                server_round=server_round,
+                timeout=self.timeout,
+                read=lambda node, content: PublicReply.from_record(content, requests[node]),
+                max_reply_bytes=public_bytes(requests.values()),
+            )
+        )
+
+    def save_others(self, server_round: int, saved: Mapping[int, str]) -> dict[int, str]:
+        """Let SuperNodes save a round, but for those that have with its request.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        saved : mapping
+            Those that answered it, and why they could not save; empty where they could.
+
+        Returns
+        -------
+        dict
+            SuperNodes that have not saved it, with the reason.
+        """
+        left = [n for n in self.exchange.grid.get_node_ids() if n in self.hosted.keys() - saved]
+        order: dict[str, Any] = {
+            CHECKPOINT: True,
+            SERVER_ROUND: server_round,
+            RUN_TOKEN: self.resume.run,
+        }
+        replies = self.exchange.send(
+            dict.fromkeys(left, RecordDict({CONFIG: ConfigRecord(order)})),
+            message_type="query",
             server_round=server_round,
             timeout=self.timeout,
-            read=lambda node, content: PublicReply.from_record(content, requests[node]),
+            read=lambda _, content: read_not_saved(content),
+            max_reply_bytes=setup_bytes(),
+        )
+        missing = {node: why for node, why in {**saved, **replies.values}.items() if why}
+        return missing | {entry.node_id: entry.reason for entry in replies.rejected}
+
+    def go_on(self, resume: Resume) -> list[str]:
+        """Have all clients load a checkpoint; return why some cannot."""
+        self.resume = resume
+        self.hosted.clear()
+        connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        rejected = self._enrol(resume.server_round, connected)
+        return [f"node {entry.node_id}: {entry.reason}" for entry in rejected]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what of the clients lasts, but for where they are."""
+        ids = {client: torch.from_numpy(nodes) for client, nodes in self.ids.items()}
+        return {"ids": ids, "dimension": self.dimension, "begun": sorted(self.begun)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self.ids = {int(client): nodes.numpy() for client, nodes in state["ids"].items()}
+        self.dimension, self.begun = int(state["dimension"]), set(state["begun"])
+
+    def _noted(self, replies: Replies[PublicReply]) -> Replies[PublicReply]:
+        """Note SuperNodes that say that they have lost their state."""
+        self._lost |= {entry.node_id for entry in replies.rejected if says_lost(entry.reason)}
+        return replies
+
+    def roll(
+        self,
+        requests: Mapping[int, PublicRequest],
+        replies: Replies[PublicReply],
+        answered: Collection[int],
+        failed: Mapping[int, str],
+    ) -> Participation:
+        """Say what became of every client in a round; ``failed`` has the reasons of single ones."""
+        return roll_call(
+            {node: hello.clients for node, hello in self.hosted.items()},
+            self.connected,
+            {node: request.clients for node, request in requests.items()},
+            answered,
+            silent={entry.node_id: entry.reason for entry in replies.rejected},
+            failed=failed,
+            idle=self.not_asked,
         )
 
     def read(
@@ -96,7 +198,7 @@ class PublicSession(OpenSession):
                 replies.values[node] = PublicReply.from_record(message.content, requests[node])
             except MalformedReplyError as error:
                 replies.rejected.append(Rejected(node, str(error)))
-        return replies
+        return self._noted(replies)
 
     def _enrol(self, server_round: int, connected: Sequence[int]) -> list[Rejected]:
         """Ask SuperNodes that are new who is there; keep those whose clients fit."""
@@ -104,11 +206,12 @@ class PublicSession(OpenSession):
         if not new:
             return []
         replies = self.exchange.send(
-            {node: RecordDict() for node in new},
+            dict.fromkeys(new, RecordDict({CONFIG: ConfigRecord(self.resume.to_config())})),
             message_type="query",
             server_round=server_round,
             timeout=self.timeout,
             read=lambda _, content: PublicHello.from_record(content),
+            max_reply_bytes=setup_bytes(),
         )
         if not self.dimension:
             counts = Counter(d for hello in replies.values.values() for d in hello.dimensions)
@@ -139,10 +242,14 @@ class PublicSession(OpenSession):
         for other, known in list(self.hosted.items()):
             shared = sorted(set(known.clients) & set(hello.clients))
             if shared and other in connected:
-                raise MalformedReplyError(f"client {shared[0]} is at node {other} already")
+                raise MalformedReplyError(hosted_twice(shared[0], other))
             if shared:
                 del self.hosted[other]
         self.hosted[node] = hello
+        if hello.handled == 0 and (lost := self.begun & set(hello.clients)):
+            LOG.warning("node %d has lost its state: clients %s begin anew", node, sorted(lost))
+            self.begun -= lost
+            self.anew |= lost
         self.ids |= dict(zip(hello.clients, hello.nodes, strict=True))
 
 
@@ -152,6 +259,25 @@ class PublicBook:
     def __init__(self) -> None:
         self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
         self.targets: dict[int, FloatArray] = {}  # [p, d] by client
+
+    def forget(self, client: int) -> None:
+        """Forget a client that begins anew."""
+        self.embeddings.pop(client, None)
+        self.targets.pop(client, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that lasts between rounds."""
+        return {
+            name: {client: torch.from_numpy(rows) for client, rows in kept.items()}
+            for name, kept in (("embeddings", self.embeddings), ("targets", self.targets))
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self.embeddings, self.targets = (
+            {int(client): rows.numpy() for client, rows in state[name].items()}
+            for name in ("embeddings", "targets")
+        )
 
     def stacked(
         self, clients: Sequence[int], ids: Mapping[int, IntArray]

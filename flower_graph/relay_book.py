@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.cohort import UserSettings
+from flower_graph.gathering import hosted_twice
 from flower_graph.ledger import ByteLedger
 from flower_graph.records.relay import HelloReply, RelayReply, RelayRequest
 from flower_graph.rng import generator
@@ -66,14 +67,25 @@ class RelayBook:
             return f"its weights are {reply.weight_shape}, others have {self.weight_shape}"
         alive = set(connected)
         for other, users in list(self.nodes.items()):
-            if not np.isin(reply.users, users).any():
+            shared = np.intersect1d(reply.users, users)
+            if not shared.size:
                 continue
             if other in alive:
-                return f"it hosts users that node {other} hosts already"
+                return hosted_twice(int(shared[0]), other)
             del self.nodes[other]  # the same users are back under another node id
         self.weight_shape = reply.weight_shape
         self.nodes[node] = reply.users
         return None
+
+    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+        """Forget what waits for users who have lost their state; return whether they had any.
+
+        Their gradients belong to weights that are no more; averaged weights are sent again.
+        """
+        had = bool((self._gradient_round[users] > 0).any())
+        self._gradient_round[users] = 0
+        self._has_average[users] = 0
+        return had
 
     def requests(
         self,
@@ -82,6 +94,7 @@ class RelayBook:
         *,
         checkpoint: bool = False,
         last: bool = False,
+        run: str = "",
     ) -> dict[int, RelayRequest]:
         """Write the round's request to every SuperNode that hosts a user who takes part.
 
@@ -95,6 +108,8 @@ class RelayBook:
             Whether clients are to save their state.
         last : bool
             Whether this only delivers what waits, to everybody.
+        run : str
+            Token of the run.
         """
         every = self.average_every
         send_weights = bool(every) and server_round % every == 0 and not last
@@ -119,6 +134,7 @@ class RelayBook:
                 self._average_round if due else 0,
                 send_weights,
                 checkpoint,
+                run,
             )
         return requests
 

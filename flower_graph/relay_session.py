@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
 
-from flower_graph import checkpoint
-from flower_graph.errors import CheckpointError, NoClientsError
+from flower_graph.errors import NoClientsError, says_lost
 from flower_graph.exchange import Rejected, Replies
 from flower_graph.open_session import OpenSession
+from flower_graph.participation import Participation, roll_call
 from flower_graph.records.relay import Hello, HelloReply, RelayReply, RelayRequest
 from flower_graph.relay import RelayServer
 from flower_graph.relay_book import RelayBook
+from flower_graph.reply_limits import reply_bytes, setup_bytes
+from flower_graph.run_checkpoints import RunCheckpoints
 
 LOG = logging.getLogger(__name__)
 
@@ -47,25 +51,30 @@ class RelaySession(OpenSession):
         super().__init__()
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
-        checkpoint.check(checkpoint_dir, checkpoint_every)
+        self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.server, self.book, self.min_nodes = server, book, min_nodes
-        self.checkpoint_dir, self.checkpoint_every = checkpoint_dir, checkpoint_every
         self.requests: dict[int, RelayRequest] = {}  # of the current round, by SuperNode
-        self._missing = 0  # SuperNodes without a usable answer in this round
-        self._unsaved = False  # whether a checkpoint is due that could not be completed
-        self._resume_round = 0  # of the checkpoint that this run goes on from
+        self.connected: list[int] = []  # SuperNodes at the beginning of the round
+        self.refused: list[Rejected] = []  # SuperNodes that could not be enrolled in this round
+        self._unsaved: dict[int, str] = {}  # SuperNodes without this round's checkpoint, and why
+        self._lost: set[int] = set()  # SuperNodes that said that their state is lost
 
     def plan(self, server_round: int) -> dict[int, RelayRequest]:
         """Wait for SuperNodes, enrol new ones, and write the round's requests."""
-        connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        connected = self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        self.refused = []
+        for node in self._lost:
+            self.book.nodes.pop(node, None)  # asked again who it is, and whether it has anything
+        self._lost.clear()
         rejected = self._enroll(connected)
         if not self.book.nodes:
             reasons = "; ".join(sorted({entry.reason for entry in rejected}))
             raise NoClientsError(f"no SuperNode hosts users of this graph: {reasons}")
-        every = self.checkpoint_every
-        due = bool(every) and (server_round % every == 0 or server_round == self.rounds)
-        save = due or self._unsaved
-        self.requests = self.book.requests(server_round, connected, checkpoint=save)
+        save = self.checkpoints.is_due(server_round, self.rounds)
+        self.requests = self.book.requests(
+            server_round, connected, checkpoint=save, run=self.checkpoints.run
+        )
+        self._unsaved = {}
         if not self.requests:
             raise NoClientsError(
                 f"round {server_round}: no connected SuperNode hosts a user who takes part"
@@ -74,9 +83,15 @@ class RelaySession(OpenSession):
 
     def send(self, server_round: int, contents: Mapping[int, RecordDict]) -> Replies[RelayReply]:
         """Send the round's messages and gather what is usable of the replies."""
-        return self.exchange.send(
-            contents, server_round=server_round, timeout=self.timeout, read=self._read
+        replies = self.exchange.send(
+            contents,
+            server_round=server_round,
+            timeout=self.timeout,
+            read=self._read,
+            max_reply_bytes=self._reply_bytes(),
         )
+        self._note(replies)
+        return replies
 
     def read(self, server_round: int, messages: Iterable[Message]) -> Replies[RelayReply]:
         """Read replies that Flower's own round loop gathered."""
@@ -92,18 +107,40 @@ class RelaySession(OpenSession):
             except ValueError as error:
                 LOG.warning("round %d: left out node %d: %s", server_round, node, error)
                 replies.rejected.append(Rejected(node, str(error)))
+        self._note(replies)
         return replies
 
-    def answered(self, server_round: int, nodes: Iterable[int]) -> dict[int, RelayRequest]:
+    def _note(self, replies: Replies[RelayReply]) -> None:
+        """Note who has not saved what it was asked to, and who has nothing left to go on with."""
+        self._lost |= {entry.node_id for entry in replies.rejected if says_lost(entry.reason)}
+        came = {node: reply.not_saved for node, reply in replies.values.items()}
+        said = {node: came.get(node, "it did not answer") for node in self.requests}
+        self._unsaved = {node: why for node, why in said.items() if why}
+
+    def answered(self, server_round: int, replies: Replies[RelayReply]) -> dict[int, RelayRequest]:
         """Return the requests of the SuperNodes that answered; refuse to go on without any."""
-        found = {node: self.requests[node] for node in nodes}
+        found = {node: self.requests[node] for node in replies.values}
         if not found:
+            reasons = sorted({entry.reason for entry in replies.rejected})
             raise NoClientsError(
                 f"round {server_round}: none of {len(self.requests)} SuperNodes gave a usable "
-                f"answer within {self.timeout:g} s; the log names the reasons"
+                f"answer within {self.timeout:g} s: {'; '.join(reasons[:3])}"
             )
-        self._missing = len(self.requests) - len(found)
         return found
+
+    def participation(self, replies: Replies[RelayReply]) -> Participation:
+        """Say what became of every user of the graph in this round."""
+        asked = {node: request.users.tolist() for node, request in self.requests.items()}
+        hosted = {node: users.tolist() for node, users in self.book.nodes.items()}
+        homeless = set(range(self.book.num_users)).difference(*hosted.values())
+        return roll_call(
+            hosted,
+            self.connected,
+            asked,
+            {user for node in replies.values for user in asked[node]},
+            silent={entry.node_id: entry.reason for entry in replies.rejected},
+            left_out=dict.fromkeys(homeless, "no SuperNode hosts it"),
+        )
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients, and let the clients forget the run."""
@@ -115,6 +152,7 @@ class RelaySession(OpenSession):
             server_round=server_round,
             timeout=self.timeout,
             read=self._read,
+            max_reply_bytes=self._reply_bytes(),
         )
         self.book.delivered({node: self.requests[node] for node in replies.values})
 
@@ -122,48 +160,32 @@ class RelaySession(OpenSession):
         """Complete the round's checkpoint, if one is due and every client has written its part."""
         if not any(request.checkpoint for request in self.requests.values()):
             return
-        assert self.checkpoint_dir is not None
-        self._unsaved = self._missing > 0
-        if self._unsaved:
-            LOG.warning(
-                "round %d: no checkpoint, %d SuperNodes did not answer; the next round tries again",
-                server_round,
-                self._missing,
-            )
-            return
         state = {
             "settings": self._settings(),
             "server": self.server.state_dict(),
             "book": self.book.state_dict(),
             "wire": self.exchange.ledger.state_dict(),
         }
-        checkpoint.save_server(self.checkpoint_dir, server_round, state)
+        self.checkpoints.save(server_round, state, self._unsaved)
 
     def resume(self) -> int:
-        """Load the last complete checkpoint here and at the clients; return its round."""
-        if self.checkpoint_dir is None:
-            raise CheckpointError("resume: a checkpoint_dir is needed")
-        server_round = checkpoint.last_round(self.checkpoint_dir)
-        if server_round > self.rounds:
-            raise CheckpointError(
-                f"num_rounds: {self.rounds} is less than round {server_round} of the checkpoint"
-            )
-        state = checkpoint.load_server(self.checkpoint_dir, server_round)
-        try:
-            _check_same(state["settings"], self._settings())
+        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        wire: dict[str, Any] = {}
+
+        def load(state: Mapping[str, Any]) -> None:
             self.server.load_state_dict(state["server"])
             self.book.load_state_dict(state["book"])
             self.exchange.ledger.load_state_dict(state["wire"])
-        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-            folder = checkpoint.round_folder(self.checkpoint_dir, server_round)
-            raise CheckpointError(f"{folder}: does not fit this run: {error}") from error
-        self.book.nodes.clear()  # every client has to load its part
-        self._resume_round = server_round
-        if rejected := self._enroll(self.exchange.nodes(self.min_nodes, self.timeout)):
-            reasons = "; ".join(f"node {entry.node_id}: {entry.reason}" for entry in rejected)
-            raise CheckpointError(f"cannot resume from round {server_round}: {reasons}")
+            wire.update(state["wire"])
+
+        def ask(server_round: int) -> list[str]:
+            self.book.nodes.clear()  # every client has to load its part
+            rejected = self._enroll(self.exchange.nodes(self.min_nodes, self.timeout))
+            return [f"node {entry.node_id}: {entry.reason}" for entry in rejected]
+
+        server_round = self.checkpoints.go_on(self.rounds, self._settings(), load, ask)
         # Not counted: the clients were asked who they are in the run's first part already.
-        self.exchange.ledger.load_state_dict(state["wire"])
+        self.exchange.ledger.load_state_dict(wire)
         return server_round
 
     def _enroll(self, connected: list[int]) -> list[Rejected]:
@@ -171,29 +193,40 @@ class RelaySession(OpenSession):
         new = [node for node in connected if node not in self.book.nodes]
         if not new:
             return []
-        hello = Hello(self.book.settings, self._resume_round).to_record()
+        hello = Hello(self.book.settings, self.checkpoints.resume).to_record()
         replies = self.exchange.send(
             dict.fromkeys(new, hello),
             message_type="query",
-            server_round=self._resume_round,
+            server_round=self.checkpoints.resume.server_round,
             timeout=self.timeout,
             read=lambda _, content: HelloReply.from_record(content, self.book.num_users),
+            max_reply_bytes=setup_bytes(),
         )
-        for node, reply in sorted(replies.values.items()):
+        # Whoever comes first must not decide for all how large weights are.
+        shapes = Counter(reply.weight_shape for reply in replies.values.values())
+        commonest = max(shapes, key=lambda shape: (shapes[shape], shape), default=(0, 0))
+        order = sorted(
+            replies.values.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
+        )
+        for node, reply in order:
             if refused := self.book.enroll(node, reply, connected):
                 LOG.warning("node %d takes no part: %s", node, refused)
+                self.refused.append(Rejected(node, refused))
+            elif reply.handled == 0 and self.book.begin_anew(reply.users):
+                LOG.warning("node %d has lost its state: its users begin anew", node)
+        self.refused += replies.rejected
         return list(replies.rejected)
 
     def _read(self, node: int, content: RecordDict) -> RelayReply:
         return RelayReply.from_record(content, self.requests[node], self.book.weight_shape)
 
+    def _reply_bytes(self) -> int:
+        """Return the most bytes that a reply to this round's requests may have."""
+        latent = max((request.gradient.size for request in self.requests.values()), default=0)
+        averages = any(request.send_weights for request in self.requests.values())
+        weights = math.prod(self.book.weight_shape) + self.book.weight_shape[0] if averages else 0
+        return reply_bytes(latent + weights)
+
     def _settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
         return {"num_users": self.book.num_users, **self.book.settings._asdict()}
-
-
-def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to go on with users whose weights were made under other settings."""
-    for name, value in wanted.items():
-        if found[name] != value:
-            raise ValueError(f"its {name} is {found[name]}, this run's is {value}")

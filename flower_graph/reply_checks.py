@@ -6,8 +6,10 @@ model, a half-precision array from whoever comes first makes the mean half-preci
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,18 +17,25 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.gathering import Rejected, no_content, one_line
+from flower_graph.ledger import count_bytes
 from flower_graph.records.keys import (
     ARRAYS,
     CLIENTS,
     CONFIG,
     LEFT_OUT,
+    MAX_NUMBER,
+    MAX_WEIGHT,
     NUM_EXAMPLES,
     read_array,
 )
+from flower_graph.reply_limits import reply_bytes
 
-MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
 MAX_CLIENTS = 10**7  # that one SuperNode may speak for
 MAX_NAMED = 50  # clients that one SuperNode may name as left out
+# Measurements that are shares themselves; their sum cannot be more than the number of them
+RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
+RECORD = -2  # stands where a length does, beside the name of the record
+ROUNDING = 1e-5  # by which a sum of them may be off
 Form = frozenset[tuple[str, int]]  # name of each metric, and its length; -1 for a single number
 
 
@@ -50,6 +59,7 @@ def check_replies(
     replies: Iterable[Message],
     model: ArrayRecord | None,
     timeout: float,
+    most_examples: Callable[[int], int | None] = lambda node: None,
 ) -> Checked:
     """Sort out what cannot be averaged.
 
@@ -64,6 +74,8 @@ def check_replies(
         None if they are measurements, whose numbers must then be finite.
     timeout : float
         Seconds that were waited.
+    most_examples : callable, optional
+        Gives the largest weight that a SuperNode's reply can have; None where that is not known.
 
     Returns
     -------
@@ -72,20 +84,27 @@ def check_replies(
     """
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came: dict[int, Message] = {}
+    strays: list[Rejected] = []
     for reply in replies:
         # An error that the grid writes for a lost node comes from the grid's own id.
         sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-        came.setdefault(node_of.get(answers, sender), reply)
+        node = node_of.get(answers, sender)
+        if reply.has_content() and sender != node:
+            strays.append(Rejected(sender, f"reply in the name of node {node}"))
+        else:
+            came.setdefault(node, reply)
     asked = [message.metadata.dst_node_id for message in sent]
     reasons = {node: f"no reply within {timeout:g} s" for node in asked if node not in came}
     order = [node for node in asked if node in came]
     order += sorted(came.keys() - set(asked))
     reasons |= {node: why for node in order if (why := _problem(came[node], model))}
+    good = {node: came[node] for node in order if node not in reasons}
+    reasons |= _too_heavy(good, most_examples)
     reasons |= _odd_ones({node: came[node] for node in order if node not in reasons})
     rejected = [Rejected(node, one_line(why)) for node, why in reasons.items()]
     usable = [node for node in order if node not in reasons]
     rejected += [Rejected(node, why) for node in usable for why in _left_out(came[node].content)]
-    return Checked([came[node] for node in usable], rejected)
+    return Checked([came[node] for node in usable], rejected + strays)
 
 
 def weight_of(reply: Message) -> int | float:
@@ -105,12 +124,25 @@ def clients_of(reply: Message) -> int:
     return 1
 
 
+def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
+    """Return which single clients a SuperNode left out itself: client to reason.
+
+    It can speak for its own only.
+    """
+    own = set(hosted.get(reply.metadata.src_node_id, ()))
+    lines = map(one_line, _named(reply.content))
+    found = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
+    return {int(m[1]): m[2] for m in found if m and int(m[1]) in own}
+
+
 def _problem(reply: Message, model: ArrayRecord | None) -> str | None:
     """Say why a reply alone cannot be used, or None."""
     if (said := no_content(reply)) is not None:
         return said
     try:
+        _check_size(reply.content, model)
         metrics = _check_metrics(reply.content)
+        _check_sums(metrics)
         if model is None:
             _check_finite(metrics)
         else:
@@ -132,10 +164,44 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
     return records[0]
 
 
+def _too_heavy(
+    replies: Mapping[int, Message], most_examples: Callable[[int], int | None]
+) -> dict[int, str]:
+    """Find replies that claim more examples than their SuperNode has: the mean would be theirs."""
+    found = {}
+    for node, reply in replies.items():
+        most, weight = most_examples(node), weight_of(reply)
+        if most is not None and weight > most:
+            found[node] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+    return found
+
+
 def _check_finite(metrics: MetricRecord) -> None:
     for name, value in metrics.items():
         if not np.isfinite(np.asarray(value, np.float64)).all():
             raise MalformedReplyError(f"{name} is {value!s:.40}")
+
+
+def _check_size(content: RecordDict, model: ArrayRecord | None) -> None:
+    allowed = reply_bytes()
+    if model is not None:  # float64 where float32 would do
+        allowed += 2 * model.count_bytes()
+    if (size := count_bytes(content)) > allowed:
+        raise MalformedReplyError(f"reply of {size} bytes, at most {allowed} allowed")
+
+
+def _check_sums(metrics: MetricRecord) -> None:
+    """Check sums over clients, divided by the weight, and their shares ``has-...``."""
+    for name, value in metrics.items():
+        share = metrics.get(f"has-{name}")
+        if not isinstance(share, (int, float)) or not isinstance(value, (int, float)):
+            continue
+        # One that is not finite is named by the client, or refused as a measurement.
+        if not (-ROUNDING <= share <= 1 + ROUNDING) and math.isfinite(share):
+            raise MalformedReplyError(f"has-{name} is {share:g}, must be from 0 to 1")
+        low, high = (0.0, share) if name in RATIOS else (-MAX_NUMBER, MAX_NUMBER)
+        if not (low - ROUNDING <= value <= high + ROUNDING) and math.isfinite(value):
+            raise MalformedReplyError(f"{name} is {value:g}, must be from {low:g} to {high:g}")
 
 
 def _check_arrays(content: RecordDict, model: ArrayRecord) -> None:
@@ -168,16 +234,19 @@ def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
 
 
 def _form(reply: Message) -> Form:
-    (record,) = reply.content.metric_records.values()
-    return frozenset(
-        (name, len(value) if isinstance(value, list) else -1) for name, value in record.items()
-    )
+    ((own, record),) = reply.content.metric_records.items()
+    lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
+    return frozenset([*lengths, (own, RECORD)])
 
 
 def _left_out(content: RecordDict) -> list[str]:
     """Return which of its clients a SuperNode left out itself, with its reasons."""
+    named = _named(content)
+    more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
+    return [one_line(why) for why in named[:MAX_NAMED]] + more
+
+
+def _named(content: RecordDict) -> list[str]:
     config = content.config_records.get(CONFIG) or ConfigRecord()
     found = config.get(LEFT_OUT, [])
-    named = found if isinstance(found, list) else [found]
-    more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-    return [one_line(str(why)) for why in named[:MAX_NAMED]] + more
+    return [str(why) for why in (found if isinstance(found, list) else [found])]

@@ -14,7 +14,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from flower_graph.errors import OutputError
-from flower_graph.files import append_line, atomic, plain, prepare_folder, write_json
+from flower_graph.files import append_line, atomic, plain, prepare_folder, saying, write_json
+from flower_graph.folder_lock import FolderLock
 from flower_graph.result import make_result, summarise
 from flower_graph.text import format_round
 
@@ -44,6 +45,8 @@ class RoundReport:
     skipped: str = ""  # why nothing was aggregated; empty where something was
     structure: dict[str, float] = field(default_factory=dict)  # learnt graphs against true ones
     alignment: dict[str, float] = field(default_factory=dict)  # of embeddings: P@1, P@5, P@10
+    participation: dict[str, Any] = field(default_factory=dict)  # who: Participation.to_record
+    privacy: dict[str, float] = field(default_factory=dict)  # epsilon so far, at delta
 
     def to_record(self) -> dict[str, Any]:
         """Give the report as a line of ``metrics.jsonl`` has it."""
@@ -77,28 +80,40 @@ class RunWriter:
     Raises
     ------
     OutputError
-        If the folder cannot take the outputs, or the rounds to resume from are not in it.
+        If the folder cannot take the outputs, another run writes there, or the rounds to resume
+        from are not in it.
     """
 
     def __init__(
         self, out: Path, config: Mapping[str, Any], *, resume_round: int | None = None
     ) -> None:
         self.out = prepare_folder(out, may_exist=resume_round is not None)
+        with saying(self.out):
+            self._lock = FolderLock(self.out)
         self.config = plain(config)
         self.metrics = self.out / "metrics.jsonl"
         self.reports: list[RoundReport] = []
         self._resumed = resume_round is not None
-        if resume_round is None:
-            self._write_config()
-        else:
-            self.reports = _reports_until(self.metrics, resume_round)
+        try:
+            if resume_round is None:
+                self._write_config()
+            else:
+                self.reports = _reports_until(self.metrics, resume_round)
+        except OutputError:
+            self.close()
+            raise
         self._started = time.perf_counter()
         self._seconds_before = sum(report.seconds for report in self.reports)
 
     def write_round(self, report: RoundReport) -> None:
         """Append one round to ``metrics.jsonl``; give this to a strategy as ``on_round``."""
+        if self._resumed:
+            # The checkpoint that was taken may be older than the last one.
+            self.reports = [one for one in self.reports if one.round < report.round]
+            self._seconds_before = sum(one.seconds for one in self.reports)
         assert not self.reports or report.round > self.reports[-1].round
-        if not math.isfinite(report.loss) and self._all_finite():
+        # Under a privacy budget clients may keep their losses to themselves.
+        if not (math.isfinite(report.loss) or report.privacy) and self._all_finite():
             LOG.warning(
                 "round %d: the loss is %s; files have null for it", report.round, report.loss
             )
@@ -112,7 +127,7 @@ class RunWriter:
         """Write ``weights.safetensors``, the pictures and, last, ``result.json``.
 
         The pictures are ``curves.png`` and, if a round compared graphs, ``structure.png``, if one
-        aligned embeddings, ``alignment.png``.
+        aligned embeddings, ``alignment.png``, if one says who took part, ``participation.png``.
 
         Parameters
         ----------
@@ -141,7 +156,12 @@ class RunWriter:
             _write_weights(self.out / "weights.safetensors", state)
         self._draw()
         write_json(self.out / "result.json", result)
+        self.close()
         return result
+
+    def close(self) -> None:
+        """Let other runs use the folder."""
+        self._lock.release()
 
     def _draw(self) -> None:
         # Imported here: it takes a second, and a run that stops early has no use for it.
@@ -157,6 +177,10 @@ class RunWriter:
             from flower_graph.plots_alignment import save_alignment
 
             save_alignment(self.out / "alignment.png", self.reports, title=title)
+        if any(report.participation for report in self.reports):
+            from flower_graph.plots_participation import save_participation
+
+            save_participation(self.out / "participation.png", self.reports, title=title)
 
     def _take_over(self) -> None:
         """Make a resumed run's files say what it goes on from.

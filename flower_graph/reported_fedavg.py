@@ -1,8 +1,9 @@
 """Flower's FedAvg, with checked replies and a report a round; any strategy that averages.
 
-What is added to Flower's code: nodes are waited for with a limit and drawn by the run's seed,
-replies that cannot be averaged are left out and reported, bytes are counted. The averaging is
-Flower's, and may be that of another strategy: ``class Mine(ReportedFedAvg, FedProx)``.
+What is added to Flower's code: nodes are waited for with a limit, asked which clients they host,
+and drawn by the run's seed; replies that cannot be averaged are left out and reported; bytes are
+counted; a run can be saved and resumed. The averaging is Flower's, and may be that of another
+strategy: ``class Mine(ReportedFedAvg, FedProx)``.
 """
 
 from __future__ import annotations
@@ -10,44 +11,40 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from numpy.typing import NDArray
 
+from flower_graph.averaging_checkpoints import AveragingCheckpoints, arrays_like, not_saved
+from flower_graph.averaging_round import (
+    AveragingRound,
+    count_clients,
+    count_payload,
+    count_wire,
+    drawn,
+    shown,
+)
+from flower_graph.central_privacy import CentralNoise
+from flower_graph.errors import NoClientsError
 from flower_graph.exchange import Exchange
 from flower_graph.gathering import Rejected, log_rejected
-from flower_graph.ledger import ByteLedger, count_bytes
-from flower_graph.reply_checks import check_replies, clients_of, weight_of
+from flower_graph.hosted import Hosted
+from flower_graph.ledger import ByteLedger
+from flower_graph.participation import ranges
+from flower_graph.records.keys import CHECKPOINT, RUN_TOKEN
+from flower_graph.reply_checks import check_replies
 from flower_graph.report import RoundReport, format_round
-from flower_graph.rng import generator
+from flower_graph.strategy_state import StrategyState
 
 LOG = logging.getLogger(__name__)
-
-
-@dataclass
-class _Round:
-    """What a round has come to so far."""
-
-    started: float = field(default_factory=time.perf_counter)
-    sent: list[Message] = field(default_factory=list)  # of the exchange that runs
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    trained: MetricRecord = field(default_factory=MetricRecord)
-    skipped: str = ""
-
-
-class _Nodes:
-    """Stands for a grid where Flower chooses nodes: all that it asks is which there are."""
-
-    def __init__(self, nodes: list[int]) -> None:
-        self._nodes = nodes
-
-    def get_node_ids(self) -> list[int]:
-        return self._nodes
+# What a checkpoint has under a name of its own, and what lasts a round only
+OWN = {"arrays", "ledger", "checkpoints", "central_noise", "_timeout", "_round", "_num_rounds"}
+OWN |= {"_exchange", "_hosted", "_known", "_own", "_on_round"}
 
 
 class ReportedFedAvg(FedAvg):
@@ -63,6 +60,8 @@ class ReportedFedAvg(FedAvg):
         SuperNodes to wait for before an exchange, at least 1.
     seed : int
         Of the choice of SuperNodes.
+    checkpoint_dir, checkpoint_every : Path or None, int
+        Where and every how many rounds to save everything; 0 for never.
     **more
         Arguments of another strategy that a subclass puts in the place of ``FedAvg``.
 
@@ -72,7 +71,8 @@ class ReportedFedAvg(FedAvg):
         The model: what was sent last.
     ledger : ByteLedger
         Bytes so far. Payload is what the clients would send and get to train if each had a
-        SuperNode of its own; a SuperNode that is silent counts as one client.
+        SuperNode of its own. A SuperNode that does not say whom it hosts counts as one client
+        where it is silent.
 
     Raises
     ------
@@ -81,7 +81,14 @@ class ReportedFedAvg(FedAvg):
     """
 
     def __init__(
-        self, *, participation: float = 1.0, min_nodes: int = 1, seed: int = 0, **more: Any
+        self,
+        *,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+        **more: Any,
     ) -> None:
         if not 0 < participation <= 1:
             raise ValueError(f"participation is {participation}, must be above 0 and at most 1")
@@ -91,7 +98,12 @@ class ReportedFedAvg(FedAvg):
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         self.participation, self.min_nodes, self.seed = participation, min_nodes, seed
         self.arrays, self.ledger = ArrayRecord(), ByteLedger()
-        self._timeout, self._round = 600.0, _Round()
+        self.central_noise: CentralNoise | None = None  # see ``flower_graph.central_privacy``
+        self.checkpoints = AveragingCheckpoints(checkpoint_dir, checkpoint_every)
+        self.checkpoints.check_measuring(self.fraction_evaluate)
+        self._timeout, self._round, self._num_rounds = 600.0, AveragingRound(), 0
+        self._exchange: Exchange | None = None
+        self._hosted, self._known, self._own = Hosted(), set[int](), dict[str, Any]()
         self._on_round: Callable[[RoundReport], None] = lambda report: None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
@@ -109,6 +121,19 @@ class ReportedFedAvg(FedAvg):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what its reports hold")
 
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed; a subclass adds its own."""
+        return {"strategy": type(self).__name__, "seed": self.seed}
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the largest weight that a SuperNode's reply can have, if that is known."""
+        return self._hosted.most_examples(node, training=training)
+
+    @property
+    def hosted(self) -> dict[int, list[int]]:
+        """Clients of every SuperNode; none of one that does not say."""
+        return self._hosted.clients
+
     def run(
         self,
         grid: Grid,
@@ -117,6 +142,8 @@ class ReportedFedAvg(FedAvg):
         timeout: float,
         on_round: Callable[[RoundReport], None] | None = None,
         config: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
     ) -> Result:
         """Run Flower's rounds.
 
@@ -134,14 +161,18 @@ class ReportedFedAvg(FedAvg):
             Called with every round's report; without it, one line is logged.
         config : mapping, optional
             What every message says besides.
+        resume : bool
+            Go on from the last checkpoint.
 
         Returns
         -------
         Result
-            Flower's.
+            Flower's; of a resumed run, with the rounds that were run now.
 
         Raises
         ------
+        CheckpointError
+            If there is nothing to resume from, or what the strategy keeps cannot be saved.
         NoClientsError
             If too few SuperNodes connect in time.
         ValueError
@@ -149,17 +180,37 @@ class ReportedFedAvg(FedAvg):
         """
         if num_rounds < 1:
             raise ValueError(f"num_rounds: {num_rounds} is not at least 1")
-        self.arrays, self.ledger, self._timeout = arrays, ByteLedger(), timeout
+        self.arrays, self._timeout, self._num_rounds = arrays, timeout, num_rounds
         self._on_round = on_round or (lambda report: LOG.info(format_round(report, num_rounds)))
-        own = dict(config or {})
-        return super().start(
-            grid,
-            arrays,
-            num_rounds,
-            timeout,
-            train_config=ConfigRecord(own),
-            evaluate_config=ConfigRecord(own),
-        )
+        self._own, self._hosted = dict(config or {}), Hosted(config)
+        self._exchange = None
+        self._open(grid)
+        self.checkpoints.begin(StrategyState(self, OWN))
+        self.summary()
+        done = self._resume() if resume else 0
+        result = Result()
+        if done:
+            result.arrays = self.arrays
+        for server_round in range(done + 1, num_rounds + 1):
+            self._run_round(server_round, grid, result)
+        return result
+
+    def _run_round(self, server_round: int, grid: Grid, result: Result) -> None:
+        """Run a round as Flower's ``start`` does, which can begin with the first alone."""
+        config = ConfigRecord(dict(self._own))
+        messages = self.configure_train(server_round, self.arrays, config, grid)
+        replies = grid.send_and_receive(messages, timeout=self._timeout)
+        arrays, metrics = self.aggregate_train(server_round, replies)
+        if arrays is not None:
+            result.arrays = self.arrays = arrays
+        if metrics is not None:
+            result.train_metrics_clientapp[server_round] = metrics
+        config = ConfigRecord(dict(self._own))
+        messages = self.configure_evaluate(server_round, self.arrays, config, grid)
+        replies = grid.send_and_receive(messages, timeout=self._timeout)
+        metrics = self.aggregate_evaluate(server_round, replies)
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[server_round] = metrics
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the model."""
@@ -176,8 +227,9 @@ class ReportedFedAvg(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the round's SuperNodes to train."""
-        self._round, self.arrays = _Round(), arrays
-        nodes = self._drawn(server_round, self._connected(grid))
+        self._round, self.arrays = AveragingRound(), arrays
+        there = self._there(server_round, grid)
+        nodes = drawn(there, self.participation, self.seed, server_round)
         messages = super().configure_train(server_round, arrays, config, nodes)
         return self._send(messages)
 
@@ -186,25 +238,39 @@ class ReportedFedAvg(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average what can be averaged; without anything, the model stays as it was."""
         replies = list(replies)
-        self._count_wire("up", replies)
-        self._count_payload(replies)
+        count_wire(self.ledger, "up", replies)
+        count_payload(self.ledger, self._round.sent, replies, self._hosted)
         usable = self._usable(server_round, replies, self.arrays)
         if not usable:
             self._round.skipped = (
                 f"none of {len(self._round.sent)} SuperNodes gave a usable answer to train"
             )
             return None, None
-        arrays, metrics = super().aggregate_train(server_round, usable)
+        arrays, metrics = self._average(server_round, usable)
         self._round.trained = metrics or MetricRecord()
         return arrays, metrics
+
+    def _average(
+        self, server_round: int, usable: list[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average as Flower does, with noise if the strategy has any to add."""
+        average = super().aggregate_train
+        if self.central_noise is None:
+            return average(server_round, usable)
+        return self.central_noise.average(server_round, self.arrays, usable, average)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask all SuperNodes to measure the model."""
         self.arrays = arrays
-        nodes = cast(Grid, _Nodes(self._connected(grid)))
-        messages = super().configure_evaluate(server_round, arrays, config, nodes)
+        connected = self._open(grid).nodes(self.min_nodes, self._timeout)
+        present = self._hosted.present(connected)
+        if not present:  # Flower would wait for one without an end
+            return self._send([])
+        if self.checkpoints.is_due(server_round, self._num_rounds):
+            config[CHECKPOINT], config[RUN_TOKEN] = True, self.checkpoints.run
+        messages = super().configure_evaluate(server_round, arrays, config, shown(present))
         return self._send(messages)
 
     def aggregate_evaluate(
@@ -212,67 +278,66 @@ class ReportedFedAvg(FedAvg):
     ) -> MetricRecord | None:
         """Average the measurements and report the round."""
         replies = list(replies)
-        self._count_wire("up", replies)
+        count_wire(self.ledger, "up", replies)
         usable = self._usable(server_round, replies, None)
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
-        answered = int(sum(weight_of(reply) for reply in usable))
-        # Clients of a SuperNode that is silent are unknown; it counts as one.
-        asked = answered + len(self._round.sent) - len(usable)
+        answered = sum(count_clients(reply, self._hosted) for reply in usable)
+        measured = {reply.metadata.src_node_id for reply in usable}
+        nodes = self._round.sent_to
+        asked = answered + sum(self._hosted.count(node) for node in nodes if node not in measured)
         self._on_round(self._report(server_round, metrics or MetricRecord(), asked, answered))
+        self._save(server_round, nodes, replies)
         return metrics
 
     def summary(self) -> None:
         """Log the settings, Flower's and the choice of SuperNodes."""
         super().summary()
-        LOG.info(
-            "SuperNodes: wait for %d, %g of them train, drawn by seed %d",
-            self.min_nodes,
-            self.participation,
-            self.seed,
-        )
+        how = self.min_nodes, self.participation, self.seed
+        LOG.info("SuperNodes: wait for %d, %g of them train, drawn by seed %d", *how)
 
-    def _connected(self, grid: Grid) -> list[int]:
-        return Exchange(grid).nodes(self.min_nodes, self._timeout)
+    def _open(self, grid: Grid) -> Exchange:
+        """Return what to wait for SuperNodes with and to ask them; made anew for another grid."""
+        if self._exchange is None or self._exchange.grid is not grid:
+            self._exchange, self.ledger = Exchange(grid), ByteLedger()
+            self._exchange.ledger = self.ledger
+        return self._exchange
 
-    def _drawn(self, server_round: int, nodes: list[int]) -> Grid:
-        """Draw the SuperNodes that train in a round."""
-        count = max(1, round(self.participation * len(nodes)))
-        chance = generator(self.seed, "participants", server_round)
-        places = torch.randperm(len(nodes), generator=chance)[:count].tolist()
-        return cast(Grid, _Nodes([nodes[place] for place in places]))
+    def _there(self, server_round: int, grid: Grid) -> list[int]:
+        """Wait for SuperNodes, ask new ones whom they host, and return those that take part."""
+        exchange = self._open(grid)
+        connected = self._round.connected = exchange.nodes(self.min_nodes, self._timeout)
+        refused = self._hosted.ask(exchange, connected, server_round, self._timeout)
+        self._round.reject(refused)
+        present = self._hosted.present(connected)
+        if not present:
+            reasons = "; ".join(sorted({entry.reason for entry in refused}))
+            raise NoClientsError(f"no SuperNode can take part: {reasons}")
+        return present
 
     def _send(self, messages: Iterable[Message]) -> list[Message]:
         """Put the messages in order: with it, the order of sums is the same each time."""
-        self._round.sent = sorted(messages, key=lambda message: message.metadata.dst_node_id)
-        self._count_wire("down", self._round.sent)
+        place = self._hosted.place
+        self._round.sent = sorted(messages, key=lambda one: place(one.metadata.dst_node_id))
+        count_wire(self.ledger, "down", self._round.sent)
         return self._round.sent
 
     def _usable(
         self, server_round: int, replies: Sequence[Message], model: ArrayRecord | None
     ) -> list[Message]:
         """Return the replies to average; note and log every node that is left out."""
-        checked = check_replies(self._round.sent, replies, model, self._timeout)
-        where = "evaluate: " if model is None else ""
-        named = [Rejected(entry.node_id, where + entry.reason) for entry in checked.rejected]
-        self._round.rejected += [{"node": one.node_id, "reason": one.reason} for one in named]
+        most = partial(self.most_examples, training=model is not None)
+        found = check_replies(self._round.sent, replies, model, self._timeout, most)
+        (usable, rejected), where = found, "evaluate: " if model is None else ""
+        if model is not None and self.central_noise is not None:
+            usable, several = self.central_noise.sort_out(usable)
+            rejected = rejected + several
+        named = [Rejected(entry.node_id, where + entry.reason) for entry in rejected]
+        self._round.reject(named)
+        self._hosted.note(named)
+        if model is not None:
+            self._round.learn(usable, named, self._hosted)
         log_rejected(LOG, server_round, "left out", named)
-        return checked.usable
-
-    def _count_wire(self, direction: str, messages: Iterable[Message]) -> None:
-        for message in messages:
-            if message.has_content():
-                self.ledger.count_wire(direction, count_bytes(message.content))
-
-    def _count_payload(self, replies: Iterable[Message]) -> None:
-        """Count every client's arrays both ways, whoever shares its SuperNode."""
-        answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
-        for message in self._round.sent:
-            answer = answers.get(message.metadata.dst_node_id)
-            clients = 1 if answer is None else clients_of(answer)
-            pairs = (("down", message),) if answer is None else (("down", message), ("up", answer))
-            for direction, one in pairs:
-                size = sum(record.count_bytes() for record in one.content.array_records.values())
-                self.ledger.count(direction, "weights", clients * size)
+        return usable
 
     def _report(
         self, server_round: int, evaluated: MetricRecord, asked: int, answered: int
@@ -287,5 +352,49 @@ class ReportedFedAvg(FedAvg):
             wire_bytes=self.ledger.wire,
             seconds=time.perf_counter() - now.started,
             skipped=now.skipped,
+            participation=now.took_part(self._hosted),
             **self.report_fields(now.trained, evaluated),
         )
+
+    # Checkpoints
+
+    def _save(self, server_round: int, asked: list[int], replies: Sequence[Message]) -> None:
+        """Complete the round's checkpoint, if one is due and all that were asked saved theirs."""
+        if self.checkpoints.is_due(server_round, self._num_rounds):
+            state = {
+                "arrays": {name: array.numpy() for name, array in self.arrays.items()},
+                "ledger": self.ledger.state_dict(),
+                "settings": self.fixed_settings(),
+                "clients": self._hosted.everyone(),
+            }
+            self.checkpoints.save(server_round, state, not_saved(asked, replies))
+
+    def _resume(self) -> int:
+        """Load the newest checkpoint that the server and all clients have; return its round."""
+        ledger: dict[str, Any] = {}
+
+        def load(state: Mapping[str, Any]) -> None:
+            self.arrays = arrays_like(self.arrays, state["arrays"])
+            self._known, found = set(state["clients"]), state["ledger"]
+            self.ledger.load_state_dict(found)
+            ledger.update(found)
+
+        def ask(server_round: int) -> list[str]:
+            refused = self._reach(server_round)
+            # Not counted: the clients were asked who they are in the run's first part already.
+            self.ledger.load_state_dict(ledger)
+            return refused
+
+        settings = self.fixed_settings()
+        return self.checkpoints.go_on(self._num_rounds, settings, load, ask)
+
+    def _reach(self, server_round: int) -> list[str]:
+        """Have all clients go on from a checkpoint; return why some cannot."""
+        question = self._own | self.checkpoints.resume.to_config()
+        self._hosted = Hosted(question, self._known)
+        assert self._exchange is not None
+        connected = self._exchange.nodes(self.min_nodes, self._timeout)
+        refused = self._hosted.ask(self._exchange, connected, server_round, self._timeout)
+        if self._hosted.absent and not refused:
+            LOG.warning("clients %s are not connected", ranges(self._hosted.absent))
+        return [f"node {entry.node_id}: {entry.reason}" for entry in refused]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_graph import __version__
 from flower_graph.files import plain, write_json
+from flower_graph.participation import summarise_participation
 
 if TYPE_CHECKING:
     from flower_graph.report import RoundReport
@@ -41,7 +42,8 @@ def make_result(
     last = reports[-1]
     best = best_round(reports)
     # Only of methods that make graphs or align embeddings: for others the keys would say nothing.
-    of_some = {"structure": last.structure, "alignment": last.alignment}
+    of_some: dict[str, dict[str, Any]] = {"structure": last.structure, "alignment": last.alignment}
+    of_some["participation"] = summarise_participation(one.participation for one in reports)
     own = {name: figures for name, figures in of_some.items() if figures}
     return {
         "config": config,
@@ -61,7 +63,7 @@ def make_result(
         "peak-memory-bytes": peak_memory_bytes(),
         "rejected": sum(len(report.rejected) for report in reports),
         "skipped": sum(bool(report.skipped) for report in reports),
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
@@ -96,14 +98,15 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"flower-graph": __version__}
+def versions() -> dict[str, str | None]:
+    """Give the versions of this package and of what it stands on; None where it is not there."""
+    found: dict[str, str | None] = {"flower-graph": __version__}
     for name in ("flwr", "torch", "torch-geometric"):
         try:
-            versions[name] = metadata.version(name)
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {**versions, "python": platform.python_version()}
+            found[name] = None
+    return {**found, "python": platform.python_version()}
 
 
 def summarise(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

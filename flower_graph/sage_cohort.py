@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from flower_graph.errors import StateLostError
 from flower_graph.neighbour_generation import (
     CLASSIFIER,
     ENCODER,
@@ -290,7 +291,7 @@ class SageCohort:
     def begin(self) -> None:
         """Before the first round: put the classifiers back to where all methods start."""
         if int(self.tensors["epoch"]) == NOT_YET:
-            raise ValueError("these clients have no generator yet: send train.generate first")
+            raise StateLostError("these clients have no generator: send train.generate first")
         if int(self.tensors["round"].max()) != NOT_YET:
             return
         start = self._start()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from flower_graph.host_state import HostState
 from flower_graph.records.keys import IntArray
+from flower_graph.records.resume import Resume
 from flower_graph.sage_cohort import SageCohort, SageSettings
-from flower_graph.state import StateStore, Tensors
+from flower_graph.state import Tensors
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -34,6 +37,8 @@ class SageHost:
         Number of classes in the whole run.
     device : torch.device
         Where to compute.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class SageHost:
         networks: Sequence[EgoNetwork],
         classes: int,
         device: torch.device,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         numbers = [network.client for network in networks]
         if not numbers or len(set(numbers)) != len(numbers):
@@ -49,15 +55,11 @@ class SageHost:
         self.clients = np.array(numbers, dtype=np.int64)
         self.features, self.classes = int(networks[0].x.shape[1]), classes
         self._networks, self._device = networks, device
-        self._store = StateStore(context, "sage-client")
+        self._state = HostState[SageCohort](context, "sage-client", numbers, checkpoint_dir)
 
-    @contextmanager
-    def message(self, settings: SageSettings) -> Iterator[SageCohort]:
+    def message(self, settings: SageSettings) -> AbstractContextManager[SageCohort]:
         """Open the cohort for one message; it counts as handled when the block ends well."""
-        cohort = self._open(settings)
-        self._store.begin()
-        yield cohort
-        self._store.commit(cohort, cohort.tensors)
+        return self._state.opened(*self._makers(settings))
 
     def places(self, clients: IntArray) -> torch.Tensor:
         """Turn numbers of clients into places here, ``[p]``; refuse clients of others."""
@@ -67,19 +69,33 @@ class SageHost:
             raise ValueError(f"the message names clients {foreign[:5]}, who are not here")
         return torch.tensor([where[number] for number in clients.tolist()], dtype=torch.int64)
 
+    def handled(self, settings: SageSettings) -> int:
+        """Return how many messages the clients have behind them; 0 if what they kept is lost."""
+        return self._state.handled(*self._makers(settings))
+
+    def save(self, settings: SageSettings, server_round: int, run: str) -> str:
+        """Write a round's checkpoint; return why it cannot be written, or nothing."""
+        return self._state.save(server_round, run, *self._makers(settings))
+
+    def restore(self, settings: SageSettings, resume: Resume) -> None:
+        """Go on from a checkpoint; ``CheckpointError`` if it cannot be used."""
+        self._state.restore(resume, *self._makers(settings))
+
     def drop(self) -> None:
         """Forget the run."""
-        self._store.drop()
+        self._state.drop()
 
-    def _open(self, settings: SageSettings) -> SageCohort:
-        def build(tensors: Tensors) -> SageCohort:
+    def _makers(
+        self, settings: SageSettings
+    ) -> tuple[Callable[[], Tensors], Callable[[Tensors], tuple[SageCohort, Tensors]]]:
+        """Return what makes tensors of new clients, and what makes a cohort from tensors."""
+
+        def start() -> Tensors:
+            return SageCohort(self._networks, self.classes, settings, self._device).tensors
+
+        def build(tensors: Tensors) -> tuple[SageCohort, Tensors]:
             placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
-            return SageCohort(self._networks, self.classes, settings, self._device, placed)
+            cohort = SageCohort(self._networks, self.classes, settings, self._device, placed)
+            return cohort, cohort.tensors
 
-        if self._store.version:
-            cohort = self._store.load(build)
-            assert isinstance(cohort, SageCohort)
-            return cohort
-        cohort = SageCohort(self._networks, self.classes, settings, self._device)
-        cohort.tensors = self._store.create(cohort.tensors)
-        return cohort
+        return start, build

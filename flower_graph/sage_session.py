@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.errors import MalformedReplyError, NoClientsError, says_lost
 from flower_graph.exchange import Rejected, Replies
 from flower_graph.open_session import OpenSession
+from flower_graph.participation import NOT_CONNECTED, Participation, roll_call
 from flower_graph.records.fed_sage import (
     Arrays,
     GeneratorRequest,
@@ -23,7 +25,12 @@ from flower_graph.records.fed_sage import (
     SageRequest,
     SageScores,
     Shapes,
+    write_settings,
 )
+from flower_graph.records.keys import CONFIG, ROUND, RUN_TOKEN, IntArray
+from flower_graph.records.resume import Resume, read_not_saved
+from flower_graph.reply_limits import reply_bytes, setup_bytes
+from flower_graph.report import RoundReport
 from flower_graph.sage_book import SageBook
 from flower_graph.sage_cohort import FEATURE_NAMES, SageSettings
 
@@ -61,6 +68,9 @@ class SageSession(OpenSession):
         self.book, self.settings, self.shapes = book, settings, shapes
         self.min_nodes, self.together = min_nodes, together
         self.rejected: list[Rejected] = []  # of the current round
+        self.there: list[int] = []  # SuperNodes that were connected when it began
+        self.resume = Resume()
+        self._lost: set[int] = set()  # SuperNodes whose clients have lost what they kept
 
     def send(
         self,
@@ -76,8 +86,10 @@ class SageSession(OpenSession):
             server_round=server_round,
             timeout=self.timeout,
             read=read,
+            max_reply_bytes=self._reply_bytes(),
         )
         self.rejected += replies.rejected
+        self._lost |= {entry.node_id for entry in replies.rejected if says_lost(entry.reason)}
         return replies
 
     def read(
@@ -98,6 +110,12 @@ class SageSession(OpenSession):
                 LOG.warning("round %d: left out node %d: %s", server_round, node, error)
                 self.rejected.append(Rejected(node, str(error)))
         return values
+
+    def _reply_bytes(self) -> int:
+        """Return the most bytes of any reply: weights of all clients, and what only they know."""
+        clients = sum(own.size for own in self.book.nodes.values())
+        weights = sum(math.prod(shape) for shape in self.shapes.values())
+        return setup_bytes(clients) + reply_bytes(clients * weights)
 
     def must_have(self, server_round: int, answers: Mapping[int, object]) -> None:
         """Refuse to go on when no SuperNode answered."""
@@ -133,8 +151,11 @@ class SageSession(OpenSession):
         list of int
             The SuperNodes that can take part.
         """
-        nodes = self.exchange.nodes(self.min_nodes, self.timeout)
-        is_first = not self.book.nodes
+        nodes = self.there = self.exchange.nodes(self.min_nodes, self.timeout)
+        is_first = not self.book.nodes and not self.resume.server_round
+        for node in self._lost & self.book.nodes.keys():
+            del self.book.nodes[node]  # asked again, and its generators trained anew
+        self._lost.clear()
         new = [node for node in nodes if node not in self.book.nodes]
         if new:
             self._enrol(new, nodes)
@@ -145,18 +166,77 @@ class SageSession(OpenSession):
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         return present
 
+    def reach(self) -> list[str]:
+        """Have all clients go on from a checkpoint; return why some cannot."""
+        self.book.nodes.clear()
+        self.rejected = []
+        nodes = self.exchange.nodes(self.min_nodes, self.timeout)
+        self._enrol(nodes, nodes)
+        return [f"node {entry.node_id}: {entry.reason}" for entry in self.rejected]
+
+    def save(self, server_round: int, run: str) -> dict[int, str]:
+        """Have all clients that are there save a round; return who has not, and why."""
+        nodes = [node for node in self.exchange.grid.get_node_ids() if node in self.book.nodes]
+        record = self._record({ROUND: server_round, RUN_TOKEN: run})
+        replies = self.send(
+            dict.fromkeys(sorted(nodes), record),
+            "train.save",
+            server_round,
+            lambda _, content: read_not_saved(content),
+        )
+        missing = {entry.node_id: entry.reason for entry in replies.rejected}
+        return missing | {node: why for node, why in replies.values.items() if why}
+
+    def finish(self, server_round: int) -> None:
+        """Let the clients forget the run."""
+        nodes = [node for node in self.exchange.grid.get_node_ids() if node in self.book.nodes]
+        goodbye = {node: RecordDict() for node in nodes}
+        self.send(goodbye, "train.finish", server_round, lambda node, _: node)
+
+    def report(
+        self, server_round: int, asked: Mapping[int, IntArray], used: Iterable[int]
+    ) -> RoundReport:
+        """Sum a round up; ``used`` are the SuperNodes whose answers counted."""
+        used = list(used)
+        return self.book.report(
+            server_round,
+            asked=sum(clients.size for clients in asked.values()),
+            answered=sum(asked[node].size for node in used),
+            rejected=self.rejected,
+            wire_bytes=self.exchange.ledger.wire,
+            participation=self._took_part(asked, used).to_record(),
+        )
+
+    def _took_part(self, asked: Mapping[int, IntArray], used: Iterable[int]) -> Participation:
+        """Say what became of every client in this round."""
+        silent = {entry.node_id: entry.reason for entry in reversed(self.rejected)}
+        return roll_call(
+            {node: own.tolist() for node, own in self.book.nodes.items()},
+            self.there,
+            {node: own.tolist() for node, own in asked.items()},
+            {client for node in used for client in asked[node].tolist()},
+            silent=silent,
+            left_out=dict.fromkeys(self.book.absent(), NOT_CONNECTED),
+        )
+
+    def _record(self, entries: Mapping[str, Any]) -> RecordDict:
+        """Write a message of settings and a few entries besides."""
+        return RecordDict({CONFIG: ConfigRecord({**write_settings(self.settings), **entries})})
+
     def _enrol(self, new: list[int], connected: list[int]) -> None:
         """Ask SuperNodes which clients they host."""
         hellos = self.send(
-            {node: RecordDict() for node in new},
+            dict.fromkeys(new, self._record(self.resume.to_config())),
             "query",
-            0,
+            self.resume.server_round,
             lambda _, content: SageHello.from_record(content),
         )
         for node, hello in sorted(hellos.values.items()):
             if refused := self.book.enrol(node, hello, connected):
                 LOG.warning("node %d takes no part: %s", node, refused)
                 self.rejected.append(Rejected(node, refused))
+            elif hello.handled == 0 and self.book.has_begun(hello.clients):
+                LOG.warning("node %d has lost its state: its clients begin anew", node)
 
     def _learn(self, nodes: list[int], is_first: bool) -> None:
         """Have generators trained, alone and, at the start of a run, together (steps 1 and 2)."""

@@ -16,7 +16,7 @@ import itertools
 import logging
 import secrets
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ class InProcessGrid(Grid):
     node_config : Mapping or None
         Entries of ``context.node_config`` besides ``partition-id``, ``num-partitions`` and
         ``state-dir`` (``":memory:"``), which it may replace.
+    node_configs : sequence of Mapping or None
+        One for each node, laid over `node_config`: what only this node is told, such as
+        ``data-folder``.
     seed : int
         Node ids are drawn from this and the partition id.
 
@@ -70,7 +73,7 @@ class InProcessGrid(Grid):
     Raises
     ------
     ValueError
-        If `num_supernodes` is less than 1.
+        If `num_supernodes` is less than 1, or `node_configs` are not as many.
     """
 
     def __init__(
@@ -81,10 +84,13 @@ class InProcessGrid(Grid):
         run_config: Mapping[str, UserConfigValue] | None = None,
         run_id: int | None = None,
         node_config: Mapping[str, UserConfigValue] | None = None,
+        node_configs: Sequence[Mapping[str, UserConfigValue]] | None = None,
         seed: int = 0,
     ) -> None:
         if num_supernodes < 1:
             raise ValueError(f"num_supernodes is {num_supernodes}, must be at least 1")
+        if node_configs is not None and len(node_configs) != num_supernodes:
+            raise ValueError(f"node_configs: {len(node_configs)} for {num_supernodes} nodes")
         keep_freed_memory()  # the clients of all rounds share this process
         self.client_app = client_app
         self._run = Run.create_empty(_identify(run_id))
@@ -98,6 +104,7 @@ class InProcessGrid(Grid):
                 "num-partitions": num_supernodes,
                 "state-dir": ":memory:",
                 **(node_config or {}),
+                **(node_configs[partition] if node_configs else {}),
             }
             self.contexts[node_id] = Context(
                 run_id=self._run.run_id,

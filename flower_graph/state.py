@@ -1,17 +1,21 @@
 """Where a client keeps its tensors between two messages.
 
 ``Context.state`` is Flower's place for it, but a context travels with every message: through Ray,
-or to and from the process that runs the ClientApp. So, by size and by ``state-dir``:
+or to and from the process that runs the ClientApp. So, by size and by the node's config:
 
-* up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself;
-* larger: in a file that is mapped into memory and changed in place, so that another process takes
-  the next message without a copy being made; ``Context.state`` holds where, and the version;
+* up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
+  ``flower_graph.durable`` saves where the SuperNode has a place of its own;
+* larger, with ``state-dir`` or ``data-folder``: in a file there, replaced as a whole after each
+  message, so that a SuperNode that is killed or started anew finds the message before;
+* larger, without: in a file that is mapped into memory and changed in place, so that another
+  process takes the next message without a copy being made. It does not outlast the machine, and a
+  process that is killed leaves it half changed; that is for simulations, which Ray ends as a whole;
 * ``state-dir = ":memory:"`` (the in-process engine): in this process.
 
-The version is the number of messages handled. Tensors of an older version than the context's, or
-those that a dead process left half changed, are refused: ``StateLostError``. Newer ones are not:
-Flower takes a context back when something fails after the message was handled (a mod, a full
-disk), which for the server is a lost reply, and a client must stand those anyway.
+The version is the number of messages handled; ``Context.state`` has it. Tensors of an older
+version, or those that a dead process left half changed, are refused: ``StateLostError``. Newer
+ones are not: Flower takes a context back when something fails after the message was handled (a mod,
+a full disk), which for the server is a lost reply, and a client must stand those anyway.
 """
 
 from __future__ import annotations
@@ -28,13 +32,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flower_graph.errors import StateLostError
+from flower_graph.checkpoint import load_client, save_client
+from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.node_place import IN_PROCESS, STATE_DIR, node_name, own_folder, own_place
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
-IN_PROCESS = ":memory:"
+    from flower_graph.records.resume import Resume
+
+__all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
+
 SMALL_BYTES = 1 << 20
+VERSION = "state-version"  # among the tensors of a saved file
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -43,7 +53,8 @@ _LIVE: dict[tuple[int, int], tuple[int, Any]] = {}
 _TOKENS: dict[tuple[int, int], str] = {}
 _FIXED: dict[tuple[int, int], Any] = {}
 # Where a live object's file is mapped. Whichever process changed it since, it is the same memory:
-# mapping it anew for every message would cost half as much as the message's computation.
+# mapping it anew for every message would cost half as much as the message's computation. For a
+# file that is replaced: which one the live object was read from or written to.
 _MAPS: dict[tuple[int, int], tuple[int, str]] = {}
 
 
@@ -61,10 +72,13 @@ class StateStore:
     def __init__(self, context: Context, name: str) -> None:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
-        folder = str(context.node_config.get("state-dir", "") or default_folder())
-        self._in_process = folder == IN_PROCESS
-        self._folder = Path(folder) / f"run-{context.run_id}"
-        self._file = self._folder / f"node-{context.node_id}.bin"
+        self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
+        own = own_place(context)
+        self._is_own = own is not None
+        self._folder = (own or default_folder()) / f"run-{context.run_id}"
+        # A SuperNode that is started anew may have another id.
+        here, node = f"{name}-{node_name(context)}.safetensors", f"node-{context.node_id}.bin"
+        self._file = self._folder / (here if self._is_own else node)
         self._found = 0  # version of the tensors that were loaded
 
     @property
@@ -72,6 +86,29 @@ class StateStore:
         """Messages handled so far; 0 before the first."""
         record = self._context.state.config_records.get(self._name)
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
+
+    def expect(self) -> None:
+        """Refuse to begin where the server knows of earlier messages: ``StateLostError``."""
+        if not self.version:
+            raise StateLostError(
+                f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
+                "memory; name a state-dir in the node's config"
+            )
+
+    def is_due(self, resume: Resume) -> bool:
+        """Whether a checkpoint is named that was not loaded yet.
+
+        A client that is asked again, since its SuperNode came back under another id, has gone on.
+        """
+        record = self._context.state.config_records.get(f"{self._name}-resumed")
+        loaded = None if record is None else dict(record)
+        return bool(resume.server_round) and loaded != resume.to_config()
+
+    def note(self, resume: Resume) -> None:
+        """Note that a checkpoint was loaded."""
+        from flwr.app import ConfigRecord
+
+        self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
 
     def load(self, build: Callable[[Tensors], Any]) -> Any:
         """Return the live object, rebuilt from its tensors where this process lacks it.
@@ -98,6 +135,11 @@ class StateStore:
             self._found = self._file_version()
             mapped = _MAPS.get(self._key) == self._place(str(record["layout"]))
             version = self._found if mapped and live is not None else -1
+        elif record["kind"] == "saved":
+            same_file = self._file.exists() and _MAPS.get(self._key) == self._place("saved")
+            if not same_file:
+                version = -1
+            self._found = max(version, self.version)
         elif record["kind"] == "process":
             self._found = max(version, self.version)
         # If Flower took a context back, a version of small tensors may exist twice; a token not.
@@ -117,6 +159,9 @@ class StateStore:
             layout = str(record["layout"])
             live = build(self._mapped(json.loads(layout)))
             _MAPS[self._key] = self._place(layout)
+        elif record["kind"] == "saved":
+            live = build(self._saved())
+            _MAPS[self._key] = self._place("saved")
         else:
             live = build(self._small())
         _LIVE[self._key] = (self._found, live)
@@ -133,16 +178,22 @@ class StateStore:
         """Mark the tensors as being changed; ``commit`` unmarks them."""
         if self._key in _LIVE:
             _LIVE[self._key] = (-1, _LIVE[self._key][1])
-        if self._file.exists():
+        if not self._is_own and self._file.exists():
             self._write_version(-1)
+
+    def undo(self) -> None:
+        """Take back ``begin``: the tensors are again as they were."""
+        if self.version and self._key in _LIVE:
+            _LIVE[self._key] = (self._found, _LIVE[self._key][1])
+        if self.version and not self._is_own and self._file.exists():
+            self._write_version(self._found)
 
     def create(self, tensors: Tensors) -> Tensors:
         """Put a new client's tensors where they are to stay and return them there."""
         self.begin()
         if self._kind(tensors) != "file":
             return tensors
-        _own_folder(self._folder.parent)
-        self._folder.mkdir(exist_ok=True, mode=0o700)
+        own_folder(self._folder)
         layout, size = _layout(tensors)
         _check_room(self._folder, size)
         with self._file.open("wb") as stream:
@@ -170,6 +221,11 @@ class StateStore:
             layout = record["layout"] = json.dumps(_layout(tensors)[0])
             self._write_version(version)
             _MAPS[self._key] = self._place(layout)
+        elif kind == "saved":
+            own_folder(self._folder)
+            number = {VERSION: torch.tensor(version)}
+            save_client(self._file, tensors | number, f"{self._key[0]}")
+            _MAPS[self._key] = self._place("saved")
         elif kind == "context":
             record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
             self._keep_small(tensors)
@@ -180,7 +236,7 @@ class StateStore:
         """Forget everything: the run is over."""
         for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
             kept.pop(self._key, None)
-        for record in (self._name, f"{self._name}-tensors"):
+        for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
             self._context.state.pop(record, None)
         self._file.unlink(missing_ok=True)
         self._version_file.unlink(missing_ok=True)
@@ -192,14 +248,21 @@ class StateStore:
             return "process"
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         on_cpu = all(t.device.type == "cpu" for t in tensors.values())
-        return "context" if size <= SMALL_BYTES or not on_cpu else "file"
+        if size <= SMALL_BYTES:
+            return "context"
+        if self._is_own:
+            return "saved"
+        return "file" if on_cpu else "context"
 
     @property
     def _version_file(self) -> Path:
         return self._file.with_suffix(".version")
 
     def _place(self, layout: str) -> tuple[int, str]:
-        return self._file.stat().st_ino, layout
+        found = self._file.stat()
+        # A file that is changed in place has many times of change, and one number.
+        changed = "" if self._file.suffix == ".bin" else f" {found.st_mtime_ns}"
+        return found.st_ino, layout + changed
 
     def _write_version(self, version: int) -> None:
         part = self._version_file.with_suffix(f".{os.getpid()}")
@@ -217,6 +280,20 @@ class StateStore:
                 f"expected version {self.version}"
             )
         return found
+
+    def _saved(self) -> Tensors:
+        """Read the file that is replaced after every message."""
+        try:
+            tensors = load_client(self._file, f"{self._key[0]}")
+        except CheckpointError as error:
+            raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
+        self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
+        if self._found < self.version:
+            raise StateLostError(
+                f"client {self._key[1]}: its state {self._file} is at version {self._found}, "
+                f"expected version {self.version}"
+            )
+        return tensors
 
     def _mapped(self, layout: list[list[Any]]) -> Tensors:
         storage = torch.UntypedStorage.from_file(
@@ -247,13 +324,6 @@ def default_folder() -> Path:
     shared = Path("/dev/shm")
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"flower-graph-{os.getuid()}"
-
-
-def _own_folder(folder: Path) -> None:
-    """Make the folder; refuse one that another user made first in a place open to all."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if folder.stat().st_uid != os.getuid():
-        raise StateLostError(f"{folder} belongs to another user; set state-dir to another folder")
 
 
 def forget_run(run_id: int, folder: Path | None = None) -> None:

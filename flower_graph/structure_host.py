@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from flower_graph.data.client_graphs import ClientGraph
 from flower_graph.graph_batch import check_sizes
+from flower_graph.host_state import HostState
+from flower_graph.hosted import Presence
+from flower_graph.records.resume import Resume
 from flower_graph.records.structure import MODEL_KEYS
 from flower_graph.stacked_weights import ModelWeights
-from flower_graph.state import StateStore, Tensors
+from flower_graph.state import Tensors
 from flower_graph.structure_cohort import StructureCohort
 from flower_graph.structure_networks import StructureSettings, rest_shapes
 
@@ -35,6 +39,8 @@ class StructureHost:
         Models and training.
     device : device
         Where to compute.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own.
 
     Raises
     ------
@@ -48,25 +54,38 @@ class StructureHost:
         graphs: Sequence[ClientGraph],
         settings: StructureSettings,
         device: torch.device,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         check_graphs(graphs, settings)
         self.graphs, self.settings, self._device = list(graphs), settings, device
-        self._store = StateStore(context, "structure-client")
+        self._state = HostState[StructureCohort](
+            context, "structure-client", self.clients, checkpoint_dir
+        )
 
-    @contextmanager
-    def opened(self) -> Iterator[StructureCohort]:
+    @property
+    def clients(self) -> list[int]:
+        """Numbers of the clients, in the order of their data."""
+        return [graph.client for graph in self.graphs]
+
+    def opened(self) -> AbstractContextManager[StructureCohort]:
         """Work with the cohort; what changed counts when the block ends well."""
-        cohort, tensors = self._open()
-        self._store.begin()
-        yield cohort
-        self._store.commit((cohort, tensors), tensors)
+        return self._state.opened(self._start, self._build)
 
-    def _open(self) -> Opened:
-        if self._store.version:
-            found: Opened = self._store.load(self._build)
-            return found
-        start = StructureCohort(self.graphs, self.settings, device=self._device).tensors()
-        return self._build(self._store.create(start))
+    def presence(self) -> Presence:
+        """Say who is here."""
+        nodes = sum(graph.x.shape[0] for graph in self.graphs)
+        return Presence(self.clients, self._state.handled(self._start, self._build), nodes)
+
+    def save(self, server_round: int, run: str) -> str:
+        """Write a round's checkpoint; return why it cannot be written, or nothing."""
+        return self._state.save(server_round, run, self._start, self._build)
+
+    def restore(self, resume: Resume) -> None:
+        """Go on from a checkpoint; ``CheckpointError`` if it cannot be used."""
+        self._state.restore(resume, self._start, self._build)
+
+    def _start(self) -> Tensors:
+        return StructureCohort(self.graphs, self.settings, device=self._device).tensors()
 
     def _build(self, tensors: Tensors) -> Opened:
         # Steps are counted on the CPU, where Adam wants them.

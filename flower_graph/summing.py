@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from flower_graph.arrays import decode_array
-from flower_graph.errors import MalformedReplyError, StateLostError
-from flower_graph.exchange import Exchange
+from flower_graph.errors import MalformedReplyError, StateLostError, UnreadableSumError
+from flower_graph.exchange import Exchange, Rejected
 from flower_graph.records.keys import (
     ARRAY_NAMES,
     ARRAYS,
@@ -40,7 +41,8 @@ from flower_graph.records.secure_sum import (
     UnmaskRequest,
 )
 from flower_graph.records.sum_setup import KeyReply, KeyRequest, read_ring, write_ring
-from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.reply_limits import reply_bytes, setup_bytes, sum_bytes
+from flower_graph.secure.ring import Ring, encode_sum
 from flower_graph.secure.sum_host import SumHost
 from flower_graph.secure.sum_server import Skipped, SumServer
 
@@ -104,6 +106,7 @@ class SecureSum:
         self._ring: Ring | None = None  # of the sum that is prepared
         self._clients: list[int] = []  # of that sum
         self._enrolled: set[int] = set()
+        self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
 
     def sum(
         self, server_round: int, length: int, config: Mapping[str, Any] | None = None
@@ -130,7 +133,8 @@ class SecureSum:
             node: _record(entries | dict(config or {}))
             for node, entries in self.requests(length).items()
         }
-        self._send(server_round, "sum_mask", requests, self.take)
+        limit = reply_bytes(length, len(self._clients))
+        self._send(server_round, "sum_mask", requests, self.take, limit)
         return self.close(server_round)
 
     # The same in four steps, for messages of the caller's own that carry the masked vectors
@@ -181,21 +185,41 @@ class SecureSum:
         result = self.server.result(number)
         if isinstance(result, Skipped):
             return result
-        return Summed(ring.decode(result.total), result.contributors)
+        try:
+            values = ring.decode(result.total)
+            ring.check_sums(values, result.contributors.size)
+        except UnreadableSumError as error:  # nobody can say whose words were wrong
+            return Skipped(f"a client's part of the sum was not as agreed: {error}")
+        return Summed(values, result.contributors)
 
     def _enroll(self, server_round: int, nodes: set[int]) -> None:
-        """Ask SuperNodes that are new for their clients, and forget those that are gone."""
-        for gone in self._enrolled - nodes:
-            self.server.forget(gone)
-        self._enrolled &= nodes
+        """Ask SuperNodes that are new for their clients, and forget those that are gone.
+
+        One that is back under another id, with its keys, takes the place that it had.
+        """
+        gone = self._enrolled - nodes
         request = _record(self.server.key_request().to_config())
         requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
         def read(node: int, content: RecordDict) -> None:
-            self.server.enroll(node, KeyReply.from_config(_entries(content)))
+            reply, homes = KeyReply.from_config(_entries(content)), self.server.homes
+            before = {homes[c] for c in reply.clients.tolist() if c in homes} & gone
+            if len(before) == 1 and self.server.knows(old := next(iter(before)), reply):
+                self.server.move(old, node)
+            else:
+                self.server.enroll(node, reply, before)
+            gone.difference_update(before)
             self._enrolled.add(node)
 
-        self._send(server_round, "sum_enroll", requests, read)
+        self._send(server_round, "sum_enroll", requests, read, setup_bytes())
+        for old in gone:
+            self.server.forget(old)
+        self._enrolled &= nodes
+
+    def forget(self, node: int) -> None:
+        """Strike a SuperNode off that has lost its keys; it is asked for new ones."""
+        self.server.forget(node)
+        self._enrolled.discard(node)
 
     def _open(self) -> dict[int, PrepareRequest]:
         """Open the next sum, with all clients that are there."""
@@ -223,19 +247,27 @@ class SecureSum:
                 self.server.take_prepare(node, PrepareReply.from_config(found))
 
         records = {node: _record(config) for node, config in entries.items()}
-        self._send(server_round, "sum_unmask", records, read)
+        limit = sum_bytes(unmask.values(), prepare.values())
+        self._send(server_round, "sum_unmask", records, read, limit)
 
     def _send(
-        self, server_round: int, action: str, requests: Mapping[int, RecordDict], read: Any
+        self,
+        server_round: int,
+        action: str,
+        requests: Mapping[int, RecordDict],
+        read: Any,
+        max_reply_bytes: int,
     ) -> None:
         if requests:
-            self._exchange.send(
+            replies = self._exchange.send(
                 requests,
                 message_type=f"train.{action}",
                 server_round=server_round,
                 timeout=self._timeout,
                 read=read,
+                max_reply_bytes=max_reply_bytes,
             )
+            self.rejected += replies.rejected
 
 
 class MaskingClient(NumPyClient):
@@ -255,8 +287,13 @@ class MaskingClient(NumPyClient):
         self.context, self.clients = context, clients
 
     def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Make channel keys."""
-        host = SumHost(KeyRequest.from_config(config).run_id, self.clients)
+        """Make channel keys, or show those of the run: the SuperNode may be back."""
+        run_id = KeyRequest.from_config(config).run_id
+        with suppress(StateLostError):
+            known = self.keys()
+            if known.run_id == run_id and set(known.clients) == set(self.clients):
+                return [], len(self.clients), known.keys().to_config()
+        host = SumHost(run_id, self.clients)
         self._keep(host)
         return [], len(self.clients), host.keys().to_config()
 
@@ -284,7 +321,7 @@ class MaskingClient(NumPyClient):
         ValueError
             If no client has a usable vector.
         """
-        host, request = self._host(), MaskRequest.from_config(config)
+        host, request = self.keys(), MaskRequest.from_config(config)
         total, left_out = encode_sum(
             read_ring(config), vectors, request.clients.tolist(), request.length
         )
@@ -298,7 +335,7 @@ class MaskingClient(NumPyClient):
 
     def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
         """Reveal shares of one sum, prepare the next, or both."""
-        host, entries = self._host(), dict[str, Any]()
+        host, entries = self.keys(), dict[str, Any]()
         if UNMASK_RUN in config:
             entries |= host.unmask(UnmaskRequest.from_config(config)).to_config()
         if PREPARE_RUN in config:
@@ -306,7 +343,8 @@ class MaskingClient(NumPyClient):
         self._keep(host)
         return [], len(self.clients), entries
 
-    def _host(self) -> SumHost:
+    def keys(self) -> SumHost:
+        """Return what the clients keep for the sum; ``StateLostError`` if there is nothing."""
         record = self.context.state.config_records.get(SUM_STATE)
         state = None if record is None else record.get(SUM_STATE)
         if not isinstance(state, bytes):
@@ -331,43 +369,6 @@ class SecureSumClient(MaskingClient):
         """Add up the own clients' vectors and mask the sum."""
         reply, entries = self.masked(config, self.vectors(config))
         return [reply.total], reply.clients.size, entries
-
-
-def encode_sum(
-    ring: Ring, vectors: Mapping[int, FloatArray], clients: Sequence[int], length: int
-) -> tuple[RingArray, dict[int, str]]:
-    """Encode clients' vectors and add them up.
-
-    Parameters
-    ----------
-    ring : Ring
-        The ring of the sum.
-    vectors : Mapping
-        Vector of each client.
-    clients : sequence of int
-        Who is to be in the sum.
-    length : int
-        Numbers of a vector.
-
-    Returns
-    -------
-    total : ndarray
-        ``[length]`` ring words.
-    left_out : dict[int, str]
-        Clients whose vector is missing, of another length or out of range, with the reason.
-    """
-    total, left_out = np.zeros(length, ring.dtype), {}
-    for client in clients:
-        vector = vectors.get(client)
-        if vector is None or np.shape(vector) != (length,):
-            got = "no vector" if vector is None else f"a vector of shape {np.shape(vector)}"
-            left_out[client] = f"{got}, expected ({length},)"
-            continue
-        try:
-            total += ring.encode(vector)
-        except ValueError as error:
-            left_out[client] = str(error)
-    return total, left_out
 
 
 def _record(config: Mapping[str, Any]) -> RecordDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph import checkpoint
+from flower_graph.checkpoint import ClientCheckpoints
 from flower_graph.cohort import Cohort, LinearCohort, ModuleCohort, UserSettings
-from flower_graph.errors import CheckpointError
+from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
+from flower_graph.records.resume import Resume
 from flower_graph.state import StateStore, Tensors
 
 if TYPE_CHECKING:
     from flwr.app import Context
+
+LOG = logging.getLogger(__name__)
 
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
@@ -100,9 +104,9 @@ class UserHost:
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
         self.users = users.long().cpu()
-        self._x, self._model, self._device, self._folder = x, user_model, device, checkpoint_dir
+        self._x, self._model, self._device = x, user_model, device
         self._store = StateStore(context, "node-client")
-        self._file_name = f"client-{context.node_config.get('partition-id', 0)}.safetensors"
+        self._checkpoints = ClientCheckpoints(context, checkpoint_dir)
 
     def weight_shape(self, settings: UserSettings) -> tuple[int, int]:
         """Return the shape of one user's weights as they are averaged."""
@@ -110,8 +114,20 @@ class UserHost:
             return sum(p.numel() for p in self._model.parameters()), 1
         return self._x.shape[1] + int(settings.bias), settings.latent_size
 
+    def handled(self, settings: UserSettings) -> int:
+        """Return how many messages the users have behind them; 0 if their state is lost, too."""
+        if self._store.version:
+            try:
+                self._open(settings)
+            except StateLostError as error:
+                LOG.warning("%s: the users begin anew", error)
+                self._store.drop()
+        return self._store.version
+
     @contextmanager
-    def message(self, settings: UserSettings, users: NDArray[Any]) -> Iterator[ChosenUsers]:
+    def message(
+        self, settings: UserSettings, users: NDArray[Any], *, follows: bool = False
+    ) -> Iterator[ChosenUsers]:
         """Open the state for one message; it counts as handled when the block ends well.
 
         Parameters
@@ -120,31 +136,40 @@ class UserHost:
             The message's settings.
         users : ndarray
             ``[p]`` numbers of the users it is about.
+        follows : bool
+            Whether the server knows of earlier messages, and the state must be there.
+
+        Raises
+        ------
+        StateLostError
+            If it is not.
         """
         place = self._places(users)
+        if follows:
+            self._store.expect()
         cohort, tensors = self._open(settings)
         self._store.begin()
         yield ChosenUsers(cohort, tensors, place)
         self._store.commit((cohort, tensors), tensors)
 
-    def save(self, server_round: int) -> None:
-        """Write the round's checkpoint of these users."""
-        if self._folder is None:
-            raise CheckpointError("the server wants a checkpoint, but checkpoint_dir is not set")
+    def save(self, server_round: int, run: str) -> str:
+        """Write the round's checkpoint of these users; return why it cannot be done, or nothing."""
         _, tensors = self._store.load(lambda _: None)
-        path = checkpoint.round_folder(self._folder, server_round) / self._file_name
-        checkpoint.save_client(path, tensors | {"users": self.users})
+        return self._checkpoints.save(server_round, tensors | {"users": self.users}, run)
 
-    def restore(self, settings: UserSettings, server_round: int) -> None:
-        """Go on from the round's checkpoint of these users."""
-        if self._folder is None:
-            raise CheckpointError("the server resumes a run, but checkpoint_dir is not set")
-        path = checkpoint.round_folder(self._folder, server_round) / self._file_name
-        tensors = checkpoint.load_client(path)
+    def restore(self, settings: UserSettings, resume: Resume) -> None:
+        """Go on from the checkpoint of these users that the server names, if it names one."""
+        if not self._store.is_due(resume):
+            return
+        tensors = self._checkpoints.load(resume.server_round, resume.run)
         if not torch.equal(tensors.pop("users"), self.users):
-            raise CheckpointError(f"{path}: other users; resume with as many SuperNodes as before")
+            raise CheckpointError(
+                f"round {resume.server_round}: other users; resume with as many SuperNodes as "
+                "before"
+            )
         tensors = self._store.create(self._placed(tensors))
         self._store.commit((self._cohort(settings, tensors), tensors), tensors)
+        self._store.note(resume)
 
     def drop(self) -> None:
         """Forget the run."""

@@ -32,13 +32,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedProx, Result
 from numpy.typing import NDArray
 
+from flower_graph.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.ego_cohort import EgoSettings, initial_weights
 from flower_graph.ego_host import EgoHost
 from flower_graph.ego_secrets import NO_SLOTS
 from flower_graph.ego_vector import mean_metrics, mean_weights, measure
+from flower_graph.hosted import Presence
 from flower_graph.records.ego import METRIC_NAMES, read_settings, write_settings
-from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, FIRST, REST
+from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, ROUND
 from flower_graph.relay import resolve_device
 from flower_graph.report import RoundReport
 from flower_graph.reported_fedavg import ReportedFedAvg
@@ -84,10 +86,30 @@ class EgoModelClient(NumPyClient):
         The clients' graphs.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
     """
 
-    def __init__(self, context: Context, egos: Sequence[EgoNetwork], *, device: str = "cpu"):
-        self.host = EgoHost(context, egos, device=resolve_device(device), checkpoint_dir=None)
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        *,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        where = resolve_device(device)
+        self.host = EgoHost(context, egos, device=where, checkpoint_dir=checkpoint_dir)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        clients = [ego.client for ego in self.host.egos]
+        if NUM_FEATURES not in config:  # somebody else's server
+            return Presence(clients, examples=len(clients)).to_properties()
+        settings = read_settings(config)
+        restore_if_asked(lambda resume: self.host.restore(settings, resume), config)
+        handled = self.host.handled(settings)
+        return Presence(clients, handled, len(clients)).to_properties()
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -110,8 +132,13 @@ class EgoModelClient(NumPyClient):
         with self.host.opened(read_settings(config)) as clients:
             clients.start_from(_model(parameters))
             measured = measure(clients.judge(clients.embed()), None, 1.0).mean(0)
-        metrics = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
-        return metrics["cross-entropy"], len(self.host.egos), metrics
+        metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
+        answer = metrics["cross-entropy"], len(self.host.egos), metrics
+
+        def save(server_round: int, run: str) -> str:
+            return self.host.save(config | {ROUND: server_round})
+
+        return save_if_asked(save, config, answer)
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------
@@ -152,12 +179,21 @@ class EgoFedAvg(ReportedFedAvg):
         timeout: float = 600.0,
         *,
         on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
     ) -> Result:
         """Run the method; arguments and result as of ``MaskedEmbeddingAveraging.start``."""
         start = initial_weights(self.settings)
         arrays = ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
         config = write_settings(self.settings)
-        return self.run(grid, arrays, num_rounds, timeout, on_round, config)
+        return self.run(grid, arrays, num_rounds, timeout, on_round, config, resume=resume)
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        return super().fixed_settings() | self.settings._asdict()
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return how many clients a SuperNode has: each weighs one."""
+        return len(self.hosted.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
         """Turn the clients' mean measurements into fields of a report."""
@@ -177,15 +213,10 @@ class EgoFedAvg(ReportedFedAvg):
 class EgoFedProx(EgoFedAvg, FedProx):
     """Flower's ``FedProx`` for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    def __init__(
-        self, settings: EgoSettings, *, participation: float = 1.0, min_nodes: int = 1
-    ) -> None:
-        super().__init__(
-            settings,
-            participation=participation,
-            min_nodes=min_nodes,
-            proximal_mu=settings.proximal,
-        )
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
+        # In every message, since clients build their models with what the first one says.
+        self.settings = settings
 
 
 def _model(parameters: list[NDArray[Any]]) -> ModelWeights:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,12 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from torch import Tensor
 
+from flower_graph.averaging_checkpoints import restore_if_asked
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.ego_cohort import EgoSettings
 from flower_graph.errors import NoClientsError
 from flower_graph.neighbour_generation import initial_weights
+from flower_graph.records import keys
 from flower_graph.records.fed_sage import (
     Arrays,
     GeneratorRequest,
@@ -59,7 +62,8 @@ from flower_graph.records.fed_sage import (
 from flower_graph.records.keys import ARRAY_NAMES, NUM_EXAMPLES, ROUND, IntArray
 from flower_graph.relay import resolve_device
 from flower_graph.report import RoundReport, format_round
-from flower_graph.sage_book import SageBook
+from flower_graph.sage_book import SageBook, as_metrics
+from flower_graph.sage_checkpoints import SageCheckpoints
 from flower_graph.sage_cohort import CLASSIFIER_NAMES, SageSettings, Upload
 from flower_graph.sage_host import SageHost
 from flower_graph.sage_session import SageSession
@@ -67,7 +71,7 @@ from flower_graph.without_evaluate import WithoutEvaluate
 
 LOG = logging.getLogger(__name__)
 # Messages besides Flower's own that a SageClient answers.
-ACTIONS = ("generate", "judge", "finish")
+ACTIONS = ("generate", "judge", "save", "finish")
 
 
 # Client ------------------------------------------------------------------------------------------
@@ -86,6 +90,8 @@ class SageClient(NumPyClient):
         Number of classes in the whole run.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
     """
 
     def __init__(
@@ -95,13 +101,17 @@ class SageClient(NumPyClient):
         *,
         num_classes: int,
         device: str = "cpu",
+        checkpoint_dir: Path | None = None,
     ) -> None:
-        self.host = SageHost(context, egos, num_classes, resolve_device(device))
+        where = resolve_device(device)
+        self.host = SageHost(context, egos, num_classes, where, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say which clients are here."""
-        host = self.host
-        return SageHello(host.clients, host.features, host.classes).to_properties()
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        host, settings = self.host, read_settings(config)
+        restore_if_asked(lambda resume: host.restore(settings, resume), config)
+        handled = host.handled(settings)
+        return SageHello(host.clients, host.features, host.classes, handled).to_properties()
 
     def generate(
         self, parameters: list[Any], config: dict[str, Any]
@@ -163,9 +173,17 @@ class SageClient(NumPyClient):
         request = SageRequest.from_numpy(parameters, config)
         places = self.host.places(request.clients)
         with self.host.message(request.settings) as cohort:
+            cohort.begin()
             found = cohort.score(_tensors(request.weights))
         scores = SageScores.of(request.server_round, found, places)
         return float(scores.losses.mean()), places.numel(), scores.to_metrics()
+
+    def save(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Write a checkpoint."""
+        why = self.host.save(read_settings(config), int(config[ROUND]), str(config[keys.RUN_TOKEN]))
+        return [], self.host.clients.size, {keys.NOT_SAVED: why} if why else {}
 
     def finish(
         self, parameters: list[Any], config: dict[str, Any]
@@ -197,6 +215,8 @@ class LocalSage(WithoutEvaluate):
         SuperNodes to wait for before a round.
     generator_epochs : int
         Steps of NeighGen alone, at least 1; FedSage+ takes as many together after them.
+    checkpoint_dir, checkpoint_every : Path or None, int
+        Where and every how many rounds to save everything; 0 for never.
     """
 
     averages = False  # whether classifiers are averaged and generators trained together
@@ -209,6 +229,8 @@ class LocalSage(WithoutEvaluate):
         seed: int = 0,
         min_nodes: int = 1,
         generator_epochs: int = 20,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
         if not 0 < participation <= 1:
             raise ValueError(f"participation: {participation} is not above 0 and at most 1")
@@ -229,6 +251,9 @@ class LocalSage(WithoutEvaluate):
         # The averaged classifier; LocalSage+ has none.
         self.classifier: Arrays = (
             {name: start[name].numpy() for name in CLASSIFIER_NAMES} if self.averages else {}
+        )
+        self.checkpoints = SageCheckpoints(
+            type(self).__name__, self.session, self.classifier, checkpoint_dir, checkpoint_every
         )
 
     @property
@@ -251,6 +276,7 @@ class LocalSage(WithoutEvaluate):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         *,
         on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
     ) -> Result:
         """Run the method.
 
@@ -266,6 +292,8 @@ class LocalSage(WithoutEvaluate):
             Seconds that an exchange may take.
         on_round : callable, optional
             Called with every round's report; without it, one line is logged.
+        resume : bool
+            Go on from the last checkpoint.
 
         Returns
         -------
@@ -274,6 +302,8 @@ class LocalSage(WithoutEvaluate):
 
         Raises
         ------
+        CheckpointError
+            If there is nothing to resume from, or what there is does not fit.
         NoClientsError
             If no client is there, or none gives a usable answer before the deadline.
         """
@@ -286,14 +316,15 @@ class LocalSage(WithoutEvaluate):
             raise ValueError("this strategy has run already: build a new one")
         self.session.open(grid, timeout)
         result = Result()
-        for server_round in range(1, num_rounds + 1):
+        done = self.checkpoints.resume(num_rounds) if resume else 0
+        for server_round in range(done + 1, num_rounds + 1):
             started = time.perf_counter()
             report = self._round(server_round, grid)
-            result.train_metrics_clientapp[server_round] = _as_metrics(report)
+            result.train_metrics_clientapp[server_round] = as_metrics(report)
             report.seconds = time.perf_counter() - started
             (on_round or (lambda done: LOG.info(format_round(done, num_rounds))))(report)
-        goodbye = {node: RecordDict() for node in grid.get_node_ids() if node in self.book.nodes}
-        self.session.send(goodbye, "train.finish", num_rounds, lambda node, _: node)
+            self.checkpoints.save(server_round, num_rounds)
+        self.session.finish(num_rounds)
         result.arrays = self._arrays()
         return result
 
@@ -328,37 +359,25 @@ class LocalSage(WithoutEvaluate):
         self.session.must_have(server_round, replies)
         for node, scores in replies.items():
             self.book.keep_scores(self.asked[node], scores)
-        return self._report(server_round, replies)
+        return self.session.report(server_round, self.asked, replies)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Learn from replies that Flower's own round loop gathered; ``start`` needs it not."""
         values = self.session.read(server_round, replies, self._reader(server_round))
-        return self._arrays(), _as_metrics(self._learn(server_round, values))
+        return self._arrays(), as_metrics(self._learn(server_round, values))
 
     def summary(self) -> None:
         """Log the settings in one line."""
         LOG.info("%s: %s", type(self).__name__, self.settings)
-
-    def _report(self, server_round: int, replies: Iterable[int]) -> RoundReport:
-        return self.book.report(
-            server_round,
-            asked=sum(clients.size for clients in self.asked.values()),
-            answered=sum(self.asked[node].size for node in replies),
-            rejected=self.session.rejected,
-            wire_bytes=self.session.exchange.ledger.wire,
-        )
 
     def _arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(value) for name, value in self.classifier.items()})
 
 
 class FedSage(LocalSage):
-    """Server of FedSage+: LocalSage+ with generators trained together and classifiers averaged.
-
-    Parameters are those of ``LocalSage``.
-    """
+    """LocalSage+ with generators trained together and classifiers averaged; parameters as there."""
 
     averages = True
 
@@ -370,19 +389,12 @@ class FedSage(LocalSage):
         """Average the classifiers as FedAvg does, and have the mean judged."""
         self.session.must_have(server_round, replies)
         size = sum(value.nbytes for value in self.classifier.values())
-        ledger, asked = self.book.ledger, sum(own.size for own in self.asked.values())
-        ledger.count("down", "weights", asked * size)
-        ledger.count("up", "weights", sum(self.asked[node].size for node in replies) * size)
+        self.book.count_weights(self.asked, replies, size)
         weighted = [content for content, weight in replies.values() if weight]
         if weighted:
             mean = aggregate_arrayrecords(weighted, NUM_EXAMPLES)
-            self.classifier = {n: mean[n].numpy().astype(np.float32) for n in CLASSIFIER_NAMES}
+            self.classifier |= {n: mean[n].numpy().astype(np.float32) for n in CLASSIFIER_NAMES}
         else:
             LOG.warning("round %d: no client has training nodes; nothing averaged", server_round)
         self.session.evaluate(server_round, self.classifier)
-        return self._report(server_round, replies)
-
-
-def _as_metrics(report: RoundReport) -> MetricRecord:
-    names = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
-    return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
+        return self.session.report(server_round, self.asked, replies)

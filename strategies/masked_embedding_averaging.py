@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +55,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from flower_graph.client_noise import ClientNoise
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.ego_book import EgoBook
 from flower_graph.ego_cohort import EgoSettings
 from flower_graph.ego_host import EgoHost
+from flower_graph.ego_roll import ego_roll
 from flower_graph.ego_session import EgoSession
 from flower_graph.errors import NoClientsError
-from flower_graph.records.ego import EgoHello, EgoRequest
-from flower_graph.records.keys import ARRAY_NAMES, CONFIG, SUMS, TOTAL
+from flower_graph.records.ego import EgoHello, EgoReply, EgoRequest
+from flower_graph.records.keys import ARRAY_NAMES, CONFIG, HANDLED, NOT_SAVED, SUMS, TOTAL
 from flower_graph.relay import resolve_device
+from flower_graph.reply_limits import reply_bytes
 from flower_graph.report import RoundReport, format_round
 from flower_graph.without_evaluate import WithoutEvaluate
 
@@ -92,6 +95,8 @@ class EgoNetworkClient(NumPyClient):
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
         Where to save the clients' weights when the server asks for a checkpoint.
+    noise : ClientNoise, optional
+        What is added to each client's embeddings before masks and pads.
     """
 
     def __init__(
@@ -101,14 +106,21 @@ class EgoNetworkClient(NumPyClient):
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        noise: ClientNoise | None = None,
     ) -> None:
         self.host = EgoHost(
-            context, egos, device=resolve_device(device), checkpoint_dir=checkpoint_dir
+            context,
+            egos,
+            device=resolve_device(device),
+            checkpoint_dir=checkpoint_dir,
+            noise=noise,
         )
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Make keys (step 1)."""
-        return self.host.hello(EgoHello.from_config(config)).to_config()
+        hello = EgoHello.from_config(config)
+        reply = self.host.hello(hello)
+        return reply.to_config() | {HANDLED: self.host.handled(hello.settings)}
 
     def align(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Answer one stage of the alignment (step 2)."""
@@ -129,8 +141,8 @@ class EgoNetworkClient(NumPyClient):
 
     def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Write a checkpoint, in a round that the clients take no part in."""
-        self.host.save(config)
-        return [], 1, {}
+        why = self.host.save(config)
+        return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Forget the run."""
@@ -278,21 +290,26 @@ class MaskedEmbeddingAveraging(WithoutEvaluate):
         if self.session.is_open:
             raise ValueError("this strategy has run already: build a new one")
         self.session.open(grid, timeout, num_rounds)
+        self.session.resume = self.book.checkpoints.resume
         first = self.book.resume(self.session) + 1 if resume else 1
         result = Result()
+        early: list[dict[str, Any]] = []  # left out before there was anything to report
         for server_round in range(first, num_rounds + 2):
-            report, answered = self._round(server_round)
+            report, answers = self._round(server_round)
             # A round's measurements come with the next round's vectors.
-            if server_round > first:
+            if server_round == first:
+                early = report.rejected
+            else:
+                report.rejected[:0], early = _others(early, report.rejected), []
                 result.train_metrics_clientapp[report.round] = _as_metrics(report)
                 (on_round or self._log)(report)
-                self.book.save(report.round, self.session, answered)
+                self.book.save(report.round, self.session, answers)
         self._finish(num_rounds)
         result.arrays = self._arrays()
         return result
 
-    def _round(self, server_round: int) -> tuple[RoundReport, Collection[int]]:
-        """Do steps 3 to 7; return the report of the round before, and who answered."""
+    def _round(self, server_round: int) -> tuple[RoundReport, Mapping[int, EgoReply]]:
+        """Do steps 3 to 7; return the report of the round before, and the answers."""
         started = time.perf_counter()
         if self.session.admit(server_round):
             self.book.forget_sums()
@@ -308,13 +325,15 @@ class MaskedEmbeddingAveraging(WithoutEvaluate):
                 f"within {self.session.timeout:g} s; the log names the reasons"
             )
         found = self.session.close(server_round, vectors)
+        rejected, self.session.refused = [*self.session.refused, *rejected], []
         found.rejected += [{"node": r.node_id, "reason": r.reason} for r in rejected]
         asked = sum(request.clients.size for request in requests.values())
         report = self.book.take(layout, found, base.ring, vectors.values(), asked)
         report.round = server_round - 1
+        report.participation = ego_roll(self.session, requests, found, rejected).to_record()
         report.wire_bytes = self.session.exchange.ledger.wire
         report.seconds = time.perf_counter() - started
-        return report, vectors.keys()
+        return report, vectors
 
     def _finish(self, server_round: int) -> None:
         """Let the clients forget the run."""
@@ -325,6 +344,7 @@ class MaskedEmbeddingAveraging(WithoutEvaluate):
             server_round=server_round,
             timeout=self.session.timeout,
             read=lambda node, content: None,
+            max_reply_bytes=reply_bytes(),
         )
 
     # Flower's own round loop has no place for two exchanges a round: ``start`` is ours.
@@ -354,6 +374,12 @@ class MaskedEmbeddingAveraging(WithoutEvaluate):
 
     def _log(self, report: RoundReport) -> None:
         LOG.info(format_round(report, self.session.rounds))
+
+
+def _others(early: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries about whom no later one names."""
+    known = [(entry.get("node"), entry.get("client")) for entry in later]
+    return [entry for entry in early if (entry.get("node"), entry.get("client")) not in known]
 
 
 def _as_metrics(report: RoundReport) -> MetricRecord:

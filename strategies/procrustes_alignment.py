@@ -26,13 +26,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
@@ -40,23 +38,23 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.alignment_measure import measure_alignment
 from flower_graph.config_ppfl import CONSENSUS, LAST, LEAVE_OUT, PAIRS
 from flower_graph.exchange import Rejected, Replies
-from flower_graph.ops import align_pairs, alignment_precision, consensus, orthogonal_procrustes
+from flower_graph.ops import align_pairs, consensus
+from flower_graph.participation import Participation
 from flower_graph.public_node_host import PublicNodeHost
 from flower_graph.public_nodes import Member
 from flower_graph.public_session import PublicBook, PublicSession, mean_of
-from flower_graph.records.keys import CONFIG
+from flower_graph.records.keys import CHECKPOINT, CONFIG, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.records.public_nodes import PublicReply, PublicRequest
+from flower_graph.records.resume import Resume
 from flower_graph.report import RoundReport, format_round
 from flower_graph.rng import generator
+from flower_graph.run_checkpoints import RunCheckpoints
 from flower_graph.without_evaluate import WithoutEvaluate
 
 LOG = logging.getLogger(__name__)
-
-MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
-TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
-NEAREST = (1, 5, 10)
 
 # Client ------------------------------------------------------------------------------------------
 
@@ -72,15 +70,26 @@ class PublicNodeClient(NumPyClient):
         The clients.
     save_to : Path, optional
         Folder for the embeddings after the last iteration, a file for each client.
+    checkpoint_dir : Path, optional
+        Where to save the models when the server asks for a checkpoint.
     """
 
     def __init__(
-        self, context: Context, members: Sequence[Member], *, save_to: Path | None = None
+        self,
+        context: Context,
+        members: Sequence[Member],
+        *,
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
     ) -> None:
-        self.host = PublicNodeHost(context, members, save_to)
+        self.host = PublicNodeHost(context, members, save_to, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say who is here, and which nodes each can share."""
+        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
+        if config.get(CHECKPOINT, False):
+            why = self.host.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            return {NOT_SAVED: why} if why else {}
+        self.host.restore(Resume.from_config(config))
         return self.host.hello().to_properties()
 
     def fit(
@@ -88,7 +97,10 @@ class PublicNodeClient(NumPyClient):
     ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
         """Take the means, train, embed and measure (steps 2 and 3)."""
         request = PublicRequest.from_fit(parameters, config, self.host.public)
-        return self.host.round(request).to_fit(request)
+        reply = self.host.round(request)
+        if request.save:
+            reply.not_saved = self.host.save(request.server_round, request.save)
+        return reply.to_fit(request)
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -112,6 +124,8 @@ class ProcrustesAlignment(WithoutEvaluate):
         SuperNodes to wait for before a round.
     seed : int
         Seed of the draws: of SuperNodes, and of the pairs that are measured.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything; 0 for never.
     """
 
     def __init__(
@@ -123,6 +137,8 @@ class ProcrustesAlignment(WithoutEvaluate):
         participation: float = 1.0,
         min_nodes: int = 1,
         seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
         if alignment not in (PAIRS, CONSENSUS):
             raise ValueError(f"alignment: {alignment!r} is neither {PAIRS!r} nor {CONSENSUS!r}")
@@ -132,6 +148,8 @@ class ProcrustesAlignment(WithoutEvaluate):
         self.seed, self.rounds = seed, 0
         self.session = PublicSession(participation=participation, min_nodes=min_nodes, seed=seed)
         self.book = PublicBook()
+        self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
+        self._saving = False  # whether this round's request asks for a checkpoint
         self.judged: dict[str, dict[int, float]] = {}  # the last measurements, by name and client
         self.requests: dict[int, PublicRequest] = {}  # of the current round, by SuperNode
         self._rejected: list[Rejected] = []
@@ -144,6 +162,7 @@ class ProcrustesAlignment(WithoutEvaluate):
         timeout: float = 600.0,
         *,
         on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
     ) -> Result:
         """Run the method.
 
@@ -157,6 +176,8 @@ class ProcrustesAlignment(WithoutEvaluate):
             Seconds that an exchange may take.
         on_round : callable, optional
             Called with every iteration's report; without it, one line is logged.
+        resume : bool
+            Go on from the last complete checkpoint in ``checkpoint_dir``.
 
         Returns
         -------
@@ -167,6 +188,8 @@ class ProcrustesAlignment(WithoutEvaluate):
         ------
         NoClientsError
             If no client is there that can take part.
+        CheckpointError
+            If there is nothing to resume from, or what there is does not fit.
         ValueError
             If an argument is impossible.
         """
@@ -175,19 +198,24 @@ class ProcrustesAlignment(WithoutEvaluate):
         self.rounds = num_rounds
         self.session.open(grid, timeout)
         result = Result()
-        for server_round in range(1, num_rounds + 1):
+        self.session.resume = self.checkpoints.resume
+        first = self._go_on() + 1 if resume else 1
+        for server_round in range(first, num_rounds + 1):
             started = time.perf_counter()
             self._ask(server_round)
-            report = self._learn(server_round, self.session.send(server_round, self.requests))
+            replies = self.session.send(server_round, self.requests)
+            report = self._learn(server_round, replies)
             report.seconds = time.perf_counter() - started
             result.train_metrics_clientapp[server_round] = as_metrics(report)
+            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported.
             (on_round or self._log)(report)
+            self._save(server_round, replies)
         result.arrays = self._arrays()
         return result
 
     def _ask(self, server_round: int) -> None:
         """Step 1: write the round's requests, with the means that wait."""
-        asked, self._rejected = self.session.plan(server_round)
+        asked, self._rejected = self._plan(server_round)
         self.requests = {
             node: PublicRequest(
                 server_round,
@@ -197,22 +225,38 @@ class ProcrustesAlignment(WithoutEvaluate):
                 self.session.dimension,
                 is_last=server_round == self.rounds,
                 wants_embeddings=self._wants_embeddings,
+                **self._going_on(clients),
             )
             for node, clients in asked.items()
         }
+
+    def _plan(self, server_round: int) -> tuple[dict[int, list[int]], list[Rejected]]:
+        """See who is there, and whether a checkpoint is due; forget those that begin anew."""
+        asked, rejected = self.session.plan(server_round)
+        for client in self.session.anew:
+            self.book.forget(client)
+        self.session.anew.clear()
+        self._saving = self.checkpoints.is_due(server_round, self.rounds)
+        return asked, rejected
+
+    def _going_on(self, clients: Sequence[int]) -> dict[str, Any]:
+        """Say what a request asks of clients besides their round."""
+        follows = bool(self.session.begun & set(clients))
+        return {"follows": follows, "save": self.checkpoints.run if self._saving else ""}
 
     def _learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with what came, and say what the round gave."""
         answered: dict[int, float] = {}  # loss of each client
         pulls: list[float] = []
         measured: dict[str, dict[int, float]] = {}
-        rejected = [*self._rejected, *replies.rejected]
+        rejected, failed = [*self._rejected, *replies.rejected], dict[int, str]()
         for node, reply in replies.values.items():
             clients = self.requests[node].clients
             rejected += [Rejected(node, why) for why in reply.left_out]
+            failed |= reply.reasons(clients)
             for place, client in enumerate(clients):
                 x = reply.embeddings[place]
-                if x is None and self._wants_embeddings:
+                if client in failed or (x is None and self._wants_embeddings):
                     continue
                 answered[client] = reply.loss[place]
                 pulls.append(reply.disagreement[place])
@@ -220,8 +264,10 @@ class ProcrustesAlignment(WithoutEvaluate):
                     measured.setdefault(name, {})[client] = values[place]
                 if x is not None:
                     self.book.embeddings[client] = x
+        self.session.begun |= answered.keys()
         self.judged = measured or self.judged
         found = self._align(server_round, sorted(answered))
+        who = self._participation(replies, answered, failed)
         loss = mean_of([answered[client] for client in sorted(answered)])
         return RoundReport(
             round=server_round,
@@ -232,13 +278,20 @@ class ProcrustesAlignment(WithoutEvaluate):
             val_accuracy=mean_of(list(measured.get("val", {}).values())),
             test_accuracy=mean_of(list(measured.get("test", {}).values())),
             asked=sum(len(request.clients) for request in self.requests.values()),
-            answered=len(answered),
+            answered=len(who.answered),
             rejected=[{"node": one.node_id, "reason": one.reason} for one in rejected],
             bytes=self._count(replies),
             wire_bytes=self.session.exchange.ledger.wire,
             skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
             alignment=found,
+            participation=who.to_record(),
         )
+
+    def _participation(
+        self, replies: Replies[PublicReply], answered: Collection[int], failed: Mapping[int, str]
+    ) -> Participation:
+        """Say what became of every client; ``failed`` has the reasons of single ones."""
+        return self.session.roll(self.requests, replies, answered, failed)
 
     def _align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do steps 4 and 5, and return how precise the alignment is."""
@@ -296,6 +349,54 @@ class ProcrustesAlignment(WithoutEvaluate):
     def _arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(values) for name, values in self.weights().items()})
 
+    # Checkpoints
+
+    def _save(self, server_round: int, replies: Replies[PublicReply]) -> None:
+        """Complete the round's checkpoint, if one is due and all clients that are there saved."""
+        if not self._saving:
+            return
+        state = {
+            "settings": self._settings(),
+            "strategy": self.state_dict(),
+            "session": self.session.state_dict(),
+            "ledger": self.session.exchange.ledger.state_dict(),
+        }
+        saved = {node: reply.not_saved for node, reply in replies.values.items()}
+        missing = self.session.save_others(server_round, saved)
+        self.checkpoints.save(server_round, state, missing)
+
+    def _go_on(self) -> int:
+        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        ledger: dict[str, Any] = {}
+
+        def load(state: Mapping[str, Any]) -> None:
+            self.load_state_dict(state["strategy"])
+            self.session.load_state_dict(state["session"])
+            ledger.update(state["ledger"])
+
+        def ask(server_round: int) -> list[str]:
+            return self.session.go_on(self.checkpoints.resume)
+
+        server_round = self.checkpoints.go_on(self.rounds, self._settings(), load, ask)
+        # Not counted: the clients were asked who they are in the run's first part already.
+        self.session.exchange.ledger.load_state_dict(ledger)
+        return server_round
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the server must find again, but for who is there."""
+        return {"book": self.book.state_dict(), "judged": self.judged}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self.book.load_state_dict(state["book"])
+        self.judged = dict(state["judged"])
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        names = ("alignment", "rotations_only", "absent", "seed")
+        own = {name: getattr(self, name) for name in names}
+        return own | {"method": type(self).__name__, "participation": self.session.participation}
+
     # The same for Flower's own round loop, where another runs the rounds
 
     def configure_train(
@@ -334,49 +435,6 @@ class LocalEmbedding(ProcrustesAlignment):
 
     def _align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         return {}
-
-
-def measure_alignment(
-    x: Tensor, held: Tensor, rotations_only: bool, chance: torch.Generator
-) -> dict[str, float]:
-    """Say how often a node's aligned embedding is near that of the same node (Figures 3 to 6).
-
-    Parameters
-    ----------
-    x, held : Tensor
-        ``[m, u, d]`` and bool ``[m, u]``, as in ``ProcrustesAlignment.means``.
-    rotations_only : bool
-        Leave reflections out.
-    chance : Generator
-        Draws the pairs if there are more than ``MEASURED_PAIRS``.
-
-    Returns
-    -------
-    dict
-        Mean over the pairs of the share of nodes whose counterpart is among the 1, 5 and 10
-        nearest, as ``precision-1`` and so on; empty where no two clients share a node.
-    """
-    found: list[Mapping[int, float]] = []
-    for source, target in islice(draw_pairs(x.shape[0], chance), TRIED_PAIRS):
-        common = held[source] & held[target]
-        if not common.any():
-            continue
-        a, b = x[source, common], x[target, common]
-        turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
-        found.append(alignment_precision(a, b, turn, NEAREST))
-        if len(found) == MEASURED_PAIRS:
-            break
-    return {f"precision-{k}": mean_of([one[k] for one in found]) for k in NEAREST if found}
-
-
-def draw_pairs(count: int, chance: torch.Generator) -> Iterator[tuple[int, int]]:
-    """Draw the ordered pairs of different numbers below ``count``, each once, one at a time.
-
-    Thousands of clients have more pairs than fit into memory.
-    """
-    for distance in (1 + torch.randperm(max(count - 1, 0), generator=chance)).tolist():
-        for source in torch.randperm(count, generator=chance).tolist():
-            yield source, (source + distance) % count
 
 
 def as_metrics(report: RoundReport) -> MetricRecord:

@@ -25,25 +25,37 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flower_graph.alignment_measure import NEAREST
 from flower_graph.arrays import decode_array
 from flower_graph.config_ppfl import CONSENSUS
 from flower_graph.exchange import Replies
 from flower_graph.ops import alignment_precision
+from flower_graph.participation import NOT_READY, Participation
 from flower_graph.public_node_host import PublicNodeHost
 from flower_graph.public_nodes import FloatArray, Member
-from flower_graph.public_session import PublicSession, mean_of
-from flower_graph.records.keys import CONFIG, MASK_LENGTH, RING_WORD
+from flower_graph.public_session import PublicSession, mean_of, public_bytes
+from flower_graph.records.keys import (
+    CHECKPOINT,
+    CONFIG,
+    MASK_LENGTH,
+    NOT_SAVED,
+    RING_WORD,
+    RUN_TOKEN,
+    SERVER_ROUND,
+)
 from flower_graph.records.public_nodes import PublicReply, PublicRequest
+from flower_graph.records.resume import Resume
 from flower_graph.records.rotated_sum import ABSENT, SumOrder
 from flower_graph.report import RoundReport
 from flower_graph.rotated_sum import (
@@ -55,7 +67,7 @@ from flower_graph.rotated_sum import (
     sum_vector,
 )
 from flower_graph.secure.sum_server import Skipped
-from flower_graph.strategies.procrustes_alignment import NEAREST, ProcrustesAlignment
+from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
 from flower_graph.summing import MaskingClient, SecureSum
 
 ACTIONS = ("sum_enroll", "sum_unmask")  # named actions, for make_client_app
@@ -76,16 +88,29 @@ class SecureConsensusClient(MaskingClient):
         The clients; their embedding models are those of ``PublicNodeClient``.
     save_to : Path, optional
         Folder for the embeddings after the last iteration, a file for each client.
+    checkpoint_dir : Path, optional
+        Where to save models and rotations when the server asks for a checkpoint; never keys.
     """
 
     def __init__(
-        self, context: Context, members: Sequence[Member], *, save_to: Path | None = None
+        self,
+        context: Context,
+        members: Sequence[Member],
+        *,
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         super().__init__(context, [member.number for member in members])
-        self.host = PublicNodeHost(context, members, save_to)
+        self.host = PublicNodeHost(context, members, save_to, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say who is here, and which nodes each can share."""
+        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
+        if config.get(CHECKPOINT, False):
+            why = self._save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            return {NOT_SAVED: why} if why else {}
+        turns = self.host.restore(Resume.from_config(config))
+        if turns is not None:
+            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
         return self.host.hello().to_properties()
 
     def fit(
@@ -94,6 +119,7 @@ class SecureConsensusClient(MaskingClient):
         """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
         request = PublicRequest.from_fit(parameters, config, self.host.public)
         order = SumOrder.from_config(config, [ids.size for ids in request.nodes])
+        self.keys()  # before anything is trained: without keys there is no round
         kept = self._rotations()
         targets = [
             self._own_space(client, mean, kept.get(client)) if order.is_target else None
@@ -102,8 +128,9 @@ class SecureConsensusClient(MaskingClient):
         reply = self.host.round(replace(request, targets=targets))
         vectors = self._turn(request, order, reply, int(config[MASK_LENGTH]), kept)
         masked, entries = self.masked(config, vectors)
-        arrays = {str(client): Array(w) for client, w in kept.items()}
-        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+        self._keep_rotations(kept)
+        if request.save:
+            reply.not_saved = self._save(request.server_round, request.save)
         _, weight, metrics = reply.to_fit(replace(request, wants_embeddings=False))
         return [masked.total], weight, metrics | entries
 
@@ -148,6 +175,14 @@ class SecureConsensusClient(MaskingClient):
                 reply.judged[f"precision-{k}"] = [one.get(k, math.nan) for one in near]
         return vectors
 
+    def _save(self, server_round: int, run: str) -> str:
+        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return self.host.save(server_round, run, turns)
+
+    def _keep_rotations(self, kept: Mapping[int, NDArray[Any]]) -> None:
+        arrays = {str(client): Array(w) for client, w in kept.items()}
+        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+
     def _rotations(self) -> dict[int, NDArray[Any]]:
         record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
         return {int(name): decode_array(name, array) for name, array in record.items()}
@@ -166,6 +201,8 @@ class SummingSession(PublicSession):
     min_nodes, seed : int
         As for ``PublicSession``.
     """
+
+    not_asked = NOT_READY  # all are asked that can be in the sum
 
     def __init__(
         self, *, limit: float, resolution: float, dropout: float, min_nodes: int, seed: int
@@ -203,9 +240,19 @@ class SummingSession(PublicSession):
             self.sums.take(node, content)
             return reply
 
-        return self.exchange.send(
-            records, server_round=server_round, timeout=self.timeout, read=read
+        length = max((int(own[MASK_LENGTH]) for own in self.entries.values()), default=0)
+        replies = self._noted(
+            self.exchange.send(
+                records,
+                server_round=server_round,
+                timeout=self.timeout,
+                read=read,
+                max_reply_bytes=public_bytes(requests.values(), length),
+            )
         )
+        for node in self._lost:
+            self.sums.forget(node)  # its keys too
+        return replies
 
 
 class SecureConsensus(ProcrustesAlignment):
@@ -227,6 +274,8 @@ class SecureConsensus(ProcrustesAlignment):
         SuperNodes to wait for before a round.
     seed : int
         Seed of the points that everybody turns to at first.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything but keys; 0 for never.
     """
 
     def __init__(
@@ -238,8 +287,16 @@ class SecureConsensus(ProcrustesAlignment):
         dropout: float = 0.3,
         min_nodes: int = 1,
         seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
-        super().__init__(alignment=CONSENSUS, rotations_only=rotations_only, seed=seed)
+        super().__init__(
+            alignment=CONSENSUS,
+            rotations_only=rotations_only,
+            seed=seed,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
         sizes = {"limit": limit, "resolution": resolution, "dropout": dropout}
         self.session: SummingSession = SummingSession(min_nodes=min_nodes, seed=seed, **sizes)
         self.dropout, self.made = dropout, 0  # sums so far
@@ -252,15 +309,17 @@ class SecureConsensus(ProcrustesAlignment):
 
     def _ask(self, server_round: int) -> None:
         """Step 1: write the round's requests, with the common mean and what masks need."""
-        asked, self._rejected = self.session.plan(server_round)
+        asked, self._rejected = self._plan(server_round)
         clients = self.session.sums.prepare(server_round, asked)
         self._choose_nodes(clients)
         entries = self.session.sums.requests(self.nodes.size * self.session.dimension)
         ids = self.session.ids
         self._slots = {c: find_slots(ids[c], self.nodes) for here in asked.values() for c in here}
         self.requests, self.session.entries = {}, {}
-        for node in entries.keys() & asked.keys():
-            here = asked[node]
+        # In the order of their clients: ids of SuperNodes differ from run to run.
+        for node, here in asked.items():
+            if node not in entries:
+                continue
             slots = [self._slots[client] for client in here]
             is_target = self.made >= LEARNT_FROM
             order = SumOrder(slots, self.seed, is_target, self.rotations_only)
@@ -272,7 +331,19 @@ class SecureConsensus(ProcrustesAlignment):
                 [self._rows(client) for client in here],
                 self.session.dimension,
                 is_last=server_round == self.rounds,
+                **self._going_on(here),
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the server must find again: the common mean."""
+        arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.mean)}
+        return super().state_dict() | arrays | {"made": self.made}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        super().load_state_dict(state)
+        self.nodes, self.mean = state["nodes"].numpy(), state["mean"].numpy()
+        self.made = int(state["made"])
 
     def _choose_nodes(self, clients: Sequence[int]) -> None:
         """Choose the nodes of the next sum; those that stay keep their mean."""
@@ -305,7 +376,22 @@ class SecureConsensus(ProcrustesAlignment):
         for client, why in blamed[self._named :]:
             report.rejected.append({"client": client, "reason": _without_number(why)})
         self._named = len(blamed)
+        sums = self.session.sums
+        report.rejected += [{"node": r.node_id, "reason": r.reason} for r in sums.rejected]
+        sums.rejected.clear()
         return report
+
+    def _participation(
+        self, replies: Replies[PublicReply], answered: Collection[int], failed: Mapping[int, str]
+    ) -> Participation:
+        """Say what became of every client; of a sum that was made, those that are not in it fail.
+
+        Where there is no sum, what the clients measured was used all the same.
+        """
+        used = answered if self._skipped else set(answered) & set(self.contributors)
+        blamed = self.session.sums.server.blamed[self._named :]
+        own = {client: _without_number(why) for client, why in blamed}
+        return super()._participation(replies, used, own | dict(failed))
 
     def _align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Step 5; returns how near clients came to the mean, as they say."""

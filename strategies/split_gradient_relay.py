@@ -31,6 +31,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -103,23 +104,22 @@ class NodeClient(NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which users are here; load a checkpoint first if the server resumes a run."""
         hello = Hello.from_config(config)
-        if hello.resume_round:
-            self.host.restore(hello.settings, hello.resume_round)
-        shape = self.host.weight_shape(hello.settings)
-        return HelloReply(self.host.users.numpy(), shape).to_properties()
+        self.host.restore(hello.settings, hello.resume)
+        shape, handled = self.host.weight_shape(hello.settings), self.host.handled(hello.settings)
+        return HelloReply(self.host.users.numpy(), shape, handled).to_properties()
 
     def fit(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[list[Any], int, dict[str, Any]]:
         """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
         request = RelayRequest.from_numpy(parameters, config)
-        with self.host.message(request.settings, request.users) as users:
+        with self._message(request) as users:
             self._update(users, request)
             reply = RelayReply(request.server_round, users.latent())
             if request.send_weights:
                 reply.weight_sum, reply.holders = users.weight_sum()
         if request.checkpoint:
-            self.host.save(request.server_round)
+            reply.not_saved = self.host.save(request.server_round, request.run)
         return reply.to_numpy()
 
     def finish(
@@ -127,11 +127,16 @@ class NodeClient(NumPyClient):
     ) -> tuple[list[Any], int, dict[str, Any]]:
         """Apply the last gradients and forget the run."""
         request = RelayRequest.from_numpy(parameters, config)
-        with self.host.message(request.settings, request.users) as users:
+        with self._message(request) as users:
             self._update(users, request)
         self.host.drop()
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+
+    def _message(self, request: RelayRequest) -> AbstractContextManager[ChosenUsers]:
+        """Open the users' state; it must be there if a gradient comes for what it has sent."""
+        follows = bool(request.gradient_round.any())
+        return self.host.message(request.settings, request.users, follows=follows)
 
     @staticmethod
     def _update(users: ChosenUsers, request: RelayRequest) -> None:
@@ -329,7 +334,7 @@ class SplitGradientRelay(WithoutEvaluate):
 
     def _learn(self, server_round: int, replies: Replies[RelayReply]) -> Losses:
         """Do steps 3 and 4: take in latent vectors, step the server, keep gradients for users."""
-        answered = self.session.answered(server_round, replies.values)
+        answered = self.session.answered(server_round, replies)
         for node, request in answered.items():
             latent = torch.tensor(replies.values[node].latent, dtype=torch.float32)
             self.server.receive(torch.from_numpy(request.users), latent)
@@ -367,9 +372,13 @@ class SplitGradientRelay(WithoutEvaluate):
             test_accuracy=accuracy["test"],
             asked=sum(request.users.size for request in requests.values()),
             answered=sum(requests[node].users.size for node in replies.values),
-            rejected=[{"node": r.node_id, "reason": r.reason} for r in replies.rejected],
+            rejected=[
+                {"node": r.node_id, "reason": r.reason}
+                for r in (*self.session.refused, *replies.rejected)
+            ],
             bytes=ledger.payload,
             wire_bytes=self.session.exchange.ledger.wire,
+            participation=self.session.participation(replies).to_record(),
         )
 
     def _arrays(self) -> ArrayRecord:

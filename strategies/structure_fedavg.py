@@ -31,6 +31,7 @@ FedProto has a file of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from flower_graph.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.data.client_graphs import ClientGraph
 from flower_graph.records.keys import SERVER_ROUND
 from flower_graph.records.structure import (
@@ -80,6 +82,8 @@ class StructureClient(NumPyClient):
         Models and training, the same at all clients and at the server.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
     """
 
     def __init__(
@@ -89,9 +93,16 @@ class StructureClient(NumPyClient):
         settings: StructureSettings,
         *,
         device: str = "cpu",
+        checkpoint_dir: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.host = StructureHost(context, graphs, settings, resolve_device(device))
+        where = resolve_device(device)
+        self.host = StructureHost(context, graphs, settings, where, checkpoint_dir)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        restore_if_asked(self.host.restore, config)
+        return self.host.presence().to_properties()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
@@ -111,7 +122,8 @@ class StructureClient(NumPyClient):
         start = self._models(parameters)
         with self.host.opened() as cohort:
             cohort.start_from(start)
-            return measured(cohort)
+            answer = measured(cohort)
+        return save_if_asked(self.host.save, config, answer)
 
     def _models(self, parameters: list[NDArray[Any]]) -> list[ModelWeights]:
         shared = SharedModels.from_arrays(parameters, self.settings.num_models)
@@ -134,7 +146,8 @@ class LocalClient(StructureClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure every client's own model."""
         with self.host.opened() as cohort:
-            return measured(cohort)
+            answer = measured(cohort)
+        return save_if_asked(self.host.save, config, answer)
 
 
 def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:
@@ -175,6 +188,8 @@ class StructureFedAvg(ReportedFedAvg):
         Share of the SuperNodes asked each round, above 0 and at most 1.
     min_nodes : int
         SuperNodes to wait for before a round.
+    num_nodes : int, optional
+        Nodes of all clients together: more than that no reply can weigh.
     **more
         As for ``ReportedFedAvg``.
     """
@@ -185,12 +200,13 @@ class StructureFedAvg(ReportedFedAvg):
         *,
         participation: float = 1.0,
         min_nodes: int = 1,
+        num_nodes: int | None = None,
         **more: Any,
     ) -> None:
         super().__init__(
             participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
         )
-        self.settings = settings
+        self.settings, self.num_nodes = settings, num_nodes
 
     def start(  # type: ignore[override]
         self,
@@ -199,6 +215,7 @@ class StructureFedAvg(ReportedFedAvg):
         timeout: float = 600.0,
         *,
         on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
     ) -> Result:
         """Run the method.
 
@@ -212,13 +229,26 @@ class StructureFedAvg(ReportedFedAvg):
             Seconds that an exchange may take.
         on_round : callable, optional
             Called with every round's report.
+        resume : bool
+            Go on from the last checkpoint.
 
         Returns
         -------
         Result
             Flower's result; its ``arrays`` are the last models.
         """
-        return self.run(grid, self.first_arrays(), num_rounds, timeout, on_round)
+        arrays = self.first_arrays()
+        return self.run(grid, arrays, num_rounds, timeout, on_round, resume=resume)
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        return super().fixed_settings() | self.settings._asdict()
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return what a SuperNode has said, and no more than there is."""
+        known = [super().most_examples(node, training=training)]
+        known.append(self.num_nodes if training else None)
+        return min((most for most in known if most is not None), default=None)
 
     def first_arrays(self) -> ArrayRecord:
         """Give what the first round sends."""

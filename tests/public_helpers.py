@@ -61,7 +61,7 @@ class StillModel:
 
 
 def toy_judge(embeddings: FloatArray, server_round: int, is_last: bool) -> dict[str, float]:
-    found = {"val": float(server_round), "test": float(len(embeddings))}
+    found = {"val": min(server_round, 8) / 8, "test": len(embeddings) / 8}
     return found | ({"mlp-test": 0.25} if is_last else {})
 
 

@@ -81,9 +81,12 @@ def run_sage(
     supernodes: int = 2,
     grid: InProcessGrid | None = None,
     settings: EgoSettings = SETTINGS,
+    resume: bool = False,
     **options: Any,
 ) -> SageOutcome:
     outcome = SageOutcome(strategy(settings, **{"generator_epochs": 3, **options}))
     grid = grid or InProcessGrid(client_app(networks()), num_supernodes=supernodes)
-    outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
+    outcome.strategy.start(
+        grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append, resume=resume
+    )
     return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -152,6 +153,7 @@ def client_app(
     graphs: Sequence[ClientGraph] | None = None,
     deal: Sequence[Sequence[int]] | None = None,
     settings: StructureSettings | None = None,
+    checkpoint_dir: Path | None = None,
     **more: Any,
 ) -> Any:
     """Deal clients out by place: as ``deal`` says, or in turn; ``more`` are the app's arguments."""
@@ -161,7 +163,8 @@ def client_app(
         part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
         places = range(part, len(everyone), parts) if deal is None else deal[part]
         own = [everyone[place] for place in places]
-        return HALVES[method][0](context, own, settings or settings_of(method))
+        kind, mine = HALVES[method][0], settings or settings_of(method)
+        return kind(context, own, mine, checkpoint_dir=checkpoint_dir)
 
     return make_client_app(client_fn, **more)
 
@@ -221,13 +224,16 @@ def run(
     app: Any = None,
     make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     settings: StructureSettings | None = None,
+    strategy: type[StructureFedAvg] | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> Outcome:
     """Run a method in process; ``options`` are the strategy's arguments."""
     own = settings or settings_of(method)
-    grid = make_grid(app or client_app(method, graphs, deal, own), num_supernodes=supernodes)
-    outcome = Outcome(HALVES[method][1](own, **options), grid)
+    app = app or client_app(method, graphs, deal, own, options.get("checkpoint_dir"))
+    grid = make_grid(app, num_supernodes=supernodes)
+    outcome = Outcome((strategy or HALVES[method][1])(own, **options), grid)
     outcome.result = outcome.strategy.start(
-        grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append
+        grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append, resume=resume
     )
     return outcome

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from flower_graph import checkpoint
 from flower_graph.errors import CheckpointError
 from flower_graph.state import SMALL_BYTES, StateStore, forget_run
+
+RUN = "0123456789abcdef" * 2
 
 
 def all_files(folder: Path) -> list[str]:
@@ -24,7 +30,7 @@ def test_client_round_trip(tmp_path: Path):
         "users": torch.tensor([2**40]),
     }
     path = tmp_path / "round-000001" / "client-0.safetensors"
-    checkpoint.save_client(path, tensors)
+    checkpoint.save_client(path, tensors, RUN)
     loaded = checkpoint.load_client(path)
     assert loaded.keys() == tensors.keys()
     for name, value in loaded.items():
@@ -35,12 +41,12 @@ def test_client_round_trip(tmp_path: Path):
 
 def test_tensors_of_one_mapped_file_can_be_saved(tmp_path: Path):
     """They lie in one storage, which safetensors refuses where they overlap."""
-    store = StateStore(Context(77, 1, {"state-dir": str(tmp_path)}, RecordDict(), {}), "test")
+    store = StateStore(Context(77, 1, {}, RecordDict(), {}), "test")
     mapped = store.create({"a": torch.ones(SMALL_BYTES), "b": torch.arange(5)})
     assert mapped["a"].untyped_storage().data_ptr() == mapped["b"].untyped_storage().data_ptr()
     path = tmp_path / "client.safetensors"
-    checkpoint.save_client(path, mapped)
-    forget_run(77, tmp_path)
+    checkpoint.save_client(path, mapped, RUN)
+    forget_run(77)
     assert checkpoint.load_client(path)["b"].tolist() == [0, 1, 2, 3, 4]
     assert path.stat().st_size < 4 * SMALL_BYTES + 1000, "the storage was saved twice"
 
@@ -56,17 +62,27 @@ def test_server_round_trip(tmp_path: Path):
 def test_the_last_two_rounds_are_kept(tmp_path: Path):
     for server_round in (9, 10, 100, 1_000_000):
         folder = checkpoint.round_folder(tmp_path, server_round)
-        checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)})
+        checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)}, RUN)
         checkpoint.save_server(tmp_path, server_round, {})
     assert checkpoint.complete_rounds(tmp_path) == [100, 1_000_000]
     assert checkpoint.last_round(tmp_path) == 1_000_000
     assert [p.split("/")[0] for p in all_files(tmp_path)][::2] == ["round-000100", "round-1000000"]
 
 
+def test_rounds_that_were_never_completed_go_too(tmp_path: Path):
+    for server_round in range(1, 8):
+        folder = checkpoint.round_folder(tmp_path, server_round)
+        checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)}, RUN)
+        if server_round in (2, 4, 6):
+            checkpoint.save_server(tmp_path, server_round, {})
+    assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["4", "5", "6", "7"]
+    assert checkpoint.complete_rounds(tmp_path) == [4, 6]
+
+
 def test_a_round_without_its_server_file_does_not_count(tmp_path: Path):
     checkpoint.save_server(tmp_path, 5, {})
     folder = checkpoint.round_folder(tmp_path, 10)
-    checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)})
+    checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)}, RUN)
     (tmp_path / "round-old").mkdir()
     (tmp_path / "round-old" / "server.pt").touch()
     assert checkpoint.complete_rounds(tmp_path) == [5]
@@ -95,7 +111,7 @@ def test_missing_or_damaged_files_are_named(tmp_path: Path, content: bytes | Non
 
 def test_a_truncated_file_is_refused(tmp_path: Path):
     path = tmp_path / "client-0.safetensors"
-    checkpoint.save_client(path, {"a": torch.ones(100)})
+    checkpoint.save_client(path, {"a": torch.ones(100)}, RUN)
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.load_client(path)
@@ -119,23 +135,182 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path):
     assert not trap.exists()
 
 
-def test_a_write_that_fails_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(_: Any, part: Path) -> None:
-        part.write_bytes(b"half")
+def test_a_write_that_fails_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def full(_: Any, stream: Any) -> None:
+        stream.write(b"half")
         raise OSError(28, "No space left on device")
 
-    checkpoint.save_server(tmp_path, 1, {"value": 1})
+    def full_file(_: Any, part: Path, metadata: Any) -> None:
+        part.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
+
     path = tmp_path / "client-0.safetensors"
-    checkpoint.save_client(path, {"a": torch.ones(1)})
-    monkeypatch.setattr(torch, "save", full)
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    for save in (
-        lambda: checkpoint.save_server(tmp_path, 1, {"value": 2}),
-        lambda: checkpoint.save_server(tmp_path, 2, {}),
-        lambda: checkpoint.save_client(path, {"a": torch.zeros(1)}),
-    ):
-        with pytest.raises(OSError, match="No space left"):
-            save()
+    checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
+    assert checkpoint.save_server(tmp_path, 1, {"value": 1})
+    before = all_files(tmp_path)
+    real = torch.save
+    some = lambda state, to: (real if type(to) is BytesIO else full)(state, to)  # noqa: E731
+    monkeypatch.setattr(torch, "save", some)
+    monkeypatch.setattr(checkpoint, "save_file", full_file)
+    assert not checkpoint.save_server(tmp_path, 1, {"value": 2})
+    assert not checkpoint.save_server(tmp_path, 2, {})
+    assert caplog.text.count("No space left on device; the run goes on") == 2
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save_client(path, {"a": torch.zeros(1)}, RUN)
     assert checkpoint.load_server(tmp_path, 1) == {"value": 1}
     assert checkpoint.last_round(tmp_path) == 1
-    assert checkpoint.load_client(path)["a"].item() == 1
+    assert checkpoint.load_client(path, RUN)["a"].item() == 1
+    assert all_files(tmp_path) == before, "half a file was left"
+
+
+@pytest.mark.parametrize("name", ["client", "server"])
+def test_any_byte_that_changed_is_noticed(tmp_path: Path, name: str):
+    client = tmp_path / "round-000001" / "client-0.safetensors"
+    checkpoint.save_client(client, {"a": torch.arange(3.0), "b": torch.tensor(2)}, RUN)
+    checkpoint.save_server(tmp_path, 1, {"run": RUN, "w": torch.arange(40.0), "n": 3})
+    path = client if name == "client" else client.with_name("server.pt")
+    whole = path.read_bytes()
+    load = {
+        "client": lambda: checkpoint.load_client(client, RUN),
+        "server": lambda: checkpoint.load_server(tmp_path, 1),
+    }[name]
+    expected = repr(load())
+    refused = 0
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = repr(load())
+        except CheckpointError:
+            refused += 1
+        else:
+            assert found == expected, f"byte {place}"  # padding and names that nobody reads
+    assert refused > (0.8 if name == "client" else 0.2) * len(whole) / 7
+
+
+def test_a_file_of_another_run_is_refused(tmp_path: Path):
+    path = tmp_path / "client-0.safetensors"
+    checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
+    with pytest.raises(CheckpointError, match=r"of another run, 0123.*; this one is ffff"):
+        checkpoint.load_client(path, "f" * 32)
+    assert checkpoint.load_client(path)["a"].item() == 1  # whoever only wants to read it
+
+
+def test_a_file_of_an_older_version_is_refused(tmp_path: Path):
+    path = tmp_path / "client-0.safetensors"
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        checkpoint.load_client(path)
+
+
+def test_files_are_their_owners_alone_and_leftovers_go(tmp_path: Path):
+    path = tmp_path / "client-0.safetensors"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    leftover = path.with_name(f".{path.name}.{dead.pid}")
+    alive = path.with_name(f".{path.name}.{os.getppid()}")
+    for part in (leftover, alive):
+        part.write_bytes(b"half")
+    checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
+    checkpoint.save_server(tmp_path, 1, {})
+    for file in (path, tmp_path / "round-000001" / "server.pt"):
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert not leftover.exists()
+    assert alive.exists(), "another process is writing it"
+
+
+# Going on ----------------------------------------------------------------------------------------
+
+
+def test_the_newest_checkpoint_that_all_have_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    for server_round in (4, 6):
+        checkpoint.save_server(tmp_path, server_round, {"round": server_round})
+    tried = []
+
+    def take(server_round: int, state: dict[str, Any]) -> list[str]:
+        tried.append((server_round, state["round"]))
+        return ["client 3: it is gone"] if server_round == 6 else []
+
+    assert checkpoint.resume(tmp_path, 9, take) == 4
+    assert tried == [(6, 6), (4, 4)]
+    assert "cannot resume from round 6: client 3: it is gone; trying the checkpoint" in caplog.text
+    # The run now takes another course: what was after round 4 must never be taken for it.
+    assert checkpoint.complete_rounds(tmp_path) == [4]
+
+
+def test_a_damaged_server_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    for server_round in (4, 6):
+        checkpoint.save_server(tmp_path, server_round, {})
+    (tmp_path / "round-000006" / "server.pt").write_bytes(b"junk")
+    assert checkpoint.resume(tmp_path, 9, lambda *_: []) == 4
+    assert "round-000006/server.pt: cannot be read" in caplog.text
+
+
+def test_without_any_checkpoint_left_the_reasons_are_named(tmp_path: Path):
+    for server_round in (4, 6):
+        checkpoint.save_server(tmp_path, server_round, {})
+    with pytest.raises(CheckpointError, match=r"round 6: a; b. cannot resume from round 4: a; b"):
+        checkpoint.resume(tmp_path, 9, lambda *_: ["a", "b"])
+    assert checkpoint.complete_rounds(tmp_path) == [4, 6], "a client's disk may come back"
+    with pytest.raises(CheckpointError, match="num_rounds: 5 is less than round 6"):
+        checkpoint.resume(tmp_path, 5, lambda *_: [])
+    with pytest.raises(CheckpointError, match="a checkpoint_dir is needed"):
+        checkpoint.resume(None, 5, lambda *_: [])
+
+
+# At a client -------------------------------------------------------------------------------------
+
+
+def context_of(**node: Any) -> Context:
+    return Context(1, 2, {name.replace("_", "-"): v for name, v in node.items()}, RecordDict(), {})
+
+
+def test_where_a_client_saves(tmp_path: Path):
+    shared = tmp_path / "out"
+
+    def place(**node: Any) -> str:
+        found = checkpoint.ClientCheckpoints(context_of(**node), shared).path(3, RUN)
+        return str(found.relative_to(tmp_path))
+
+    assert place(partition_id=4) == "out/round-000003/client-4.safetensors"
+    assert place(partition_id=4, state_dir=":memory:") == "out/round-000003/client-4.safetensors"
+    own = f"checkpoints/{RUN}/round-000003"
+    assert place(partition_id=4, state_dir=f"{tmp_path}/s") == f"s/{own}/client-4.safetensors"
+    data = place(data_folder=f"{tmp_path}/client-0007")
+    assert data.startswith(f"client-0007/state/{own}/client-client-0007-")
+    assert data != place(data_folder=f"{tmp_path}/other/client-0007")
+
+
+def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
+    one, other = (
+        checkpoint.ClientCheckpoints(context_of(partition_id=k, state_dir=str(tmp_path)), None)
+        for k in range(2)
+    )
+    assert other.save(1, {"a": torch.ones(1)}, RUN) == ""
+    for server_round in range(1, 6):
+        assert one.save(server_round, {"a": torch.ones(1)}, RUN) == ""
+    kept = sorted(p.name for p in (tmp_path / "checkpoints" / RUN).rglob("client-0.safetensors"))
+    assert len(kept) == 3
+    assert other.load(1, RUN)["a"].item() == 1
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        one.load(2, RUN)
+    assert one.load(3, RUN)["a"].item() == 1
+
+
+def test_a_run_token_names_no_other_folder(tmp_path: Path):
+    places = checkpoint.ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
+    with pytest.raises(CheckpointError, match="not 32 hexadecimal digits"):
+        places.save(1, {"a": torch.ones(1)}, "../../elsewhere")
+
+
+def test_a_client_without_room_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_client", full)
+    places = checkpoint.ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
+    said = places.save(1, {"a": torch.ones(1)}, RUN)
+    assert said == "its checkpoint cannot be written: No space left on device"

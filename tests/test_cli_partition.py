@@ -238,12 +238,45 @@ def test_the_folder_has_the_configs_name(egos: str, tmp_path: Path) -> None:
         "partition.json",
         "partition.md",
         "partition.png",
+        "server",
+        *(f"client-000{client}" for client in range(8)),
     }
+
+
+def test_every_supernode_gets_a_folder(egos: str, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["partition", egos, "--out", "here", "--supernodes", "3"]) == 0
+    names = {path.name for path in (tmp_path / "here").iterdir() if path.is_dir()}
+    assert names == {"server", "clients-0000-0001", "clients-0002-0004", "clients-0005-0007"}
+    assert "server, and 3 for 8 clients\n" in capsys.readouterr().out
+
+
+def test_of_several_seeds_no_folder_is_written(egos: str, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["partition", egos, "--out", "here", "--seeds", "0,1"]) == 0
+    assert not [path for path in (tmp_path / "here").iterdir() if path.is_dir()]
+    assert "none: 2 seeds; they are written for one seed\n" in capsys.readouterr().out
+    assert cli.main(["partition", egos, "--out", "there", "--seeds", "1"]) == 0
+    settings = json.loads((tmp_path / "there/server/manifest.json").read_text(encoding="utf-8"))
+    assert settings["settings"]["seed"] == 1
+
+
+def test_more_folders_than_anybody_wants_are_not_written(
+    egos: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_graph.cli_partition.MOST_FOLDERS", 7)
+    assert cli.main(["partition", egos, "--out", "here"]) == 0
+    assert not [path for path in (tmp_path / "here").iterdir() if path.is_dir()]
+    assert "none: 8 are more than 7; --supernodes N deals the clients to" in capsys.readouterr().out
+    assert cli.main(["partition", egos, "--out", "there", "--supernodes", "7"]) == 0
+    assert (tmp_path / "there" / "server").is_dir()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--supernodes", "9"], "num-supernodes: 9 SuperNodes for 8 clients; at most one each"),
+        (["--supernodes", "0"], "num-supernodes: 0 SuperNodes for 8 clients"),
+        (["--supernodes", "2", "--seeds", "0,1"], "--supernodes 2: 2 seeds, and data folders are"),
+        (["--true-edges"], "--true-edges: app=fedscem has no clients without edges"),
         (["partition.clients=201"], "partition.clients = 201: the graph has 200 nodes"),
         (["partition.min_nodes=201"], "0 of 200 nodes have a 2-hop ego-network"),
         (["--seeds", "0,x"], "--seeds '0,x': write whole numbers"),

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, message_size_mod
 from flwr.supercore.task_identity import TaskIdentity
 
+import flower_graph
 from flower_graph.arrays import encode_array
 from flower_graph.client import make_client_app
 
@@ -159,8 +160,14 @@ def test_evaluate_and_query() -> None:
     assert dict(content["config"]) == {"who": "me"}
     assert isinstance(content["metrics"], MetricRecord)
     content = answer({"nodes": 5, "key": b"k", "ids": [1, 2], "gpu": False}, "query")
-    assert shape_of(content) == {"config": ["nodes", "key", "ids", "gpu"]}
-    assert dict(content["config"]) == {"nodes": 5, "key": b"k", "ids": [1, 2], "gpu": False}
+    stamp = {"flower-graph": flower_graph.__version__, "message-format": 1}
+    assert dict(content["config"]) == {
+        **stamp,
+        "nodes": 5,
+        "key": b"k",
+        "ids": [1, 2],
+        "gpu": False,
+    }
 
 
 def test_only_named_actions_are_routed() -> None:

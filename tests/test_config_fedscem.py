@@ -8,6 +8,7 @@ import pytest
 
 from flower_graph.config import FedSCemConfig, NFedGNNConfig, load_config, to_dict, to_yaml
 from flower_graph.config_checks import known_keys
+from flower_graph.config_fedscem import STRATEGIES
 from flower_graph.errors import ConfigError
 
 
@@ -154,11 +155,10 @@ def test_edges_of_what_is_allowed_are_allowed() -> None:
     load_config("fedscem/cora", ["partition.clients=1", "strategy.name=self-training"])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local-sage", "fed-sage"])
-def test_methods_without_checkpoints_refuse_them(name: str) -> None:
-    load_config("fedscem/cora", [f"strategy.name={name}"])
-    said = refusal(f"strategy.name={name}", "checkpoint_every=5")
-    assert said.startswith(f"checkpoint_every: 5 is not allowed with strategy.name={name}")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_method_saves_checkpoints(name: str) -> None:
+    config = load_config("fedscem/cora", [f"strategy.name={name}", "checkpoint_every=10"])
+    assert config.checkpoint_every == 10
 
 
 def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:

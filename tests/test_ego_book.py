@@ -18,7 +18,7 @@ from flower_graph.ledger import ByteLedger
 from flower_graph.records.ego import EgoReply, EgoRequest, Layout
 from flower_graph.secure.ring import Ring
 
-METRICS = np.array([1.5, 2, 0.25, 1, 0, 0, 6.0, 0.5, 2])
+METRICS = np.array([1.5, 2, 0.25, 1, 0, 0, 6.0, 0.5, 2, 0])
 REPLIES = [EgoReply(2, {}, np.zeros(0), seconds, 0.5) for seconds in (0.25, 1.0)]
 
 
@@ -107,7 +107,7 @@ def test_the_mean_model_comes_from_the_ring() -> None:
 
 def test_after_the_last_round_only_measurements_travel() -> None:
     book = book_of(shares_model=True)
-    assert book.layout(5, session_of(rounds=4)).length == 9
+    assert book.layout(5, session_of(rounds=4)).length == 10
     assert book.request(5, session_of(rounds=4)).is_last
     assert not book.request(4, session_of(rounds=4)).is_last
 
@@ -119,14 +119,14 @@ def test_payload_by_hand(word: int | None) -> None:
     total: np.ndarray = plain_total(layout)
     if ring is not None:
         assert ring.word == word
-        total = total.astype(ring.dtype) << ring.guard_bits
+        total = (total * 2**ring.fraction_bits).astype(ring.dtype) << ring.guard_bits
     size = 8 if word is None else 4
     for number in (1, 2):
         book.take(layout, RoundSum(number, number, total, 2), ring, REPLIES, 3)
     up, down = book.payload["up"], book.payload["down"]
     assert up["embeddings"] == 2 * 2 * (2 * HIDDEN) * size  # rounds, clients, numbers
     assert up["activations"] == 2 * 2 * 2 * size
-    assert up["metrics"] == 2 * 2 * 9 * size
+    assert up["metrics"] == 2 * 2 * 10 * size
     # The second round brought the sums of the first to the three clients that were asked.
     assert down["embeddings"] == 3 * (2 * HIDDEN + 2) * size
 

@@ -17,9 +17,11 @@ from flower_graph.ego_cohort import initial_weights
 from flower_graph.ego_host import EgoHost
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.records.ego import EgoHello, EgoReply, EgoRequest, write_save
+from flower_graph.records.resume import Resume
 from flower_graph.state import StateStore
 
 RUN = b"0123456789abcdef"
+RUN_TOKEN = "ab" * 16
 HELLO = EgoHello(SETTINGS, RUN, "plain")
 EGOS = toy_egos()[:3]
 NUMBERS = np.array([100, 101, 102])
@@ -84,7 +86,7 @@ def test_the_last_request_trains_nothing(context: Context) -> None:
     reply = ask(context, 2, is_last=True, sums=None)
     # The means of the first round are still fused; here there are none, so L_nc is what remains.
     assert not torch.equal(weights(context), after)
-    assert reply.total.shape == (9,)
+    assert reply.total.shape == (10,)
     after = weights(context)
     ask(context, 2, is_last=True)
     assert torch.equal(weights(context), after)
@@ -118,22 +120,23 @@ def test_a_stranger_among_the_clients_is_refused(context: Context) -> None:
 def test_checkpoints(context: Context, tmp_path: Path) -> None:
     host = host_of(context, folder=tmp_path)
     host.hello(HELLO)
-    host.save(write_save(SETTINGS, 1))  # before it took part in anything
+    host.save(write_save(SETTINGS, 1, RUN_TOKEN))  # before it took part in anything
     ask(context, 1)
     trained = weights(context)
-    host_of(context, folder=tmp_path).save(write_save(SETTINGS, 2))
-    host_of(context, folder=tmp_path).hello(replace(HELLO, resume_round=1))
+    host_of(context, folder=tmp_path).save(write_save(SETTINGS, 2, RUN_TOKEN))
+    host_of(context, folder=tmp_path).hello(replace(HELLO, resume=Resume(RUN_TOKEN, 1)))
     start = initial_weights(SETTINGS).rest
     assert torch.equal(weights(context), start.expand(3, -1))
-    host_of(context, folder=tmp_path).hello(replace(HELLO, resume_round=2))
+    host_of(context, folder=tmp_path).hello(replace(HELLO, resume=Resume(RUN_TOKEN, 2)))
     assert torch.equal(weights(context), trained)
     with pytest.raises(CheckpointError, match="round-000003"):
-        host_of(context, folder=tmp_path).hello(replace(HELLO, resume_round=3))
+        host_of(context, folder=tmp_path).hello(replace(HELLO, resume=Resume(RUN_TOKEN, 3)))
     with pytest.raises(CheckpointError, match="with as many SuperNodes as before"):
-        host_of(context, EGOS[:2], tmp_path).hello(replace(HELLO, resume_round=2))
+        again = replace(HELLO, resume=Resume(RUN_TOKEN, 2, "again"))
+        host_of(context, EGOS[:2], tmp_path).hello(again)
     for call in (
-        lambda: host_of(context).save(write_save(SETTINGS, 2)),
-        lambda: host_of(context).hello(replace(HELLO, resume_round=2)),
+        lambda: host_of(context).save(write_save(SETTINGS, 2, RUN_TOKEN)),
+        lambda: host_of(context).hello(replace(HELLO, resume=Resume(RUN_TOKEN, 2, "again"))),
     ):
         with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
             call()
@@ -145,3 +148,22 @@ def test_nothing_is_left_after_the_run(context: Context) -> None:
     ask(context, 1)
     host.drop()
     assert not list(context.state.keys())
+
+
+def test_what_fails_halfway_leaves_the_models_as_they_were(context: Context) -> None:
+    host_of(context).hello(HELLO)
+    ask(context, 1)
+    before, steps = weights(context), _steps(context)
+    with pytest.raises(KeyError), host_of(context).opened(SETTINGS) as clients:
+        clients.train()
+        raise KeyError
+    assert torch.equal(weights(context), before)
+    assert torch.equal(_steps(context), steps)
+    with host_of(context).opened(SETTINGS) as clients:
+        clients.train()
+    assert not torch.equal(weights(context), before)
+
+
+def _steps(context: Context) -> torch.Tensor:
+    _, tensors = StateStore(context, "ego-client").load(lambda _: None)
+    return tensors["step"].clone()

@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.ego_session import EgoSession
 from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.records.keys import HANDLED
 from flower_graph.records.sum_setup import KeyReply
 from flower_graph.secure.channel import new_key
 
@@ -38,7 +39,8 @@ def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
     session = EgoSession(SETTINGS, **{**given, **options})
     session.open(Nodes(list(hosted)), 1.0, 3)  # type: ignore[arg-type]
     for node, clients in hosted.items():
-        session.clients[node] = session._read_keys(node, keys_of(session, clients))
+        session._read_keys(node, keys_of(session, clients), set(hosted))
+    session.clients, session._newcomers = session._newcomers, {}
     return session
 
 
@@ -95,16 +97,50 @@ def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
 def test_a_client_has_one_host() -> None:
     session = session_of(HOSTED)
     with pytest.raises(MalformedReplyError, match="client 4 is hosted by node 72 already"):
-        session._read_keys(74, keys_of(session, [10, 4]))
+        session._read_keys(74, keys_of(session, [10, 4]), {71, 72, 73, 74})
     assert 10 not in session.sums.clients  # nothing of it was taken
+
+
+def test_one_that_is_back_under_another_id_keeps_its_place() -> None:
+    session = session_of(HOSTED)
+    keys = keys_of(session, [2, 4])
+    session._read_keys(72, keys, {71, 72, 73})
+    session.clients[72] = session._newcomers.pop(72)
+    session._told = {71, 72}
+    session._read_keys(99, keys, {71, 73, 99})
+    assert list(session.clients.items()) == [(71, [1, 5, 9]), (99, [2, 4]), (73, [3, 6, 7, 8])]
+    assert session._told == {71, 99}
+    assert session.sums.node_of(4) == 99
+    assert not session._newcomers
+
+
+def test_one_that_is_back_with_other_keys_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    session = session_of(HOSTED)
+    session._begun = {2}
+    keys = keys_of(session, [2, 4])
+    keys.config_records["config"][HANDLED] = 0
+    session._read_keys(99, keys, {71, 73, 99})
+    assert sorted(session.clients) == [71, 73]
+    assert session._newcomers == {99: [2, 4]}
+    assert session.sums.node_of(4) == 99
+    assert "node 99 has lost its state: its clients begin anew" in caplog.text
+
+
+def test_a_malformed_hello_takes_nobodys_place() -> None:
+    session = session_of(HOSTED)
+    keys = keys_of(session_of({99: [2, 4]}), [2, 4])  # of another run
+    with pytest.raises(MalformedReplyError, match=r"run .*, expected"):
+        session._read_keys(99, keys, {71, 73, 99})
+    assert session.clients[72] == [2, 4]
+    assert session.sums.node_of(4) == 72
 
 
 def test_a_hello_of_another_run_or_without_keys_is_refused() -> None:
     session, other = session_of(HOSTED), session_of(HOSTED)
     with pytest.raises(MalformedReplyError, match=r"run .*, expected"):
-        session._read_keys(74, keys_of(other, [10]))
+        session._read_keys(74, keys_of(other, [10]), {74})
     with pytest.raises(MalformedReplyError):
-        session._read_keys(74, RecordDict())
+        session._read_keys(74, RecordDict(), {74})
 
 
 def test_requests_go_to_the_hosts_of_those_drawn() -> None:

@@ -22,7 +22,7 @@ from flower_graph.ego_vector import (
     measure,
     read_shared,
 )
-from flower_graph.records.ego import METRIC_NAMES, Layout, Sums
+from flower_graph.records.ego import METRIC_NAMES, SUMMED_NAMES, Layout, Sums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.slots import SlotTable, open_table
 from flower_graph.stacked_weights import ModelWeights
@@ -80,7 +80,7 @@ def test_reading_the_sum_gives_the_means(
         words, present, left_out = add_up(
             chosen,
             h,
-            np.ones((len(held), len(METRIC_NAMES))),
+            np.ones((len(held), len(SUMMED_NAMES))),
             Writing(layout, table, ring, RUN, ROUND),
         )
         assert (sorted(present), left_out) == (sorted(held), {})
@@ -89,7 +89,7 @@ def test_reading_the_sum_gives_the_means(
     count = sum(map(len, hosts))
     sums = Sums(1, ROUND, count, total[layout.embeddings], total[layout.counts])
     metrics = total[layout.metrics] if ring is None else ring.decode(total[layout.metrics])
-    assert metrics.tolist() == [count] * len(METRIC_NAMES)
+    assert metrics.tolist() == [count] * len(SUMMED_NAMES)
     rows: dict[int, list[torch.Tensor]] = {}
     for chosen, table, h, _ in parts:
         slots = np.concatenate([table.by_client[c] for c in chosen.batch.clients])
@@ -111,7 +111,7 @@ HELD = {0: [0, 1], 1: [1, -1], 2: [0]}
 def written(h: torch.Tensor, metrics: np.ndarray | None = None, limit: float = 8.0) -> tuple:
     ring = Ring.fit(3, limit, 2.0**-10, guard=True)
     writing = Writing(Layout(2, HIDDEN), table_of(HELD, 2, has_pads=True), ring, RUN, ROUND)
-    metrics = np.zeros((3, len(METRIC_NAMES))) if metrics is None else metrics
+    metrics = np.zeros((3, len(SUMMED_NAMES))) if metrics is None else metrics
     return add_up(chosen_of(HELD), h, metrics, writing)
 
 
@@ -138,7 +138,7 @@ def test_a_value_at_the_limit_fits() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, 9.0])
 def test_a_measurement_that_does_not_fit(value: float) -> None:
-    metrics = np.zeros((3, len(METRIC_NAMES)))
+    metrics = np.zeros((3, len(SUMMED_NAMES)))
     metrics[2, 6] = value
     _, present, left_out = written(torch.ones(5, HIDDEN), metrics)
     assert present == [0, 1]
@@ -157,7 +157,7 @@ def test_pads_hide_the_sum_and_change_with_the_round() -> None:
     assert (first == second).all()
     ring = Ring.fit(3, 8.0, 2.0**-10, guard=True)
     table = table_of(HELD, 2, has_pads=True)
-    metrics = np.zeros((3, len(METRIC_NAMES)))
+    metrics = np.zeros((3, len(SUMMED_NAMES)))
     later = Writing(Layout(2, HIDDEN), table, ring, RUN, ROUND + 1)
     in_clear = Writing(Layout(2, HIDDEN), table_of(HELD, 2, has_pads=False), ring, RUN, ROUND)
     hidden = Layout(2, HIDDEN).counts.stop
@@ -178,7 +178,7 @@ def test_weights_are_added_up_densely() -> None:
     writing = Writing(layout, open_table(0, {}), ring, RUN, ROUND)
     slots = {ego.client: np.full(ego.nodes.numel(), -1, np.int64) for ego in egos}
     writing = replace(writing, table=open_table(0, slots))
-    metrics = np.zeros((len(egos), len(METRIC_NAMES)))
+    metrics = np.zeros((len(egos), len(SUMMED_NAMES)))
     words, present, _ = add_up(chosen, chosen.embed(), metrics, writing)
     mean = ring.decode(words[layout.model]) / len(present)
     np.testing.assert_allclose(mean[: first.size].reshape(first.shape), first, atol=2.0**-24)

@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flower_graph import __version__
 from flower_graph.arrays import decode_array, encode_array
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.exchange import Exchange, Rejected, Replies
+from flower_graph.exchange import Exchange, Rejected, Replies, other_version
+from flower_graph.simulation import InProcessGrid
 
 MESSAGE_BYTES = 1 + 128 + 3 * 4  # key "x", NumPy's header, three float32
 STRANGER = 99
@@ -266,6 +269,68 @@ def test_nodes_waits_for_enough_and_says_how_many_came() -> None:
         Exchange(grid).nodes(2, 0.05)
     grid.pulled = [set(), set()]
     assert Exchange(grid).nodes(2, 0.05) == [3, 4, 5]
+
+
+def test_a_server_that_waits_says_so_and_stops(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_graph.exchange.FIRST_WORD", 0.0)
+    monkeypatch.setattr("flower_graph.exchange.NEXT_WORD", 0.1)
+    wanted = (
+        r"1 of at least 3 nodes connected within 0\.25 s: start more SuperNodes, set "
+        r"strategy\.min_nodes lower, or strategy\.timeout higher"
+    )
+    with pytest.raises(NoClientsError, match=wanted):
+        Exchange(ScriptedGrid({})).nodes(3, 0.25)
+    words = [record.getMessage() for record in caplog.records]
+    # Not each time that it looks, but every tenth of a second.
+    assert 1 <= len(words) <= 3
+    assert all(word == "waiting for 3 SuperNodes, 1 connected; 0 s left" for word in words)
+
+
+def stamp(**entries: Any) -> RecordDict:
+    named = {key.replace("_", "-"): value for key, value in entries.items()}
+    return RecordDict({"config": ConfigRecord(named)})
+
+
+@pytest.mark.parametrize("said", [2, 0, "1", b"1", [1], 1.5])
+def test_another_message_format_is_refused(said: Any) -> None:
+    with pytest.raises(MalformedReplyError) as error:
+        other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
+    assert str(error.value).startswith(f"speaks message format {said} (flower-graph ")
+    assert str(error.value).endswith(f"the server 1 ({__version__}): install the same version")
+    assert "\n" not in str(error.value)
+
+
+def test_a_client_that_says_nothing_of_its_version_is_fine() -> None:
+    for content in (RecordDict(), stamp(), stamp(flower_graph="9.9"), vector(1, 2, 3)):
+        assert other_version(content) == ""
+    assert other_version(stamp(message_format=1, flower_graph=__version__)) == ""
+    assert other_version(stamp(message_format=1, flower_graph="9.9")) == "9.9"
+    assert other_version(stamp(message_format=1)) == "?"
+
+
+def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    grid = InProcessGrid(ClientApp(), num_supernodes=3)
+    app = grid.client_app
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(stamp(message_format=1, flower_graph="9.9"), reply_to=message)
+
+    sender = Exchange(grid)
+    for server_round in (1, 2):
+        replies = send(
+            sender,
+            grid.contexts,
+            message_type="query",
+            server_round=server_round,
+            read=lambda node, content: node,
+        )
+        assert [*replies.values] == [*grid.contexts]
+    (record,) = caplog.records
+    said = f" has flower-graph 9.9, the server {__version__}: with the same version everywhere"
+    assert said in record.getMessage()
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])

@@ -27,7 +27,7 @@ PURE = (
     "flower_graph/ops/*.py",
 )
 # What a user starts stands above all layers, wherever its file lies.
-ENTRIES = ("flower_graph/cli.py", "flower_graph/cli_run.py")
+ENTRIES = ("flower_graph/cli.py", "flower_graph/cli_audit.py", "flower_graph/cli_run.py")
 
 
 def _module(path: Path) -> str:

@@ -1,47 +1,35 @@
-"""Noise on what clients send: how much, from where, how often; what Flower's accountant says."""
+"""Noise on what clients send: how much, from where, how often, and what is left out."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from flwr.clientapp.mod import LocalDpMod
 from public_helpers import run, still_member
-from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import kstest
 
 from flower_graph import local_privacy
+from flower_graph.client_noise import ClientNoise
 from flower_graph.config import PPFLConfig
-from flower_graph.config_ppfl import PrivacyConfig
+from flower_graph.config_privacy import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.local_privacy import (
     PrivateReplies,
-    accounted,
-    noise_multiplier,
+    PrivateRows,
     privacy_mods,
     require_one_client,
-    spent,
+    withhold_measurements,
 )
+from flower_graph.privacy_account import spent
+from flower_graph.records.keys import pack_integers
 from flower_graph.simulation import _identify
 
 BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
-
-
-def exact_epsilon(multiplier: float, delta: float, rounds: int) -> float:
-    """Balle and Wang (ICML 2018), theorem 8, for rounds that add up to one Gaussian release."""
-    mu = math.sqrt(rounds) / multiplier
-
-    def excess(epsilon: float) -> float:
-        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-        return float(norm.cdf(a) - math.exp(epsilon + norm.logcdf(b)) - delta)
-
-    return float(brentq(excess, 0, 1e4))
 
 
 def request(rows: np.ndarray, **config: Any) -> Message:
@@ -66,56 +54,6 @@ def client(rows: np.ndarray) -> Callable[[Message, Context], Message]:
 def released(mod: Any, before: np.ndarray, after: np.ndarray, own: Context | None = None) -> Any:
     reply = mod(request(before), own or context(), client(after))
     return reply.content["arrays"]["public"].numpy()
-
-
-# The accountant ----------------------------------------------------------------------------------
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.floats(0.3, 30.0), st.integers(1, 50))
-def test_the_accountant_bounds_the_exact_budget_from_above(multiplier: float, rounds: int) -> None:
-    found = accounted(multiplier, 1e-5, rounds)
-    # Mironov's conversion, which every better one stays below: rho + 2 sqrt(rho log(1 / delta))
-    rho = rounds / (2 * multiplier**2)
-    assert exact_epsilon(multiplier, 1e-5, rounds) <= found
-    assert found <= 1.01 * (rho + 2 * math.sqrt(rho * math.log(1e5)))
-
-
-@pytest.mark.parametrize("rounds", [1, 10])
-@pytest.mark.parametrize("epsilon", [0.5, 8.0, 1000.0])
-def test_the_noise_is_the_least_within_the_budget(epsilon: float, rounds: int) -> None:
-    found = noise_multiplier(epsilon, 1e-5, rounds)
-    assert accounted(found, 1e-5, rounds) <= epsilon
-    assert accounted(found * 0.999, 1e-5, rounds) > epsilon
-
-
-def test_flowers_own_formula_promises_too_much_where_epsilon_is_large() -> None:
-    def of_formula(epsilon: float) -> float:
-        return exact_epsilon(math.sqrt(2 * math.log(1.25e5)) / epsilon, 1e-5, 1)
-
-    assert of_formula(0.9) < 0.9
-    assert of_formula(20.0) > 20.0
-
-
-def test_what_is_reported() -> None:
-    found = spent(BUDGET, 10)
-    assert 7.99 < found["epsilon"] <= 8
-    assert 1 < found["epsilon-of-a-round"] < 8
-    assert found["delta"] == 1e-5
-    assert found["noise"] == 2 * 3.0 * found["noise-multiplier"]
-
-
-def test_a_budget_that_cannot_be_proven() -> None:
-    with pytest.raises(
-        ConfigError, match=r"privacy.epsilon: 0.001 is less.*delta: 1e-12; at least"
-    ):
-        noise_multiplier(0.001, 1e-12, 10)
-
-
-def test_without_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ConfigError, match=r"pip install 'flower-graph\[dp\]'"):
-        accounted(1.0, 1e-5, 1)
 
 
 # The mod -----------------------------------------------------------------------------------------
@@ -179,26 +117,70 @@ def test_several_clients_behind_one_reply_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"clients \[3, 4\] share a SuperNode"):
         mod(request(rows, clients=[3, 4]), context(), client(rows))
     mod(request(rows, clients=[3]), context(), client(2 * rows))
+
+    def of_two(message: Message, context: Context) -> Message:
+        reply = client(2 * rows)(message, context)
+        reply.content["metrics"] = MetricRecord({"clients": 2})
+        return reply
+
+    with pytest.raises(RefusedError, match="it speaks for 2 clients"):
+        PrivateReplies(1.0, 1.0, 1e-5, releases=1)(request(rows), context(), of_two)
     with pytest.raises(ConfigError, match=r"privacy.epsilon: 8: clients \[3, 4\] share"):
         require_one_client(BUDGET, [3, 4])
     require_one_client(BUDGET, [3])
     require_one_client(PrivacyConfig(), [3, 4])
 
 
-def test_losses_are_withheld() -> None:
+def measuring(message: Message, context: Context) -> Message:
+    reply = client(np.ones((2, 2)))(message, context)
+    record = {"loss": [0.5], "disagreement": [0.25], "judged-val": [0.75], "num-examples": 2}
+    reply.content["metrics"] = MetricRecord(record)
+    return reply
+
+
+def test_what_a_client_measures_is_withheld_unless_it_is_to_be_reported() -> None:
     mod = PrivateReplies(1.0, 1.0, 1e-5, releases=2)
-
-    def answer(message: Message, context: Context) -> Message:
-        reply = client(np.ones((2, 2)))(message, context)
-        record = {"loss": [0.5], "disagreement": [0.25], "judged-val": [0.75], "num-examples": 2}
-        reply.content["metrics"] = MetricRecord(record)
-        return reply
-
-    found = mod(request(np.zeros((2, 2))), context(), answer).content["metrics"]
-    assert np.isnan(found["loss"]).all() and np.isnan(found["disagreement"]).all()
-    assert (found["judged-val"], found["num-examples"]) == ([0.75], 2)
+    found = mod(request(np.zeros((2, 2))), context(), measuring).content["metrics"]
+    for name in ("loss", "disagreement", "judged-val"):
+        assert np.isnan(found[name]).all()
+    assert found["num-examples"] == 2
     alone = mod(request(np.zeros((2, 2))), context(), client(np.ones((2, 2))))
     assert math.isnan(alone.content["metrics"]["loss"])
+    mod = PrivateReplies(1.0, 1.0, 1e-5, releases=1, withholds=False)
+    found = mod(request(np.zeros((2, 2))), context(), measuring).content["metrics"]
+    assert (found["loss"], found["judged-val"]) == ([0.5], [0.75])
+
+
+def test_measurements_of_evaluate_are_left_out() -> None:
+    message = request(np.ones((2, 2)))
+    message.metadata.message_type = "evaluate"
+    found = withhold_measurements(message, context(), measuring).content["metrics"]
+    assert dict(found) == {"num-examples": 2}
+    untouched = withhold_measurements(request(np.ones((2, 2))), context(), measuring)
+    assert untouched.content["metrics"]["loss"] == [0.5]
+
+
+def test_in_the_central_form_losses_are_withheld_and_arrays_left_to_the_server() -> None:
+    (mod,) = privacy_mods(PrivacyConfig(epsilon=1.0, form="central"), 10)
+    reply = mod(request(np.zeros((2, 2))), context(), measuring)
+    assert np.isnan(reply.content["metrics"]["loss"]).all()
+    assert (reply.content["arrays"]["public"].numpy() == 1).all()
+    central = PrivacyConfig(epsilon=1.0, form="central", measurements="report")
+    assert privacy_mods(central, 10) == []
+
+
+def test_a_client_that_seeds_numpy_does_not_fix_the_noise() -> None:
+    def seeding(message: Message, context: Context) -> Message:
+        np.random.seed(5)
+        return client(np.ones((2, 2)))(message, context)
+
+    found = [
+        PrivateReplies(1.0, 1.0, 1e-5, releases=1)(request(np.zeros((2, 2))), context(), seeding)
+        .content["arrays"]["public"]
+        .numpy()
+        for _ in range(2)
+    ]
+    assert not np.array_equal(*found)
 
 
 def test_other_actions_may_send_no_array() -> None:
@@ -212,6 +194,96 @@ def test_other_actions_may_send_no_array() -> None:
         return Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
 
     assert mod(message, context(), without).has_content()
+
+
+# A row for each client --------------------------------------------------------------------------
+
+
+def noise_of(deviation: float, releases: int = 1, norm: float = 1.0) -> ClientNoise:
+    return ClientNoise(norm, deviation, releases)
+
+
+def test_one_row_is_treated_as_flowers_mod_treats_a_reply() -> None:
+    """``LocalDpMod`` with a request of zeros, up to the draw: the same clip, the same noise."""
+    draw = np.random.default_rng(1)
+    for row in (draw.normal(size=(1, 16)) * 3, draw.normal(size=(1, 16)) * 0.01):
+        row = row.astype(np.float32)
+        quiet = released(PrivateRows(noise_of(1e-9)), np.zeros((1, 16), np.float32), row)
+        # A deviation of 1e-9, by the mod's own formula
+        epsilon = 2 * math.sqrt(2 * math.log(1.25e5)) / 1e-9
+        flowers = released(LocalDpMod(1.0, 2.0, epsilon, 1e-5), np.zeros((1, 16), np.float32), row)
+        assert np.allclose(quiet, flowers, atol=1e-6)
+        assert quiet.dtype == flowers.dtype == np.float32
+    zeros, wide = np.zeros((1, 20_000), np.float32), np.full((1, 20_000), 1e-4, np.float32)
+    epsilon = 2 * math.sqrt(2 * math.log(1.25e5)) / 0.5
+    ours = released(PrivateRows(noise_of(0.5)), zeros, wide)
+    theirs = released(LocalDpMod(1.0, 2.0, epsilon, 1e-5), zeros, wide)
+    for found in (ours, theirs):
+        assert abs(found.std() / 0.5 - 1) < 0.03  # 20,000 draws: a deviation is 0.5 %
+    assert kstest(ours.ravel(), theirs.ravel()).pvalue > 1e-6
+
+
+def test_rows_of_a_cohort_are_clipped_and_noised_one_by_one() -> None:
+    rows = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0], [-30.0, 40.0]], np.float32)
+    before = rows.copy()
+    found = released(PrivateRows(noise_of(1e-9)), np.zeros_like(rows), rows)
+    wanted = [[0.6, 0.8], [0.03, 0.04], [0.0, 0.0], [-0.6, 0.8]]
+    assert np.allclose(found, wanted, atol=1e-6)
+    assert np.array_equal(rows, before)  # the client's own state stays as it is
+    noise = released(PrivateRows(noise_of(2.0)), np.zeros((400, 50)), np.zeros((400, 50)))
+    assert np.allclose(noise.std(1).mean(), 2.0, rtol=0.05)
+    assert abs(np.corrcoef(noise[0::2].ravel(), noise[1::2].ravel())[0, 1]) < 0.06
+
+
+def test_noise_on_rows_is_not_fixed_by_a_seed_and_disturbs_none() -> None:
+    found = []
+    for _ in range(2):
+        np.random.seed(7)
+        found.append(released(PrivateRows(noise_of(1.0)), np.zeros((2, 2)), np.ones((2, 2))))
+        assert np.random.random() == np.random.RandomState(7).random_sample()
+    assert not np.array_equal(found[0], found[1])
+
+
+def test_a_cohort_stops_when_its_budget_is_spent() -> None:
+    mod, own = PrivateRows(noise_of(1.0, releases=2)), context()
+    for _ in range(2):
+        released(mod, np.zeros((2, 2)), np.ones((2, 2)), own)
+    with pytest.raises(RefusedError, match="budget is spent: 2 of 2"):
+        released(mod, np.zeros((2, 2)), np.ones((2, 2)), own)
+
+
+def test_a_server_that_names_a_client_twice_gets_nothing() -> None:
+    mod, rows = PrivateRows(noise_of(1.0)), np.ones((2, 2))
+    twice = pack_integers(np.array([4, 4]))
+    with pytest.raises(RefusedError, match="names a client twice"):
+        mod(request(rows, users=twice), context(), client(rows))
+    apart = pack_integers(np.array([4, 5]))
+    assert mod(request(rows, users=apart), context(), client(rows)).has_content()
+
+
+def test_rows_that_cannot_be_protected_are_not_sent() -> None:
+    mod = PrivateRows(noise_of(1.0, releases=9))
+    bad = np.ones((2, 2))
+    bad[1, 1] = np.nan
+    with pytest.raises(RefusedError, match="its numbers are not finite"):
+        released(mod, np.zeros((2, 2)), bad)
+
+    def more(message: Message, context: Context) -> Message:
+        reply = client(np.ones((2, 2)))(message, context)
+        reply.content["average"] = ArrayRecord({"weights": Array(np.ones(3))})
+        return reply
+
+    with pytest.raises(RefusedError, match=r"'weights'.*only one, with a row a client"):
+        mod(request(np.zeros((2, 2))), context(), more)
+
+
+def test_after_the_last_round_zeros_may_be_sent_and_nothing_else() -> None:
+    mod, zeros = PrivateRows(noise_of(1.0)), np.zeros((2, 2))
+    message = request(zeros)
+    message.metadata.message_type = "train.finish"
+    assert not mod(message, context(), client(zeros)).content["arrays"]["public"].numpy().any()
+    with pytest.raises(RefusedError, match=r"train\.finish: its arrays have no noise"):
+        mod(message, context(), client(zeros + 1))
 
 
 # In a run ----------------------------------------------------------------------------------------

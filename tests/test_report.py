@@ -25,6 +25,7 @@ from safetensors.numpy import load_file
 from flower_graph import files
 from flower_graph.config import load_config, to_dict
 from flower_graph.errors import OutputError
+from flower_graph.folder_lock import LOCK_FILE, FolderLock
 from flower_graph.plots import CurveSet, plot_grid, save_curves
 from flower_graph.report import (
     RoundReport,
@@ -221,7 +222,7 @@ def test_an_existing_run_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    RunWriter(tmp_path, CONFIG)
+    RunWriter(tmp_path, CONFIG).close()
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
@@ -305,6 +306,7 @@ def test_resuming_keeps_earlier_rounds_and_drops_later_ones(tmp_path: Path) -> N
         )
     with first.metrics.open("a") as file:
         file.write('{"round": 4, "loss": 0.')  # torn by a crash
+    first.close()
     second = RunWriter(tmp_path / "run", CONFIG, resume_round=2)
     second.write_round(report(3))
     assert lines(second.out) == lines(whole.out)
@@ -317,7 +319,9 @@ def test_resuming_keeps_earlier_rounds_and_drops_later_ones(tmp_path: Path) -> N
 
 def test_resuming_changes_nothing_until_a_round_is_done(tmp_path: Path) -> None:
     def contents() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        found.pop(LOCK_FILE, None)
+        return found
 
     first = RunWriter(tmp_path, CONFIG)
     for number in (1, 2):
@@ -334,6 +338,7 @@ def test_resuming_changes_nothing_until_a_round_is_done(tmp_path: Path) -> None:
 
 def test_resuming_without_the_rounds_is_refused(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", CONFIG)
+    writer.close()
     with pytest.raises(OutputError, match="No such file"):
         RunWriter(tmp_path / "run", CONFIG, resume_round=1)
     writer.write_round(report(1))
@@ -470,3 +475,57 @@ def test_grid_refuses_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Cora, nFedGNN: a curve without rounds"):
         plot_grid(tmp_path / "x.png", {"Cora": {"nFedGNN": CurveSet([[]], [[1.0]])}})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    first = RunWriter(tmp_path / "out", {})
+    first.write_round(report(1))
+    said = rf"out: another run writes there \(process {os.getpid()} on .*\); wait for its end"
+    with pytest.raises(OutputError, match=said):
+        RunWriter(tmp_path / "out", {}, resume_round=1)
+    first.close()
+    first.close()
+    again = RunWriter(tmp_path / "out", {}, resume_round=1)
+    with pytest.raises(OutputError, match="another run writes there"):
+        RunWriter(tmp_path / "out", {}, resume_round=1)
+    again.close()
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_run_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from flower_graph.folder_lock import FolderLock;"
+        "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(OutputError, match=rf"process {child.pid} on"):
+        FolderLock(tmp_path)
+    child.kill()
+    child.wait()
+    assert (tmp_path / LOCK_FILE).exists()
+    FolderLock(tmp_path).release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_falls_back_drops_the_rounds_after(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "out", {})
+    for number in range(1, 7):
+        writer.write_round(report(number))
+    writer.close()
+    again = RunWriter(tmp_path / "out", {}, resume_round=6)
+    again.write_round(report(5))  # the checkpoint of round 6 was damaged, that of 4 was not
+    again.close()
+    assert [one.round for one in read_reports(tmp_path / "out" / "metrics.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]

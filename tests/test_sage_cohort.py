@@ -6,6 +6,7 @@ from sage_helpers import CLASSES, networks, ring
 from torch import Tensor
 from torch.nn import functional as F
 
+from flower_graph.errors import StateLostError
 from flower_graph.neighbour_generation import CODE, NEIGHBOURS
 from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageCohort, SageSettings
 from flower_graph.sage_graph import HIDDEN_SHARE
@@ -120,7 +121,7 @@ def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> No
 
 def test_pretraining_lowers_the_loss_and_the_rounds_start_afresh() -> None:
     whole, noise = cohort(), cohort()._noise("local", 0)
-    with pytest.raises(ValueError, match="no generator"):
+    with pytest.raises(StateLostError, match="no generator"):
         whole.begin()
     first = {name: whole.tensors[name].clone() for name in CLASSIFIER_NAMES}
     before = whole._generator_loss(whole.tensors, noise)

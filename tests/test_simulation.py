@@ -107,6 +107,18 @@ def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
         InProcessGrid(echo_app(), num_supernodes=0)
 
 
+def test_a_node_can_be_told_what_others_are_not() -> None:
+    own = [{"data-folder": "a"}, {"state-dir": "b", "partition-id": 7}]
+    shared = {"state-dir": "shared"}
+    grid = InProcessGrid(echo_app(), num_supernodes=2, node_config=shared, node_configs=own)
+    assert [dict(context.node_config) for context in grid.contexts.values()] == [
+        {"partition-id": 0, "num-partitions": 2, "state-dir": "shared", "data-folder": "a"},
+        {"partition-id": 7, "num-partitions": 2, "state-dir": "b"},
+    ]
+    with pytest.raises(ValueError, match="node_configs: 2 for 3 nodes"):
+        InProcessGrid(echo_app(), num_supernodes=3, node_configs=own)
+
+
 def test_messages_can_be_made_without_a_run_and_belong_to_the_grids_run() -> None:
     with pytest.raises(RuntimeError):
         message_to(1)

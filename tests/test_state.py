@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -21,20 +22,28 @@ from flower_graph.errors import StateLostError
 from flower_graph.state import IN_PROCESS, SMALL_BYTES, StateStore, Tensors, forget_run
 
 NAME = "test-client"
-RUNS = itertools.count(100)
+RUNS = itertools.count(secrets.randbits(40))  # other tests may run on this machine
 LARGE = SMALL_BYTES // 4 + 16  # float32 numbers, just above the limit
 
 
 @pytest.fixture
-def run_id(tmp_path: Path) -> Iterator[int]:
+def run_id() -> Iterator[int]:
     """Give the test a run of its own, since this process remembers runs."""
     number = next(RUNS)
     yield number
-    forget_run(number, tmp_path)
+    forget_run(number)
+
+
+@pytest.fixture
+def place(run_id: int) -> Path:
+    """Return where the run's files are that are mapped into memory."""
+    return state.default_folder() / f"run-{run_id}"
 
 
 def context_of(run_id: int, folder: Path | str, node: int = 3) -> Context:
-    return Context(run_id, node, {"state-dir": str(folder)}, RecordDict(), {})
+    """Make a context: in this process, in files here, or in a folder of the SuperNode's own."""
+    named = {} if isinstance(folder, Path) else {"state-dir": folder}
+    return Context(run_id, node, named, RecordDict(), {})
 
 
 def some(count: int) -> Tensors:
@@ -86,12 +95,12 @@ def other_process() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.parametrize(("count", "kind"), [(16, "context"), (LARGE, "file")])
 def test_another_process_takes_the_next_message(
-    count: int, kind: str, run_id: int, tmp_path: Path, other_process: ProcessPoolExecutor
+    count: int, kind: str, run_id: int, place: Path, other_process: ProcessPoolExecutor
 ):
-    context = context_of(run_id, tmp_path)
+    context = context_of(run_id, place)
     start(context, some(count))
     assert context.state.config_records[NAME]["kind"] == kind
-    assert bool(files(tmp_path)) == (kind == "file")
+    assert bool(files(place)) == (kind == "file")
     add(context, 1.0)  # here
     context = other_process.submit(add, context, 2.0).result()  # there
     context = other_process.submit(add, context, 4.0).result()  # there, still in memory
@@ -116,8 +125,8 @@ def test_another_process_cannot_take_over_what_is_kept_in_this_one(
         other_process.submit(add, context, 2.0).result()
 
 
-def test_what_a_dead_process_left_half_changed_is_refused(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_what_a_dead_process_left_half_changed_is_refused(run_id: int, place: Path):
+    context = context_of(run_id, place)
     start(context, some(LARGE))
     with (
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
@@ -129,8 +138,8 @@ def test_what_a_dead_process_left_half_changed_is_refused(run_id: int, tmp_path:
 
 
 @pytest.mark.parametrize("count", [16, LARGE])
-def test_a_failed_message_is_undone_or_refused(count: int, run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_a_failed_message_is_undone_or_refused(count: int, run_id: int, place: Path):
+    context = context_of(run_id, place)
     tensors = start(context, some(count))
     StateStore(context, NAME).begin()
     tensors["weight"] += 5  # the client fails here
@@ -155,10 +164,10 @@ def test_a_failed_message_in_process_is_refused(run_id: int):
     ids=["context", "file", "process"],
 )
 def test_a_context_that_was_taken_back(
-    count: int, folder: str | None, expected: float, run_id: int, tmp_path: Path
+    count: int, folder: str | None, expected: float, run_id: int, place: Path
 ):
     """The message was handled, then something else failed: the next one must still work."""
-    context = context_of(run_id, folder or tmp_path)
+    context = context_of(run_id, folder or place)
     start(context, some(count))
     add(context, 1.0)
     older = RecordDict(dict(context.state))
@@ -171,10 +180,10 @@ def test_a_context_that_was_taken_back(
     assert StateStore(context, NAME).version == (3 if count == 16 and not folder else 4)
 
 
-def test_an_older_file_is_refused(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_an_older_file_is_refused(run_id: int, place: Path):
+    context = context_of(run_id, place)
     start(context, some(LARGE))
-    (path,) = tmp_path.rglob("*.version")
+    (path,) = place.rglob("*.version")
     before = path.read_text()
     add(context, 1.0)
     path.write_text(before)
@@ -182,17 +191,17 @@ def test_an_older_file_is_refused(run_id: int, tmp_path: Path):
         kept(context)
 
 
-def test_a_file_that_is_gone_is_said(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_a_file_that_is_gone_is_said(run_id: int, place: Path):
+    context = context_of(run_id, place)
     start(context, some(LARGE))
-    for path in tmp_path.rglob("*.bin"):
+    for path in place.rglob("*.bin"):
         path.unlink()
     with pytest.raises(StateLostError, match=r"client 3: its state .*node-3\.bin is gone"):
         kept(context)
 
 
-def test_the_same_process_keeps_the_object(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_the_same_process_keeps_the_object(run_id: int, place: Path):
+    context = context_of(run_id, place)
     store = StateStore(context, NAME)
     tensors = store.create(some(LARGE))
     live = object()
@@ -200,8 +209,8 @@ def test_the_same_process_keeps_the_object(run_id: int, tmp_path: Path):
     assert StateStore(context, NAME).load(lambda _: pytest.fail("built twice")) is live
 
 
-def test_once_builds_once_per_client(run_id: int, tmp_path: Path):
-    first, second = (StateStore(context_of(run_id, tmp_path, node), NAME) for node in (1, 2))
+def test_once_builds_once_per_client(run_id: int, place: Path):
+    first, second = (StateStore(context_of(run_id, place, node), NAME) for node in (1, 2))
     built: list[int] = []
 
     def build() -> int:
@@ -211,7 +220,7 @@ def test_once_builds_once_per_client(run_id: int, tmp_path: Path):
     assert [first.once(build), first.once(build), second.once(build)] == [0, 0, 1]
 
 
-def test_all_types_and_shapes_survive(run_id: int, tmp_path: Path):
+def test_all_types_and_shapes_survive(run_id: int, place: Path):
     tensors: dict[str, Any] = {
         "a": torch.arange(5, dtype=torch.int32),
         "b": torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)),
@@ -220,7 +229,7 @@ def test_all_types_and_shapes_survive(run_id: int, tmp_path: Path):
         "e": torch.tensor(2.5, dtype=torch.float64),
         "f": torch.ones(LARGE),
     }
-    context = context_of(run_id, tmp_path)
+    context = context_of(run_id, place)
     for value in start(context, tensors).values():
         assert value.data_ptr() % 64 == 0 or not value.numel()
     state._LIVE.clear()  # as a new process would be
@@ -230,10 +239,10 @@ def test_all_types_and_shapes_survive(run_id: int, tmp_path: Path):
         assert value.shape == tensors[name].shape
 
 
-def test_a_commit_of_64_mb_copies_nothing(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_a_commit_of_64_mb_copies_nothing(run_id: int, place: Path):
+    context = context_of(run_id, place)
     tensors = start(context, some(1 << 24))
-    (path,) = tmp_path.rglob("*.bin")
+    (path,) = place.rglob("*.bin")
     inode, address = path.stat().st_ino, tensors["weight"].data_ptr()
     assert path.stat().st_size == (1 << 26) + 64
     seconds = []
@@ -250,13 +259,13 @@ def test_a_commit_of_64_mb_copies_nothing(run_id: int, tmp_path: Path):
     assert min(seconds) < 0.01, "writing 64 MB takes longer"
     assert sum(record.count_bytes() for record in context.state.values()) < 1000
     assert not context.state.array_records
-    assert files(tmp_path) == ["node-3.bin", "node-3.version"]
+    assert files(place) == ["node-3.bin", "node-3.version"]
     state._LIVE.clear()
     assert kept(context)["weight"][0] == 5, "the change is in the file"
 
 
-def test_a_change_by_another_process_needs_no_new_mapping(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_a_change_by_another_process_needs_no_new_mapping(run_id: int, place: Path):
+    context = context_of(run_id, place)
     start(context, some(LARGE))
     here = state._LIVE.copy(), state._MAPS.copy()
     state._LIVE.clear()  # another process takes the next message
@@ -272,26 +281,26 @@ def test_a_change_by_another_process_needs_no_new_mapping(run_id: int, tmp_path:
     assert loaded["weight"].data_ptr() != there["weight"].data_ptr()
 
 
-def test_a_new_file_in_the_same_place_is_mapped_anew(run_id: int, tmp_path: Path):
-    context = context_of(run_id, tmp_path)
+def test_a_new_file_in_the_same_place_is_mapped_anew(run_id: int, place: Path):
+    context = context_of(run_id, place)
     start(context, some(LARGE))
-    (path,) = tmp_path.rglob("*.bin")
+    (path,) = place.rglob("*.bin")
     copied = path.with_suffix(".copy")
     copied.write_bytes(bytes(path.stat().st_size))
     copied.replace(path)
     assert kept(context)["weight"][0] == 0
 
 
-def test_drop_removes_everything(run_id: int, tmp_path: Path):
-    contexts = [context_of(run_id, tmp_path, node) for node in (1, 2)]
+def test_drop_removes_everything(run_id: int, place: Path):
+    contexts = [context_of(run_id, place, node) for node in (1, 2)]
     for context in contexts:
         start(context, some(LARGE))
     StateStore(contexts[0], NAME).drop()
-    assert files(tmp_path) == ["node-2.bin", "node-2.version"], "the neighbour's files stay"
+    assert files(place) == ["node-2.bin", "node-2.version"], "the neighbour's files stay"
     assert not contexts[0].state
     assert StateStore(contexts[0], NAME).version == 0
     StateStore(contexts[1], NAME).drop()
-    assert not list(tmp_path.iterdir())
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("folder", [IN_PROCESS, ""])
@@ -303,30 +312,106 @@ def test_drop_without_files(folder: str, run_id: int):
     StateStore(context, NAME).drop()  # a second time does no harm
 
 
-def test_forget_run_removes_all_its_clients(run_id: int, tmp_path: Path):
-    contexts = [
-        context_of(run, tmp_path, node) for run in (run_id, run_id + 1000) for node in (1, 2)
-    ]
+def test_forget_run_removes_all_its_clients(run_id: int, place: Path):
+    other = next(RUNS)
+    contexts = [context_of(run, place, node) for run in (run_id, other) for node in (1, 2)]
     for context in contexts:
         start(context, some(LARGE))
-    forget_run(run_id, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"run-{run_id + 1000}"]
+    forget_run(run_id)
+    assert not place.exists()
     with pytest.raises(StateLostError, match="is gone"):
         kept(contexts[0])
     assert kept(contexts[2])["step"].tolist() == [1, 2, 3]
-    forget_run(run_id + 1000, tmp_path)
-    forget_run(run_id, tmp_path)  # nothing is there
+    forget_run(other)
+    forget_run(run_id)  # nothing is there
 
 
-def test_other_users_of_the_machine_cannot_read_it(run_id: int, tmp_path: Path):
-    start(context_of(run_id, tmp_path), some(LARGE))
-    assert (tmp_path / f"run-{run_id}").stat().st_mode & 0o077 == 0
+def test_other_users_of_the_machine_cannot_read_it(run_id: int, place: Path):
+    start(context_of(run_id, place), some(LARGE))
+    assert place.stat().st_mode & 0o077 == 0
 
 
-def test_no_room_is_said_before_writing(
-    run_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_no_room_is_said_before_writing(run_id: int, place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(state.shutil, "disk_usage", lambda _: type("U", (), {"free": 1_000}))
     with pytest.raises(StateLostError, match=r"has 1,000 bytes free, 1,0.* set state-dir"):
-        start(context_of(run_id, tmp_path), some(LARGE))
-    assert files(tmp_path) == []
+        start(context_of(run_id, place), some(LARGE))
+    assert files(place) == []
+
+
+# In a folder of the SuperNode's own --------------------------------------------------------------
+
+
+def test_a_file_of_its_own_outlasts_the_supernode(run_id: int, tmp_path: Path):
+    context = context_of(run_id, str(tmp_path))
+    start(context, some(LARGE))
+    add(context, 1.0)
+    assert context.state.config_records[NAME]["kind"] == "saved"
+    assert not context.state.array_records
+    # Another process, under another id, that was given the context's records.
+    again = Context(run_id, 4, context.node_config, context.state, {})
+    assert torch.equal(kept(again)["weight"], torch.ones(LARGE))
+    add(again, 2.0)
+    assert kept(again)["step"].dtype == torch.int32
+    (path,) = tmp_path.rglob("*.*")
+    assert path.stat().st_mode & 0o777 == 0o600
+    StateStore(again, NAME).drop()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_process_that_dies_leaves_the_message_before(
+    in_memory: bool, run_id: int, tmp_path: Path
+):
+    context = context_of(run_id, str(tmp_path))
+    start(context, some(LARGE))
+    add(context, 1.0)
+    if in_memory:  # the message fails, and its process goes on
+        store = StateStore(context, NAME)
+        tensors = store.load(lambda tensors: tensors)
+        store.begin()
+        tensors["weight"][:10] += 1
+    else:
+        with (
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+            pytest.raises(BrokenProcessPool),
+        ):
+            pool.submit(die_halfway, context).result()
+    assert torch.equal(kept(context)["weight"], torch.ones(LARGE))
+
+
+def test_a_newer_file_of_its_own_is_taken_and_an_older_one_refused(run_id: int, tmp_path: Path):
+    context = context_of(run_id, str(tmp_path))
+    start(context, some(LARGE))
+    older = RecordDict(dict(context.state))
+    (path,) = tmp_path.rglob("*.safetensors")
+    first = path.read_bytes()
+    add(context, 1.0)
+    state._LIVE.clear()
+    assert kept(Context(run_id, 3, context.node_config, older, {}))["weight"][0] == 1
+    path.write_bytes(first)
+    with pytest.raises(StateLostError, match=r"client 3: .* at version 1, expected version 2"):
+        kept(context)
+    path.write_bytes(first[:-1] + b"!")
+    with pytest.raises(StateLostError, match=r"client 3: its state is lost: .*SHA-256"):
+        kept(context)
+    path.unlink()
+    with pytest.raises(StateLostError, match=r"client 3: its state is lost: .*cannot be read"):
+        kept(context)
+
+
+def test_a_full_disk_leaves_the_message_before(
+    run_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    context = context_of(run_id, str(tmp_path))
+    start(context, some(LARGE))
+    add(context, 1.0)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(state, "save_client", full)
+        add(context, 5.0)
+    assert kept(context)["weight"][0] == 1
+    add(context, 2.0)
+    assert kept(context)["weight"][0] == 3

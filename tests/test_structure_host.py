@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from flower_graph import state
 from flower_graph.data.client_graphs import ClientGraph
 from flower_graph.simulation import InProcessGrid
 from flower_graph.stacked_weights import ModelWeights
+from flower_graph.structure_cohort import StructureCohort
 from flower_graph.structure_host import StructureHost, check_graphs, check_models
 
 SETTINGS = settings_of(FEDGLS)
@@ -75,16 +77,28 @@ def test_every_message_may_meet_a_new_process(
     assert torch.equal(
         run(method, rounds=2, make_grid=make_grid).figures.nan_to_num(), kept.figures.nan_to_num()
     )
-    assert any(tmp_path.rglob("*.bin")) == large
+    assert any(tmp_path.rglob("structure-client-*.safetensors")) == large
 
 
-def test_an_error_inside_does_not_count() -> None:
-    context = Context(77, 2, {"state-dir": ""}, RecordDict(), {})
+@pytest.mark.parametrize("place", ["", ":memory:", "own"])
+@pytest.mark.parametrize("small", [state.SMALL_BYTES, 0])
+def test_an_error_inside_does_not_count(
+    place: str, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "SMALL_BYTES", small)
+    place = str(tmp_path) if place == "own" else place
+    run_id = secrets.randbits(40)
+    context = Context(run_id, 2, {"state-dir": place}, RecordDict(), {})
     host = StructureHost(context, toy_clients(), SETTINGS, torch.device("cpu"))
     with host.opened() as cohort:
-        before = cohort.weights.weights()[1].clone()
+        cohort.train(1)
+        before = {name: tensor.clone() for name, tensor in cohort.tensors().items()}
     with pytest.raises(OSError, match="full"), host.opened() as cohort:
-        cohort.weights.weights()[1].fill_(7.0)
+        cohort.train(2)
         raise OSError("the disk is full")
     with StructureHost(context, toy_clients(), SETTINGS, torch.device("cpu")).opened() as cohort:
-        assert torch.equal(cohort.weights.weights()[1], before)
+        assert all(torch.equal(cohort.tensors()[name], tensor) for name, tensor in before.items())
+        # The graphs too are made of what the learners were.
+        _, fresh = cohort._adjacency(), StructureCohort(toy_clients(), SETTINGS, before)
+        assert torch.equal(cohort.evaluate().loss, fresh.evaluate().loss)
+    state.forget_run(run_id)

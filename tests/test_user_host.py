@@ -18,6 +18,7 @@ from flower_graph import state
 from flower_graph.cohort import LinearCohort, UserSettings
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import pack
+from flower_graph.records.resume import Resume
 from flower_graph.state import IN_PROCESS, forget_run
 from flower_graph.user_host import UserHost
 
@@ -25,6 +26,7 @@ SETTINGS = UserSettings(2, True, 0.1, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
 USERS = torch.tensor([7, 2, 9, 4])
 RUNS = itertools.count(5000)
+RUN = "0123456789abcdef" * 2
 GRADIENT = np.arange(8, dtype=np.float32).reshape(4, 2) - 3
 
 
@@ -152,40 +154,72 @@ def test_rows_and_users_must_match(context: Context, users: torch.Tensor):
         host_of(context, users=users)
 
 
-@pytest.mark.parametrize("kind", ["context", "file", "process"])
+@pytest.mark.parametrize("kind", ["context", "saved", "process"])
 def test_a_restored_client_goes_on_bit_by_bit(
     kind: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if kind != "process":
         context.node_config["state-dir"] = str(tmp_path / "state")
-    if kind == "file":
+    if kind == "saved":
         monkeypatch.setattr(state, "SMALL_BYTES", 0)
     everybody, folder = USERS.tolist(), tmp_path / "checkpoints"
     host = host_of(context, checkpoint_dir=folder)
     send(host, everybody, GRADIENT, [1] * 4)
     assert context.state.config_records["node-client"]["kind"] == kind
-    host.save(5)
+    assert host.save(5, RUN) == ""
     want = send(host, everybody, 2 * GRADIENT, [2] * 4)
     forget_run(context.run_id, tmp_path / "state")
     again = Context(context.run_id, 1, context.node_config, RecordDict(), {})
     restored = host_of(again, checkpoint_dir=folder)
-    restored.restore(SETTINGS, 5)
+    restored.restore(SETTINGS, Resume(RUN, 5, "first"))
+    assert restored.handled(SETTINGS) == 1
     send(restored, everybody, GRADIENT, [1] * 4)  # a repeated gradient is still known as such
     assert np.array_equal(send(restored, everybody, 2 * GRADIENT, [2] * 4), want)
+    restored.restore(SETTINGS, Resume(RUN, 5, "first"))  # asked again: it has gone on since
+    assert np.array_equal(send(restored, everybody), want)
+    restored.restore(SETTINGS, Resume(RUN, 5, "second"))
+    assert not np.array_equal(send(restored, everybody), want)
     restored.drop()
     assert not again.state
-    assert not list(tmp_path.rglob("*.bin"))
+    assert not list(tmp_path.rglob("node-client*"))
 
 
 def test_checkpoints_need_a_folder_and_the_same_users(context: Context, tmp_path: Path):
     host = host_of(context)
     with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
-        host.save(1)
+        send(host, USERS.tolist())
+        host.save(1, RUN)
     with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
-        host.restore(SETTINGS, 1)
+        host.restore(SETTINGS, Resume(RUN, 1))
     saved = host_of(context, checkpoint_dir=tmp_path)
     send(saved, USERS.tolist())
-    saved.save(1)
+    saved.save(1, RUN)
     other = host_of(context, users=torch.tensor([7, 2, 9, 5]), checkpoint_dir=tmp_path)
     with pytest.raises(CheckpointError, match="other users; resume with as many SuperNodes"):
-        other.restore(SETTINGS, 1)
+        other.restore(SETTINGS, Resume(RUN, 1))
+    with pytest.raises(CheckpointError, match="of another run"):
+        saved.restore(SETTINGS, Resume("f" * 32, 1))
+
+
+def test_state_that_the_server_counts_on_must_be_there(context: Context):
+    host = host_of(context)
+    with (
+        pytest.raises(StateLostError, match=r"client 1: its state of this run is gone.*state-dir"),
+        host.message(SETTINGS, USERS.numpy(), follows=True),
+    ):
+        pytest.fail("began anew")
+    send(host, USERS.tolist())
+    with host.message(SETTINGS, USERS.numpy(), follows=True):
+        pass
+
+
+def test_what_is_lost_is_said_once_and_begun_anew(
+    context: Context, caplog: pytest.LogCaptureFixture
+):
+    host = host_of(context)
+    fresh = send(host, USERS.tolist(), GRADIENT, [1] * 4)
+    assert host.handled(SETTINGS) == 1
+    state._LIVE.clear()  # a process that starts anew, with an older context
+    assert host.handled(SETTINGS) == 0
+    assert "kept in a process that is gone" in caplog.text
+    assert np.array_equal(send(host, USERS.tolist(), GRADIENT, [1] * 4), fresh)

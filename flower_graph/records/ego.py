@@ -27,7 +27,9 @@ from flower_graph.records.keys import (
     IntArray,
     pack_integers,
     read_array,
+    without_empty,
 )
+from flower_graph.records.resume import Resume, read_not_saved
 from flower_graph.records.secure_sum import KeyRequest, MaskRequest
 from flower_graph.records.sum_setup import read_ring, write_ring
 from flower_graph.secure.ring import Ring
@@ -38,6 +40,12 @@ METRIC_NAMES = (
     *("train", "has-train", "val", "has-val", "test", "has-test"),
     *("cross-entropy", "contrast", "has-contrast"),
 )
+# What is summed: that, and how many clients could not read the means of the round before. Who they
+# are is not said: a wrong word is noticed by those who hold its slot.
+UNREAD = "unread"
+SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
+
+MAX_SECONDS = 1e6
 
 
 class Layout(NamedTuple):
@@ -67,8 +75,8 @@ class Layout(NamedTuple):
 
     @property
     def metrics(self) -> slice:
-        """What ``METRIC_NAMES`` lists."""
-        return slice(self.counts.stop, self.counts.stop + len(METRIC_NAMES))
+        """What ``SUMMED_NAMES`` lists."""
+        return slice(self.counts.stop, self.counts.stop + len(SUMMED_NAMES))
 
     @property
     def model(self) -> slice:
@@ -113,9 +121,9 @@ def read_settings(config: Mapping[str, Any]) -> EgoSettings:
     return EgoSettings(**{name: config[key] for name, key in _SETTING_KEYS.items()})
 
 
-def write_save(settings: EgoSettings, server_round: int) -> dict[str, Any]:
-    """Return the entries of ``train.save``: write the checkpoint of a round."""
-    return write_settings(settings) | {keys.ROUND: server_round}
+def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, Any]:
+    """Return the entries of ``train.save``: write the checkpoint of a round of a run."""
+    return write_settings(settings) | {keys.ROUND: server_round, keys.RUN_TOKEN: run}
 
 
 _SETTING_KEYS = {
@@ -146,19 +154,19 @@ class EgoHello:
         Of the secure sum.
     alignment : str
         Form of alignment that will follow.
-    resume_round : int
-        Round whose checkpoint the client is to load; 0 for a new run.
+    resume : Resume
+        The run, and the checkpoint that the client is to load.
     """
 
     settings: EgoSettings
     run_id: bytes
     alignment: str
-    resume_round: int = 0
+    resume: Resume = field(default_factory=Resume)
 
     def to_record(self) -> RecordDict:
         """Write the message; the answer is a ``KeyReply``."""
         config = write_settings(self.settings) | KeyRequest(self.run_id).to_config()
-        more = {keys.ALIGNMENT: self.alignment, keys.RESUME_ROUND: self.resume_round}
+        more = {keys.ALIGNMENT: self.alignment, **self.resume.to_config()}
         return RecordDict({CONFIG: ConfigRecord(config | more)})
 
     @classmethod
@@ -166,7 +174,7 @@ class EgoHello:
         """Read the message at the client."""
         run_id = KeyRequest.from_config(config).run_id
         settings, alignment = read_settings(config), str(config[keys.ALIGNMENT])
-        return cls(settings, run_id, alignment, int(config[keys.RESUME_ROUND]))
+        return cls(settings, run_id, alignment, Resume.from_config(config))
 
 
 @dataclass
@@ -195,6 +203,8 @@ class EgoRequest:
         After the last round: only measure, nothing is trained or shared any more.
     checkpoint : bool
         Whether the client is to save its state.
+    run : str
+        Token of the run that the checkpoint is of.
     slots : dict
         Entries of the alignment's last message, when slots are new.
     """
@@ -209,6 +219,7 @@ class EgoRequest:
     mask: MaskRequest | None = None
     is_last: bool = False
     checkpoint: bool = False
+    run: str = ""
     slots: Mapping[str, Any] = field(default_factory=dict)
 
     def to_record(self) -> RecordDict:
@@ -221,6 +232,7 @@ class EgoRequest:
             keys.SHARES_MODEL: self.model is not None,
             keys.IS_LAST: self.is_last,
             keys.CHECKPOINT: self.checkpoint,
+            keys.RUN_TOKEN: self.run,
             keys.SUMS_ROUND: 0,
         }
         content = RecordDict()
@@ -233,7 +245,7 @@ class EgoRequest:
             content[keys.MODEL] = _arrays({keys.FIRST: self.model[0], keys.REST: self.model[1]})
         if self.ring is not None and self.mask is not None:
             config |= write_ring(self.ring) | self.mask.to_config()
-        content[CONFIG] = ConfigRecord(config)
+        content[CONFIG] = ConfigRecord(without_empty(config))
         return content
 
     @classmethod
@@ -258,6 +270,7 @@ class EgoRequest:
             mask,
             bool(config[keys.IS_LAST]),
             bool(config[keys.CHECKPOINT]),
+            str(config.get(keys.RUN_TOKEN, "")),
             config,
         )
 
@@ -276,6 +289,8 @@ class EgoReply:
         ``[L]`` the sum: masked ring words, or float64.
     train_seconds, mask_seconds : float
         What training and masking took.
+    not_saved : str
+        Why the checkpoint that was asked for could not be written; empty if it was.
     """
 
     server_round: int
@@ -283,6 +298,7 @@ class EgoReply:
     total: NDArray[Any]
     train_seconds: float
     mask_seconds: float
+    not_saved: str = ""
 
     def to_numpy(self) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Return what ``NumPyClient.fit`` returns."""
@@ -292,6 +308,8 @@ class EgoReply:
             keys.TRAIN_SECONDS: self.train_seconds,
             keys.MASK_SECONDS: self.mask_seconds,
         }
+        if self.not_saved:
+            metrics[keys.NOT_SAVED] = self.not_saved
         return [self.total], 1, metrics
 
     @classmethod
@@ -301,11 +319,11 @@ class EgoReply:
         config = content.config_records.get(CONFIG, ConfigRecord())
         if metrics.get(keys.ROUND) != server_round:
             raise MalformedReplyError(f"round {metrics.get(keys.ROUND)}, expected {server_round}")
-        total = read_array(content, keys.SUMS, keys.TOTAL, (length,))
-        seconds = [metrics.get(k) for k in (keys.TRAIN_SECONDS, keys.MASK_SECONDS)]
-        train, mask = (float(s) if isinstance(s, (int, float)) else 0.0 for s in seconds)
+        total = read_array(content, keys.SUMS, keys.TOTAL, (length,), limit=None)
+        train, mask = (_seconds(metrics.get(k)) for k in (keys.TRAIN_SECONDS, keys.MASK_SECONDS))
         entries = {k: v for k, v in metrics.items() if k not in (keys.ROUND, keys.NUM_EXAMPLES)}
-        return cls(server_round, entries | dict(config), total, train, mask)
+        not_saved = read_not_saved(content)
+        return cls(server_round, entries | dict(config), total, train, mask, not_saved)
 
 
 @dataclass
@@ -337,6 +355,11 @@ class PlainPresence:
         if strange := sorted(set(clients.tolist()) - set(asked.tolist())):
             raise MalformedReplyError(f"{keys.PRESENT}: client {strange[0]} was not asked here")
         return cls(clients, read_reasons(config, keys.LEFT_OUT))
+
+
+def _seconds(value: object) -> float:
+    """Return a time that a client took; 0 for what is none, since nothing is computed with it."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < MAX_SECONDS else 0.0
 
 
 def _arrays(values: Mapping[str, NDArray[Any]]) -> ArrayRecord:

@@ -25,6 +25,7 @@ from flower_graph.records.keys import (
     ENCODED,
     EPOCH,
     GENERATOR_EPOCHS,
+    HANDLED,
     HIDDEN_SIZE,
     LEARNING_RATE,
     LOCAL_EPOCHS,
@@ -46,6 +47,7 @@ from flower_graph.records.keys import (
     read_array,
     unpack_integers,
 )
+from flower_graph.records.resume import read_handled
 from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings, Scores
 
 Arrays = dict[str, FloatArray]
@@ -114,16 +116,20 @@ class SageHello:
         ``[c]`` numbers, unique over the run.
     features, classes : int
         Width of the features, number of classes.
+    handled : int or None
+        Messages of this run that the clients have behind them, if the reply says so.
     """
 
     clients: NDArray[np.int64]
     features: int
     classes: int
+    handled: int | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return what ``get_properties`` returns."""
         sizes = {NUM_FEATURES: self.features, NUM_CLASSES: self.classes}
-        return {CLIENTS: pack_integers(self.clients), **sizes}
+        found = {CLIENTS: pack_integers(self.clients), **sizes}
+        return found if self.handled is None else found | {HANDLED: self.handled}
 
     @classmethod
     def from_record(cls, content: RecordDict) -> SageHello:
@@ -136,7 +142,8 @@ class SageHello:
         for size in sizes:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise MalformedReplyError(f"numbers of features and classes: got {sizes}")
-        return cls(clients, int(sizes[0]), int(sizes[1]))  # type: ignore[arg-type]  # checked above
+        known = (int(sizes[0]), int(sizes[1]))  # type: ignore[arg-type]  # checked above
+        return cls(clients, *known, read_handled(config))
 
 
 @dataclass

@@ -30,6 +30,9 @@ USERS, GRADIENT_ROUND = "users", "gradient-round"
 ROUND, AVERAGE_ROUND, RESUME_ROUND = "round", "average-round", "resume-round"
 SERVER_ROUND = "server-round"  # Flower's FedAvg says so
 SEND_WEIGHTS, CHECKPOINT = "send-weights", "checkpoint"
+RESUME_ATTEMPT = "resume-attempt"  # which start of a server it is
+HANDLED = "handled-messages"  # how many a client has behind it; 0 if it has no state of the run
+RUN_TOKEN, NOT_SAVED = "run-token", "not-saved"  # whose checkpoint; why a client could not write it
 LATENT_SIZE, USER_BIAS, SEED = "latent-size", "user-bias", "seed"
 LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"
 AVERAGE_OVER, WEIGHT_SHAPE = "average-over", "weight-shape"
@@ -80,13 +83,30 @@ TRAIN_SECONDS, MASK_SECONDS = "train-seconds", "mask-seconds"
 # rows each has; which clients have means, and of which ids, by a fingerprint
 PUBLIC, NODES, DIMENSIONS, WITH_TARGETS = "public", "nodes", "dimensions", "with-targets"
 FINGERPRINTS, WANTS_EMBEDDINGS, DISAGREEMENT = "fingerprints", "wants-embeddings", "disagreement"
+FOLLOWS = "follows"  # whether the server knows of earlier rounds of these clients
 JUDGED = "judged-"  # before the name of each measurement
 # ... in sums that nobody can take apart: which means may be learnt from, and how clients turn
 IS_TARGET, ROTATIONS_ONLY = "is-target", "rotations-only"
-# How the adaptor (``flower_graph.client``) names the arrays of a reply
+# How the adaptor (``flower_graph.client``) names the arrays of a reply, and what it says of itself
+# in the answer to a ``query``: version, and FORMAT of the messages that it understands
 ARRAY_NAMES = "array-names"
+VERSION, MESSAGE_FORMAT = "flower-graph", "message-format"
+FORMAT = 1  # counts up whenever a server of one version cannot work with clients of another
+# Largest number that can be a weight, an embedding or a latent vector's. Ten thousand times more
+# than any that we have seen; squares of it, added up over a large graph, still fit into float32.
+MAX_NUMBER = 2.0**20
+MAX_ITEM = 8  # bytes of a number
 # Metrics that Flower's own strategies look for
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
+MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
+
+
+def without_empty(config: dict[str, Any]) -> dict[str, Any]:
+    """Leave out words that are empty; readers take what is missing for that.
+
+    Flower cannot count the bytes of a record that has one, as ``message_size_mod`` does.
+    """
+    return {key: value for key, value in config.items() if value != ""}
 
 
 def pack_integers(values: IntArray) -> bytes:
@@ -101,7 +121,14 @@ def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
 
-def read_array(content: RecordDict, record: str, key: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def read_array(
+    content: RecordDict,
+    record: str,
+    key: str,
+    shape: tuple[int, ...],
+    *,
+    limit: float | None = MAX_NUMBER,
+) -> NDArray[Any]:
     """Read one array of a reply and check it.
 
     Parameters
@@ -112,6 +139,8 @@ def read_array(content: RecordDict, record: str, key: str, shape: tuple[int, ...
         Where the array is.
     shape : tuple
         Expected shape.
+    limit : float or None
+        Largest absolute value; None for words of a ring, where any is possible.
 
     Returns
     -------
@@ -121,7 +150,7 @@ def read_array(content: RecordDict, record: str, key: str, shape: tuple[int, ...
     Raises
     ------
     MalformedReplyError
-        If it is missing, unreadable, of another shape or type, or not finite.
+        If it is missing, unreadable, of another shape or type, not finite, or too large.
     """
     arrays = content.array_records.get(record)
     if arrays is None or key not in arrays:
@@ -134,9 +163,22 @@ def read_array(content: RecordDict, record: str, key: str, shape: tuple[int, ...
         raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
     if value.dtype.kind not in "fiu":
         raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
+    if not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
+        # PyTorch has neither, and would raise where nobody expects it.
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, of another machine")
     with np.errstate(over="ignore"):
         # The server computes in float32: what overflows there is as bad as infinity.
         finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
     if not finite:
         raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
+    if limit is not None and value.size and (largest := largest_size(value)) > limit:
+        raise MalformedReplyError(
+            f"{record}/{key} has a number of size {largest:g}, at most {limit:g} is possible; "
+            "if many clients send such, lower the learning rate"
+        )
     return value
+
+
+def largest_size(values: NDArray[Any]) -> float:
+    """Return the largest absolute value; values are not empty."""
+    return max(float(values.max()), -float(values.min()))

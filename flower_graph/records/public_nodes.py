@@ -7,6 +7,8 @@ when a SuperNode says who is there; later messages name them by a fingerprint.
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,30 +23,41 @@ from flower_graph.gathering import one_line
 from flower_graph.records.keys import (
     ARRAY_NAMES,
     ARRAYS,
+    CHECKPOINT,
     CLIENTS,
     CONFIG,
     DIMENSIONS,
     DISAGREEMENT,
     FINGERPRINTS,
+    FOLLOWS,
+    HANDLED,
     IS_LAST,
     JUDGED,
     LEFT_OUT,
     LOSS,
+    MAX_NUMBER,
     METRICS,
     NODES,
+    NOT_SAVED,
     PUBLIC,
     ROWS,
+    RUN_TOKEN,
     SERVER_ROUND,
     WANTS_EMBEDDINGS,
     WITH_TARGETS,
+    largest_size,
     pack_integers,
     unpack_integers,
+    without_empty,
 )
+from flower_graph.records.resume import read_handled, read_not_saved
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 
 MAX_DIMENSION = 1 << 16
+MAX_JUDGED = 64  # measurements of a round
+SHARES = ("train", "val", "test")  # measurements with these ends are shares of right answers
 
 
 def fingerprint(nodes: IntArray) -> int:
@@ -65,20 +78,25 @@ class PublicHello:
         Ids of each client's public nodes, int64 ``[p]``.
     dimensions : list of int
         Numbers of an embedding, of each client.
+    handled : int or None
+        Messages of this run that they have behind them: 0 if they begin, or their state is lost.
+        None if the SuperNode does not say.
     """
 
     clients: list[int]
     nodes: list[IntArray]
     dimensions: list[int]
+    handled: int | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return what ``get_properties`` returns."""
-        return {
+        found: dict[str, Any] = {
             CLIENTS: list(self.clients),
             ROWS: [int(part.size) for part in self.nodes],
             NODES: pack_integers(np.concatenate(self.nodes)),
             DIMENSIONS: list(self.dimensions),
         }
+        return found if self.handled is None else found | {HANDLED: self.handled}
 
     @classmethod
     def from_record(cls, content: RecordDict) -> PublicHello:
@@ -105,7 +123,7 @@ class PublicHello:
         for client, part in zip(clients, parts, strict=True):
             if np.unique(part).size != part.size:
                 raise MalformedReplyError(f"client {client} names a public node twice")
-        return cls(clients, parts, dimensions)
+        return cls(clients, parts, dimensions, read_handled(config))
 
 
 @dataclass
@@ -128,6 +146,10 @@ class PublicRequest:
         Whether no further round follows.
     wants_embeddings : bool
         Whether the answer is to hold embeddings; without, the round is training alone.
+    follows : bool
+        Whether the server knows of earlier rounds of one of them, so that its state must be there.
+    save : str
+        Token of the run, if the clients are to save a checkpoint of the round; else empty.
     """
 
     server_round: int
@@ -137,6 +159,8 @@ class PublicRequest:
     dimension: int
     is_last: bool = False
     wants_embeddings: bool = True
+    follows: bool = False
+    save: str = ""
 
     def to_record(self) -> RecordDict:
         """Write the message.
@@ -145,14 +169,19 @@ class PublicRequest:
         Flower's ``LocalDpMod`` works on the difference of the two.
         """
         config = ConfigRecord(
-            {
-                SERVER_ROUND: self.server_round,
-                CLIENTS: self.clients,
-                WITH_TARGETS: [int(part is not None) for part in self.targets],
-                FINGERPRINTS: [fingerprint(part) for part in self.nodes],
-                IS_LAST: self.is_last,
-                WANTS_EMBEDDINGS: self.wants_embeddings,
-            }
+            without_empty(
+                {
+                    SERVER_ROUND: self.server_round,
+                    CLIENTS: self.clients,
+                    WITH_TARGETS: [int(part is not None) for part in self.targets],
+                    FINGERPRINTS: [fingerprint(part) for part in self.nodes],
+                    IS_LAST: self.is_last,
+                    WANTS_EMBEDDINGS: self.wants_embeddings,
+                    FOLLOWS: self.follows,
+                    CHECKPOINT: bool(self.save),
+                    RUN_TOKEN: self.save,
+                }
+            )
         )
         if not self.wants_embeddings:
             return RecordDict({CONFIG: config})
@@ -206,8 +235,17 @@ class PublicRequest:
             parts = split_rows(rows.astype(np.float32), [part.size for part in wanted])
             has = [bool(flag) for flag in config[WITH_TARGETS]]
             targets = [p if flag else None for p, flag in zip(parts, has, strict=True)]
-        server_round, is_last = int(config[SERVER_ROUND]), bool(config[IS_LAST])
-        return cls(server_round, clients, wanted, targets, dimension, is_last, wants_embeddings)
+        return cls(
+            int(config[SERVER_ROUND]),
+            clients,
+            wanted,
+            targets,
+            dimension,
+            bool(config[IS_LAST]),
+            wants_embeddings,
+            bool(config.get(FOLLOWS, False)),
+            str(config.get(RUN_TOKEN, "")),
+        )
 
 
 @dataclass
@@ -225,6 +263,8 @@ class PublicReply:
         Further measurements by name, each a number for every client.
     left_out : list of str
         Who is left out, and why.
+    not_saved : str
+        Why the checkpoint that was asked for could not be written; empty if it was.
     """
 
     embeddings: list[FloatArray | None]
@@ -232,6 +272,13 @@ class PublicReply:
     disagreement: list[float]
     judged: dict[str, list[float]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    not_saved: str = ""
+
+    def reasons(self, clients: Sequence[int]) -> dict[int, str]:
+        """Give, of these clients, those that are left out with the reason."""
+        found = (re.fullmatch(r"client (\d+): (.*)", why) for why in self.left_out)
+        named = {int(one[1]): one[2] for one in found if one}
+        return {client: named[client] for client in clients if client in named}
 
     def to_fit(
         self, request: PublicRequest
@@ -245,6 +292,8 @@ class PublicReply:
         metrics[WITH_TARGETS] = [int(part is not None) for part in self.embeddings]
         if self.left_out:
             metrics[LEFT_OUT] = list(self.left_out)
+        if self.not_saved:
+            metrics[NOT_SAVED] = self.not_saved
         weight = max(1, sum(part.size for part in request.nodes))
         if not request.wants_embeddings:
             return [], weight, metrics
@@ -265,12 +314,18 @@ class PublicReply:
         count = len(request.clients)
         metrics = content.metric_records.get(METRICS, MetricRecord())
         loss, disagreement = (_numbers(metrics, key, count) for key in (LOSS, DISAGREEMENT))
+        for name, values, most in ((LOSS, loss, MAX_NUMBER), (DISAGREEMENT, disagreement, 2.001)):
+            if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
+                raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
         judged = {
             name.removeprefix(JUDGED): _numbers(metrics, name, count)
             for name in metrics
             if name.startswith(JUDGED)
         }
+        _check_judged(judged)
         present = _numbers(metrics, WITH_TARGETS, count)
+        if not set(present) <= {0.0, 1.0}:
+            raise MalformedReplyError(f"{WITH_TARGETS}: expected 0 or 1, got {present!s:.60}")
         config = content.config_records.get(CONFIG) or ConfigRecord()
         said = config.get(LEFT_OUT, [])
         left_out = [one_line(str(why)) for why in (said if isinstance(said, list) else [said])]
@@ -280,11 +335,17 @@ class PublicReply:
             for place, (client, part) in enumerate(zip(request.clients, parts, strict=True)):
                 if not present[place]:
                     continue
-                if np.isfinite(part).all():
-                    embeddings[place] = part
-                else:
+                if not np.isfinite(part).all():
                     left_out.append(f"client {client}: its embeddings are not finite")
-        return cls(embeddings, loss, disagreement, judged, left_out[:count])
+                elif part.size and (largest := largest_size(part)) > MAX_NUMBER:
+                    left_out.append(
+                        f"client {client}: its embeddings have a number of size {largest:g}, at "
+                        f"most {MAX_NUMBER:g} is possible"
+                    )
+                else:
+                    embeddings[place] = part
+        said_not = read_not_saved(content)
+        return cls(embeddings, loss, disagreement, judged, left_out[:count], said_not)
 
 
 def split_rows(values: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
@@ -315,6 +376,19 @@ def _numbers(metrics: Mapping[str, Any], key: str, count: int) -> list[float]:
     if not (isinstance(value, list) and len(value) == count):
         raise MalformedReplyError(f"{key}: expected {count} numbers, got {value!s:.60}")
     return [float(number) for number in value]
+
+
+def _check_judged(judged: Mapping[str, Sequence[float]]) -> None:
+    """Refuse measurements that are none: their names end up in the result."""
+    if len(judged) > MAX_JUDGED:
+        raise MalformedReplyError(f"{len(judged)} measurements, at most {MAX_JUDGED} are possible")
+    for name, values in judged.items():
+        if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
+            raise MalformedReplyError(f"{JUDGED}{name!a:.60}: not the name of a measurement")
+        is_share = name.endswith(SHARES) or name.startswith("precision")
+        wrong = [v for v in values if is_share and not (math.isnan(v) or 0 <= v <= 1)]
+        if wrong:
+            raise MalformedReplyError(f"{JUDGED}{name} is {wrong[0]:g}, must be from 0 to 1")
 
 
 def _whole_numbers(config: Mapping[str, Any], key: str) -> list[int]:

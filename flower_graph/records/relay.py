@@ -6,7 +6,7 @@ Each message is a dataclass that writes itself into a ``RecordDict`` and reads i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,16 @@ from flower_graph.records.keys import (
     CHECKPOINT,
     CONFIG,
     GRADIENT_ROUND,
+    HANDLED,
     HOLDERS,
     LATENT_SIZE,
     LEARNING_RATE,
+    MAX_NUMBER,
     METRICS,
+    NOT_SAVED,
     RELAY,
-    RESUME_ROUND,
     ROUND,
+    RUN_TOKEN,
     SEED,
     SEND_WEIGHTS,
     USER_BIAS,
@@ -44,7 +47,11 @@ from flower_graph.records.keys import (
     pack_integers,
     read_array,
     unpack_integers,
+    without_empty,
 )
+from flower_graph.records.resume import Resume, read_handled, read_not_saved
+
+MAX_WEIGHTS = 1 << 28  # of one user
 
 
 def write_settings(settings: UserSettings) -> dict[str, Any]:
@@ -79,22 +86,22 @@ class Hello:
     ----------
     settings : UserSettings
         What the users' models and optimisers are to be.
-    resume_round : int
-        Round whose checkpoint the client is to load; 0 for a new run.
+    resume : Resume
+        The run, and the checkpoint that the client is to load.
     """
 
     settings: UserSettings
-    resume_round: int = 0
+    resume: Resume = field(default_factory=Resume)
 
     def to_record(self) -> RecordDict:
         """Write the message."""
-        config = write_settings(self.settings) | {RESUME_ROUND: self.resume_round}
+        config = write_settings(self.settings) | self.resume.to_config()
         return RecordDict({CONFIG: ConfigRecord(config)})
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Hello:
         """Read the message at the client."""
-        return cls(read_settings(config), int(config[RESUME_ROUND]))
+        return cls(read_settings(config), Resume.from_config(config))
 
 
 @dataclass
@@ -107,14 +114,19 @@ class HelloReply:
         ``[n_c]`` node numbers.
     weight_shape : tuple of int
         Shape of one user's weights as they are averaged, ``(f, h)``.
+    handled : int or None
+        Messages of this run that they have behind them: 0 if they begin, or their state is lost.
+        None if the client does not say.
     """
 
     users: NDArray[np.int64]
     weight_shape: tuple[int, int]
+    handled: int | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return what ``get_properties`` returns."""
-        return {USERS: pack_integers(self.users), WEIGHT_SHAPE: list(self.weight_shape)}
+        found = {USERS: pack_integers(self.users), WEIGHT_SHAPE: list(self.weight_shape)}
+        return found if self.handled is None else found | {HANDLED: self.handled}
 
     @classmethod
     def from_record(cls, content: RecordDict, num_nodes: int) -> HelloReply:
@@ -133,7 +145,10 @@ class HelloReply:
         shape = config.get(WEIGHT_SHAPE)
         if not (isinstance(shape, list) and len(shape) == 2 and all(_is_size(s) for s in shape)):
             raise MalformedReplyError(f"{WEIGHT_SHAPE}: expected two sizes, got {shape!r:.60}")
-        return cls(users, (int(shape[0]), int(shape[1])))
+        rows, width = map(int, shape)
+        if rows * width > MAX_WEIGHTS:
+            raise MalformedReplyError(f"{WEIGHT_SHAPE}: {shape} is more than {MAX_WEIGHTS} numbers")
+        return cls(users, (rows, width), read_handled(config))
 
 
 @dataclass
@@ -161,6 +176,8 @@ class RelayRequest:
         Whether the reply is to carry the users' weights.
     checkpoint : bool
         Whether the client is to save its state after this round.
+    run : str
+        Token of the run that the checkpoint is of.
     """
 
     server_round: int
@@ -172,6 +189,7 @@ class RelayRequest:
     average_round: int = 0
     send_weights: bool = False
     checkpoint: bool = False
+    run: str = ""
 
     def to_record(self) -> RecordDict:
         """Write the message."""
@@ -182,8 +200,9 @@ class RelayRequest:
             AVERAGE_ROUND: self.average_round,
             SEND_WEIGHTS: self.send_weights,
             CHECKPOINT: self.checkpoint,
+            RUN_TOKEN: self.run,
         }
-        content = RecordDict({CONFIG: ConfigRecord(config)})
+        content = RecordDict({CONFIG: ConfigRecord(without_empty(config))})
         content[ARRAYS] = ArrayRecord({RELAY: encode_array(RELAY, self.gradient)})
         if self.average is not None:
             content[AVERAGE] = ArrayRecord({WEIGHTS: encode_array(WEIGHTS, self.average)})
@@ -202,6 +221,7 @@ class RelayRequest:
             int(config[AVERAGE_ROUND]),
             bool(config[SEND_WEIGHTS]),
             bool(config[CHECKPOINT]),
+            str(config.get(RUN_TOKEN, "")),
         )
 
 
@@ -217,12 +237,15 @@ class RelayReply:
         ``[p, h]`` latent vectors, in the order of the request's users.
     weight_sum, holders : ndarray or None
         ``[f, h]`` the users' weights added up, and ``[f]`` how many users each row has.
+    not_saved : str
+        Why the checkpoint that was asked for could not be written; empty if it was.
     """
 
     server_round: int
     latent: FloatArray
     weight_sum: FloatArray | None = None
     holders: IntArray | None = None
+    not_saved: str = ""
 
     def to_numpy(self) -> tuple[list[Any], int, dict[str, Any]]:
         """Return what ``NumPyClient.fit`` returns."""
@@ -231,7 +254,9 @@ class RelayReply:
         if self.weight_sum is not None and self.holders is not None:
             arrays += [self.weight_sum, self.holders]
             names += [f"{AVERAGE}/{WEIGHTS}", f"{AVERAGE}/{HOLDERS}"]
-        metrics = {ARRAY_NAMES: names, ROUND: self.server_round}
+        metrics: dict[str, Any] = {ARRAY_NAMES: names, ROUND: self.server_round}
+        if self.not_saved:
+            metrics[NOT_SAVED] = self.not_saved
         return arrays, self.latent.shape[0], metrics
 
     @classmethod
@@ -244,14 +269,16 @@ class RelayReply:
         if found != request.server_round:
             raise MalformedReplyError(f"round {found}, expected {request.server_round}")
         latent = read_array(content, ARRAYS, RELAY, request.gradient.shape)
+        not_saved = read_not_saved(content)
         if not request.send_weights:
-            return cls(request.server_round, latent)
-        weights = read_array(content, AVERAGE, WEIGHTS, weight_shape)
-        holders = read_array(content, AVERAGE, HOLDERS, weight_shape[:1])
+            return cls(request.server_round, latent, not_saved=not_saved)
+        most = MAX_NUMBER * max(1, request.users.size)
+        weights = read_array(content, AVERAGE, WEIGHTS, weight_shape, limit=most)
+        holders = read_array(content, AVERAGE, HOLDERS, weight_shape[:1], limit=None)
         users = request.users.size
         if holders.dtype.kind not in "iu" or holders.min() < 0 or holders.max() > users:
             raise MalformedReplyError(f"{HOLDERS}: expected counts from 0 to {users}")
-        return cls(request.server_round, latent, weights, holders)
+        return cls(request.server_round, latent, weights, holders, not_saved)
 
 
 def _is_size(value: object) -> bool:

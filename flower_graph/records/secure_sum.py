@@ -265,8 +265,9 @@ class MaskedReply:
             keys.MASK_RUN: self.run_id,
             keys.MASK_ROUND: self.server_round,
             keys.MASK_CLIENTS: pack_integers(self.clients),
-            keys.MASK_REFUSED: pack_integers(self.refused),
         }
+        if self.refused.size:  # Flower's size mods stop at an entry of no bytes
+            entries[keys.MASK_REFUSED] = pack_integers(self.refused)
         if self.left_out:
             entries[keys.MASK_LEFT_OUT] = [f"{c}:{why}" for c, why in self.left_out.items()]
         return entries
@@ -274,7 +275,7 @@ class MaskedReply:
     @classmethod
     def from_config(cls, config: Config, total: RingArray) -> MaskedReply:
         """Read and check the reply."""
-        refused = unpack_integers(config.get(keys.MASK_REFUSED), keys.MASK_REFUSED)
+        refused = unpack_integers(config.get(keys.MASK_REFUSED, b""), keys.MASK_REFUSED)
         if refused.size % 2:
             raise MalformedReplyError(f"{keys.MASK_REFUSED}: {refused.size} numbers are no pairs")
         return cls(

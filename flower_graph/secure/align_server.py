@@ -82,6 +82,22 @@ class AlignServer:
         if len(self._node) > MAX_CLIENTS:
             raise ValueError(f"{len(self._node)} clients, at most {MAX_CLIENTS} can be aligned")
 
+    def move(self, old: int, node: int) -> None:
+        """Know a SuperNode by another id from now on."""
+        self._node = {client: node if at == old else at for client, at in self._node.items()}
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Strike off clients who have lost what they kept, so that they can enrol again.
+
+        If one held a share of the key, nobody's tokens can be compared with new ones.
+        """
+        gone = set(clients)
+        for known in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
+            for client in gone & known.keys():
+                del known[client]
+        if gone & set(self._holders):
+            self._restart()
+
     def requests(self) -> dict[int, BlindRequest | EvaluateRequest]:
         """Return the messages of the next stage; none when all answers are there.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +51,11 @@ class HostRound:
     clients: Integers
     partners: Integers
     is_foreign: NDArray[np.bool_]
-    seeds: Bytes
-    private: Bytes
+    seeds: Bytes = field(repr=False)
+    private: Bytes = field(repr=False)
     public: Bytes
-    secrets: Bytes
-    held: Bytes
+    secrets: Bytes = field(repr=False)
+    held: Bytes = field(repr=False)
     has: NDArray[np.bool_]
 
     @classmethod

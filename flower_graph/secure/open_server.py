@@ -54,6 +54,14 @@ class _OpenServer(ABC):
                 self._begin()
             self._node[client] = node
 
+    def move(self, old: int, node: int) -> None:
+        """Know a SuperNode by another id from now on."""
+        self._node = {client: node if at == old else at for client, at in self._node.items()}
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Strike off clients who have lost what they kept, so that they can enrol again."""
+        self._node = {c: at for c, at in self._node.items() if c not in set(clients)}
+
     def requests(self) -> dict[int, Request]:
         """Return the messages of the next stage; none when all answers are there."""
         for request in self._asked.values():

@@ -13,8 +13,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import gammaln
-from scipy.stats import hypergeom
 
 from flower_graph.rng import generator
 
@@ -52,6 +50,9 @@ def plan(num_clients: int, dropout: float, corrupt: float) -> tuple[int, int]:
     ValueError
         If an argument is impossible, or no graph, not even the complete one, bears the shares.
     """
+    # A second's import, which a deployment's client, a process a message, need not pay.
+    from scipy.stats import hypergeom
+
     if num_clients < 2:
         raise ValueError(f"num_clients is {num_clients}, must be at least 2")
     for name, share in (("dropout", dropout), ("corrupt", corrupt)):
@@ -117,5 +118,6 @@ def _log_cut(m: int, gone: int, k: int) -> float:
     """
     if gone < k:
         return -math.inf
-    chosen = gammaln(gone + 1) - gammaln(gone - k + 1) - gammaln(m + 1) + gammaln(m - k + 1)
-    return float(2 * math.log(m) - math.log(2) + chosen)
+    chosen = math.lgamma(gone + 1) - math.lgamma(gone - k + 1)
+    chosen += math.lgamma(m - k + 1) - math.lgamma(m + 1)
+    return 2 * math.log(m) - math.log(2) + chosen

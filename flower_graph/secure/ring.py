@@ -8,15 +8,18 @@ a value that would not fit is refused at the client, before anything is sent.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import OutOfRangeError
+from flower_graph.errors import OutOfRangeError, UnreadableSumError
 
+LOG = logging.getLogger(__name__)
 RingArray = NDArray[np.unsignedinteger[Any]]
 WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 SIGNED: dict[int, np.dtype[Any]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
@@ -139,13 +142,77 @@ class Ring:
         Raises
         ------
         ValueError
-            If the words are of another type, or guard bits are not zero: such a number is no sum
-            of encoded values.
+            If the words are of another type.
+        UnreadableSumError
+            If guard bits are not zero: such a number is no sum of encoded values.
         """
         if total.dtype != self.dtype:
             raise ValueError(f"the sum has type {total.dtype}, the ring has {self.dtype}")
         signed = total.view(SIGNED[self.word])
         if self.guard_bits and (signed & ((1 << self.guard_bits) - 1)).any():
-            raise ValueError(f"the lowest {self.guard_bits} bits of the sum are not zero")
+            raise UnreadableSumError(f"the lowest {self.guard_bits} bits of the sum are not zero")
         numbers: NDArray[np.float64] = (signed >> self.guard_bits) / 2.0**self.fraction_bits
         return numbers
+
+    def check_sums(self, sums: NDArray[np.float64], count: NDArray[Any] | int) -> None:
+        """Check that sums are no larger than numbers within the limit can make them.
+
+        Parameters
+        ----------
+        sums : ndarray
+            What ``decode`` gave.
+        count : ndarray or int
+            How many numbers are in each.
+
+        Raises
+        ------
+        UnreadableSumError
+            If one is larger.
+        """
+        # A number at the limit may be rounded up by half a step.
+        most = np.asarray(count) * (self.limit + 2.0**-self.fraction_bits)
+        if (np.abs(sums) > most).any():
+            raise UnreadableSumError(f"a sum is larger than numbers of up to {self.limit:g} allow")
+
+
+def encode_sum(
+    ring: Ring,
+    vectors: Mapping[int, NDArray[np.floating[Any]]],
+    clients: Sequence[int],
+    length: int,
+) -> tuple[RingArray, dict[int, str]]:
+    """Encode clients' vectors and add them up.
+
+    Parameters
+    ----------
+    ring : Ring
+        The ring of the sum.
+    vectors : Mapping
+        Vector of each client.
+    clients : sequence of int
+        Who is to be in the sum.
+    length : int
+        Numbers of a vector.
+
+    Returns
+    -------
+    total : ndarray
+        ``[length]`` ring words.
+    left_out : dict[int, str]
+        Clients whose vector is missing, of another length or out of range, with the reason.
+    """
+    total, left_out = np.zeros(length, ring.dtype), {}
+    for client in clients:
+        vector = vectors.get(client)
+        if vector is None or np.shape(vector) != (length,):
+            got = "no vector" if vector is None else f"a vector of shape {np.shape(vector)}"
+            left_out[client] = f"{got}, expected ({length},)"
+            continue
+        try:
+            total += ring.encode(vector)
+        except OutOfRangeError as error:
+            most = f"-{ring.limit:g} to {ring.limit:g}"
+            left_out[client] = f"a number is outside the ring's range of {most}"
+            # For the client's own log: the server is not told how large.
+            LOG.warning("client %d: %s", client, error)
+    return total, left_out

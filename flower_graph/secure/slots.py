@@ -53,8 +53,8 @@ class SlotTable:
     num_slots: int
     by_client: Mapping[int, NDArray[np.int64]]
     held: NDArray[np.int64]
-    keys: Bytes2D
-    group_key: bytes
+    keys: Bytes2D = field(repr=False)
+    group_key: bytes = field(repr=False)
     # Pads that were made last: a round's are put on, and taken off again at the next message.
     _made: dict[bytes, tuple[tuple[Any, ...], Words]] = field(
         default_factory=dict, init=False, repr=False, compare=False

@@ -123,6 +123,11 @@ class SumRound:
         self._stage = "prepare"
         self._open = set(self._rows)  # nodes that are asked and have not answered
 
+    def move(self, old: int, node: int) -> None:
+        """Know a SuperNode by another id from now on."""
+        self._rows = {node if at == old else at: rows for at, rows in self._rows.items()}
+        self._open = {node if at == old else at for at in self._open}
+
     def prepare_requests(self) -> dict[int, PrepareRequest]:
         """Write the first request to each SuperNode."""
         return {node: self._prepare_request(rows) for node, rows in self._rows.items()}

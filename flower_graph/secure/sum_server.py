@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -83,6 +83,11 @@ class SumServer:
         """Numbers of all enrolled clients that are not excluded, ascending."""
         return sorted(self._members.keys() - self.excluded)
 
+    @property
+    def homes(self) -> dict[int, int]:
+        """The SuperNode of every enrolled client, of excluded ones too."""
+        return {client: node for client, (node, _) in self._members.items()}
+
     def node_of(self, client: int) -> int:
         """Return the SuperNode that hosts a client; ``KeyError`` if it is not enrolled."""
         return self._members[client][0]
@@ -91,7 +96,7 @@ class SumServer:
         """Write the request for channel keys; the same for all."""
         return KeyRequest(self.run_id)
 
-    def enroll(self, node: int, reply: KeyReply) -> None:
+    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
         """Take in a SuperNode's clients; one that enrols again gets its new keys.
 
         Parameters
@@ -100,6 +105,9 @@ class SumServer:
             The SuperNode.
         reply : KeyReply
             Its clients and their channel keys.
+        gone : collection of int
+            SuperNodes that are not there any more, whose clients these may be; once the reply is
+            found good, they are struck off.
 
         Raises
         ------
@@ -111,17 +119,33 @@ class SumServer:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         found = {}
         for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
-            if (owner := self._members.get(client, (node,))[0]) != node:
+            if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
                 raise MalformedReplyError(f"client {client} belongs to node {owner}")
             if is_low_order(key.tobytes()):
                 raise MalformedReplyError(f"the channel key of client {client} is of low order")
             found[client] = node, key.tobytes()
+        for old in gone:
+            self.forget(old)
         self._members |= found
         self.excluded -= found.keys()
 
     def forget(self, node: int) -> None:
         """Strike a SuperNode's clients off, so that another may host them."""
         self._members = {c: entry for c, entry in self._members.items() if entry[0] != node}
+
+    def knows(self, old: int, reply: KeyReply) -> bool:
+        """Whether these are the clients of a SuperNode, with the very keys that it enrolled."""
+        own = {c: key for c, (node, key) in self._members.items() if node == old}
+        keys = [key.tobytes() for key in reply.channel_keys]
+        return own == dict(zip(reply.clients.tolist(), keys, strict=True))
+
+    def move(self, old: int, node: int) -> None:
+        """Go on with a SuperNode under another id: it is back, with its keys and shares."""
+        self._members = {
+            c: (node if at == old else at, key) for c, (at, key) in self._members.items()
+        }
+        for one in self._rounds.values():
+            one.move(old, node)
 
     def open_round(self, server_round: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
         """Begin a round.

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.apps.client_app import app
-from flower_graph.apps.common import cached_data, configured, method_of, share
+from flower_graph.apps.common import cached_data, configured, method_of
+from flower_graph.apps.data_folders import share
 from flower_graph.apps.runner import simulate
 from flower_graph.config import NFedGNNConfig
 from flower_graph.errors import ConfigError

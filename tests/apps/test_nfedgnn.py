@@ -26,13 +26,13 @@ def test_the_strategy_is_what_the_config_says(
     assert strategy.book.settings == (latent, False, 0.2, 0.01, 5, "holders")
     assert (strategy.book.participation, strategy.book.average_every) == (0.5, 3)
     assert strategy.server.reg_weight == 1.0
-    session = strategy.session
-    assert (session.checkpoint_dir, session.checkpoint_every) == (tmp_path / CHECKPOINTS, 2)
+    saving = strategy.session.checkpoints
+    assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
 
 
 def test_without_a_folder_nothing_is_saved(config_of: MakeConfig) -> None:
-    session = build_strategy(config_of(own_graph()), None).session
-    assert (session.checkpoint_dir, session.checkpoint_every) == (None, 0)
+    saving = build_strategy(config_of(own_graph()), None).session.checkpoints
+    assert (saving.folder, saving.every) == (None, 0)
 
 
 def test_every_node_is_a_client(config_of: MakeConfig) -> None:

@@ -68,6 +68,7 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     assert weights["server.linear.weight"].shape == (3, 4)
     names = {path.name for path in out.iterdir()}
     assert names == {"config.yaml", "metrics.jsonl", "result.json", "curves.png"} | {
+        "participation.png",
         "weights.safetensors",
         CHECKPOINTS,
     }

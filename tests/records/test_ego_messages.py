@@ -12,7 +12,7 @@ from flower_graph.arrays import decode_array, encode_array
 from flower_graph.ego_cohort import EgoSettings
 from flower_graph.errors import MalformedReplyError
 from flower_graph.records.ego import (
-    METRIC_NAMES,
+    SUMMED_NAMES,
     EgoHello,
     EgoReply,
     EgoRequest,
@@ -23,6 +23,7 @@ from flower_graph.records.ego import (
     write_save,
 )
 from flower_graph.records.keys import PRESENT, ROUND
+from flower_graph.records.resume import Resume
 from flower_graph.secure.ring import Ring
 
 SETTINGS = EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125)
@@ -43,18 +44,18 @@ def received(content: RecordDict) -> tuple[list[np.ndarray], dict[str, Any]]:
 def test_layout_by_hand() -> None:
     layout = Layout(2, 3, 4)
     parts = [layout.embeddings, layout.counts, layout.metrics, layout.model]
-    assert [(part.start, part.stop) for part in parts] == [(0, 6), (6, 8), (8, 17), (17, 21)]
-    assert (layout.length, len(METRIC_NAMES)) == (21, 9)
-    assert Layout(0, 3).length == 9
+    assert [(part.start, part.stop) for part in parts] == [(0, 6), (6, 8), (8, 18), (18, 22)]
+    assert (layout.length, len(SUMMED_NAMES)) == (22, 10)
+    assert Layout(0, 3).length == 10
 
 
 def test_hello() -> None:
-    hello = EgoHello(SETTINGS, RUN, "psi", 6)
+    hello = EgoHello(SETTINGS, RUN, "psi", Resume("ab" * 16, 6, "0f"))
     assert EgoHello.from_config(received(hello.to_record())[1]) == hello
 
 
 def test_save() -> None:
-    entries = write_save(SETTINGS, 6)
+    entries = write_save(SETTINGS, 6, "ab" * 16)
     assert (read_settings(entries), entries[ROUND]) == (SETTINGS, 6)
 
 

@@ -16,6 +16,7 @@ from flower_graph.cohort import UserSettings
 from flower_graph.errors import MalformedReplyError
 from flower_graph.records.keys import pack_integers, unpack_integers
 from flower_graph.records.relay import Hello, HelloReply, RelayReply, RelayRequest
+from flower_graph.records.resume import Resume
 from flower_graph.simulation import InProcessGrid
 
 SETTINGS = UserSettings(2, True, 0.1, 5e-4, 2**40 + 1, "all")
@@ -90,11 +91,11 @@ def test_reply_arrives_as_it_was_sent(send_weights: bool):
     assert content.metric_records["metrics"]["num-examples"] == 2
 
 
-@pytest.mark.parametrize("resume_round", [0, 10])
-def test_hello_there_and_back(resume_round: int):
+@pytest.mark.parametrize("resume", [Resume("ab" * 16), Resume("cd" * 16, 10, "0f")])
+def test_hello_there_and_back(resume: Resume):
     client = Answers(RelayReply(1, LATENT))
-    content = exchange(client, "query", Hello(SETTINGS, resume_round).to_record())
-    assert client.seen == Hello(SETTINGS, resume_round)
+    content = exchange(client, "query", Hello(SETTINGS, resume).to_record())
+    assert client.seen == Hello(SETTINGS, resume)
     reply = HelloReply.from_record(content, num_nodes=5)
     assert reply.users.tolist() == [4, 0, 2]
     assert reply.weight_shape == SHAPE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from torch import Tensor
 from flower_graph.client import make_client_app
 from flower_graph.data.ego_networks import EgoNetwork
 from flower_graph.ego_cohort import initial_weights
+from flower_graph.errors import CheckpointError
+from flower_graph.participation import ranges
 from flower_graph.report import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.stacked_weights import ModelWeights
@@ -141,6 +144,48 @@ def test_bytes_are_those_of_the_models() -> None:
     sent = len(seven_egos()) * 3
     assert payload["up"] == payload["down"]
     assert sent * 4 * numbers <= payload["up"]["weights"] < sent * (4 * numbers + 1000)  # headers
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(EgoFedAvg, SETTINGS), (EgoFedProx, PROXIMAL)])
+@pytest.mark.parametrize(("supernodes", "before"), [(1, 2), (3, 3)])
+def test_resumed_is_uninterrupted(
+    kind: type[EgoFedAvg], settings: Any, supernodes: int, before: int, tmp_path: Path
+) -> None:
+    def part(rounds: int, resume: bool) -> Outcome:
+        app = client_app(seven_egos(), client=EgoModelClient, checkpoint_dir=tmp_path)
+        outcome = Outcome(kind(settings, checkpoint_dir=tmp_path, checkpoint_every=2))
+        outcome.strategy.start(
+            InProcessGrid(app, num_supernodes=supernodes),
+            num_rounds=rounds,
+            timeout=5,
+            on_round=outcome.reports.append,
+            resume=resume,
+        )
+        return outcome
+
+    whole = run_average(kind(settings), supernodes, rounds=5)
+    part(before, resume=False)
+    resumed = part(5, resume=True)
+    assert torch.equal(resumed.figures, whole.figures[before:])
+    assert torch.equal(resumed.model.first, whole.model.first)
+    assert torch.equal(resumed.model.rest, whole.model.rest)
+    assert resumed.strategy.payload == whole.strategy.payload
+    clients = ranges(ego.client for ego in seven_egos())
+    assert [r.participation["answered"] for r in resumed.reports] == [clients] * (5 - before)
+
+
+def test_a_run_with_another_proximal_term_does_not_fit(tmp_path: Path) -> None:
+    def part(settings: Any, resume: bool) -> None:
+        app = client_app(seven_egos(), client=EgoModelClient, checkpoint_dir=tmp_path)
+        strategy = EgoFedProx(settings, checkpoint_dir=tmp_path, checkpoint_every=2)
+        strategy.start(InProcessGrid(app, num_supernodes=1), 2, 5, resume=resume)
+
+    part(PROXIMAL, resume=False)
+    with pytest.raises(CheckpointError, match=r"its proximal is 0\.5, this run's is 0\.25"):
+        part(PROXIMAL._replace(proximal=0.25), resume=True)
 
 
 # Flower's mods -----------------------------------------------------------------------------------

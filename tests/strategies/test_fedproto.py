@@ -78,9 +78,9 @@ def test_only_prototypes_travel() -> None:
 
 def test_a_class_whose_only_client_is_away_keeps_its_prototype() -> None:
     def away(message: Message, context: Context, call_next: Any) -> Message:
-        number = message.content["config"]["server-round"]
         is_25 = context.node_config["partition-id"] == 5
-        if is_25 and number == 2 and message.metadata.message_type == "train":
+        is_training = message.metadata.message_type == "train"
+        if is_25 and is_training and message.content["config"]["server-round"] == 2:
             raise OSError("away")
         return call_next(message, context)
 

@@ -79,6 +79,39 @@ def test_a_checkpoint_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert checkpoint.complete_rounds(tmp_path) == [3, 4]
 
 
+@pytest.mark.parametrize("name", ["server.pt", "client-1.safetensors"])
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"egos": three_egos(), "supernodes": 3, "model_sharing": "fedavg"}
+    whole = run(rounds=6, **options)
+    saving(tmp_path, 4, **options)
+    path = tmp_path / "round-000004" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    resumed = saving(tmp_path, 6, resume=True, **options)
+    assert f"{name}: cannot be read" in caplog.text
+    same_from(whole, resumed, 3)
+
+
+def test_a_full_disk_at_a_client_costs_a_checkpoint_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"egos": three_egos(), "supernodes": 3}
+    whole = run(rounds=4, **options)
+    real = checkpoint.save_client
+
+    def full(path: Path, tensors: dict[str, Any], run: str) -> None:
+        if path.name == "client-1.safetensors" and "000002" in str(path):
+            raise OSError(28, "No space left on device")
+        real(path, tensors, run)
+
+    monkeypatch.setattr(checkpoint, "save_client", full)
+    saved = saving(tmp_path, 4, **options)
+    assert "its checkpoint cannot be written: No space left on device; the next" in caplog.text
+    assert checkpoint.complete_rounds(tmp_path) == [3, 4]
+    assert_same(whole, saved)
+
+
 def test_what_does_not_fit(tmp_path: Path) -> None:
     egos = three_egos()
     saving(tmp_path, 2, egos=egos)
@@ -94,9 +127,9 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         saving(tmp_path / "other", 4, egos=egos, resume=True)
     with pytest.raises(CheckpointError, match="a checkpoint_dir is needed"):
         run(egos, resume=True)
-    with pytest.raises(NoClientsError, match="with as many SuperNodes as before"):
+    with pytest.raises(CheckpointError, match="with as many SuperNodes as before"):
         saving(tmp_path, 4, egos=egos, resume=True, supernodes=1)
-    with pytest.raises(NoClientsError, match="checkpoint_dir is not set"):
+    with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
         run(egos, resume=True, checkpoint_dir=tmp_path)
 
 

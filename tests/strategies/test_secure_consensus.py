@@ -354,7 +354,7 @@ def test_rotations_only() -> None:
 def test_what_a_round_reports() -> None:
     outcome = run(toy_members(), rounds=3)
     first, second, last = outcome.reports
-    assert (first.val_accuracy, last.val_accuracy, last.test_accuracy) == (1, 3, 6)
+    assert (first.val_accuracy, last.val_accuracy, last.test_accuracy) == (1 / 8, 3 / 8, 6 / 8)
     assert first.alignment == {}  # random points are nobody's
     assert set(second.alignment) == {"precision-1", "precision-5", "precision-10"}
     assert last.alignment["precision-5"] == 1  # there are three nodes

@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from flower_graph.client import make_client_app
-from flower_graph.errors import DivergedError
+from flower_graph.errors import DivergedError, NoClientsError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
 
@@ -115,9 +115,25 @@ def test_a_strategy_runs_once() -> None:
         outcome.strategy.start(grid, num_rounds=1)
 
 
-def test_a_loss_that_is_no_number_stops_the_run() -> None:
-    with pytest.raises(DivergedError, match="lower the learning rate"):
+def test_a_run_that_diverges_is_stopped_and_says_why() -> None:
+    with pytest.raises(NoClientsError, match="lower the learning rate"):
         run(small_graph(), rounds=50, learning_rate=1e20)
+
+
+def test_a_loss_that_is_no_number_stops_the_run() -> None:
+    class NoNumber(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, CLASSES)
+
+        def forward(self, latent: Tensor, edge_index: Tensor) -> Tensor:
+            return self.last(latent) / 0 - self.last(latent) / 0
+
+    data = small_graph()
+    strategy = SplitGradientRelay(data, NoNumber(), latent_size=4)
+    grid = InProcessGrid(client_app(data), num_supernodes=2)
+    with pytest.raises(DivergedError, match="lower the learning rate"):
+        strategy.start(grid, num_rounds=2)
 
 
 # Mods --------------------------------------------------------------------------------------------

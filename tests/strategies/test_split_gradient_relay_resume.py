@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,11 @@ def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
 ) -> None:
     start(tmp_path, script={(1, 4): "silent"}, stop_at=6)
     assert checkpoint.complete_rounds(tmp_path) == [2, 5]
-    assert "round 4: no checkpoint, 1 SuperNodes did not answer" in caplog.text
+    said = [r.getMessage() for r in caplog.records if "no checkpoint" in r.getMessage()]
+    assert len(said) == 1
+    assert re.fullmatch(
+        r"round 4: no checkpoint: node \d+: it did not answer; the next .*", said[0]
+    )
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -217,24 +222,41 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"junk", None])
 @pytest.mark.parametrize("name", ["server.pt", "client-1.safetensors"])
-def test_a_damaged_checkpoint(name: str, content: bytes | None, tmp_path: Path) -> None:
-    start(tmp_path, stop_at=5)
-    path = tmp_path / "round-000004" / name
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(
+    name: str, content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = start(tmp_path / "whole", average_every=2)
+    start(tmp_path / "cut", stop_at=5, average_every=2)
+    path = tmp_path / "cut" / "round-000004" / name
     path.write_bytes(path.read_bytes()[:-40] if content is None else content)
-    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read"):
-        start(tmp_path, resume=True)
+    resumed = start(tmp_path / "cut", resume=True, average_every=2)
+    assert resumed.reports[0].round == 3
+    assert re.search(rf"cannot resume from round 4: .*{name}: cannot be read", caplog.text)
+    assert_same_ending(resumed, whole)
+    assert not list((tmp_path / "cut").glob("*/*.refused")), "its round was saved anew"
 
 
-def test_a_client_without_its_part(tmp_path: Path) -> None:
+def test_without_a_good_checkpoint_all_reasons_are_named(tmp_path: Path) -> None:
     start(tmp_path, stop_at=5)
     (tmp_path / "round-000004" / "client-1.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"round 4: node \d+: .*client-1.*cannot be read"):
+    (tmp_path / "round-000002" / "server.pt").write_bytes(b"junk")
+    said = r"round 4: node \d+: .*client-1.*cannot be read.*round 2: .*server.pt: cannot be read"
+    with pytest.raises(CheckpointError, match=said):
         start(tmp_path, resume=True)
+
+
+def test_a_file_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        start(tmp_path / name, stop_at=3)
+    swapped = "round-000002/client-1.safetensors"
+    (tmp_path / "other" / swapped).replace(tmp_path / "one" / swapped)
+    with pytest.raises(CheckpointError, match=r"client-1\.safetensors: of another run"):
+        start(tmp_path / "one", resume=True)
 
 
 def test_a_server_file_without_its_parts(tmp_path: Path) -> None:
     start(tmp_path, stop_at=5)
-    torch.save({"server": {}}, tmp_path / "round-000004" / "server.pt")
+    checkpoint.save_server(tmp_path, 4, {"server": {}})
     with pytest.raises(CheckpointError, match="round-000004: does not fit this run"):
         start(tmp_path, resume=True)
 
@@ -272,21 +294,39 @@ def test_a_client_without_a_folder_says_so(
     assert "checkpoint_dir is not set" in caplog.text
 
 
-def test_a_full_disk_at_a_client_ends_neither_run_nor_state(
+def test_a_full_disk_at_a_client_costs_a_checkpoint_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lost = start(tmp_path / "lost", script={(1, 4): "lost"})
+    whole = start(tmp_path / "whole")
     real = checkpoint.save_client
 
-    def full(path: Path, tensors: dict[str, Any]) -> None:
+    def full(path: Path, tensors: dict[str, Any], run: str) -> None:
         if path.name == "client-1.safetensors" and "000004" in str(path):
             raise OSError(28, "No space left on device")
-        real(path, tensors)
+        real(path, tensors, run)
 
     monkeypatch.setattr(checkpoint, "save_client", full)
+    outcome = start(tmp_path / "full", stop_at=5)
+    assert "its checkpoint cannot be written: No space left on device; the next" in caplog.text
+    assert checkpoint.complete_rounds(tmp_path / "full") == [2]
+    assert [r.answered for r in outcome.reports] == [20] * 5
+    assert_same_ending(start(tmp_path / "full", resume=True), whole)
+
+
+def test_a_full_disk_at_the_server_costs_a_checkpoint_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = start(tmp_path / "whole")
+    real = checkpoint.replaced
+
+    def full(path: Path) -> Any:
+        if path.parent.name == "round-000004" and path.name == "server.pt":
+            raise OSError(28, "No space left on device")
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "replaced", full)
     outcome = start(tmp_path / "full")
-    assert "No space left on device" in caplog.text
-    assert [r.answered for r in outcome.reports] == [20, 20, 20, 13, 20, 20, 20]
+    assert "round 4: no checkpoint" in caplog.text
     assert checkpoint.complete_rounds(tmp_path / "full") == [6, 7]
-    assert outcome.figures == lost.figures
-    assert same_weights(outcome, lost)
+    assert outcome.figures == whole.figures
+    assert same_weights(outcome, whole)

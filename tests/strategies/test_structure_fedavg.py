@@ -127,7 +127,7 @@ def test_half_of_the_supernodes_train() -> None:
     seen: set[tuple[str, int]] = set()
 
     def note(message: Message, context: Any, call_next: Any) -> Message:
-        number = message.content["config"]["server-round"]
+        number = message.content["config"].get("server-round", 0)  # not in `query`
         seen.add((message.metadata.message_type, number, context.node_id))
         return call_next(message, context)
 

@@ -1,0 +1,210 @@
+"""A privacy budget by a setting, for every method: whole runs, reports, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from app_helpers import own_graph
+from safetensors.numpy import load_file
+
+from flower_graph.apps.runner import run, simulate_whole
+from flower_graph.config import RunConfig, load_config
+from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.report import read_reports
+
+SETTINGS = {
+    "nfedgnn": "model:\n  hidden: 4\n",
+    "fedscem": "partition:\n  hops: 1\n  clients: 6\n  min_nodes: 2\n",
+    "fedgls": "partition:\n  method: random\n  clients: 3\ngraph:\n  neighbours: 3\n",
+}
+BUDGET = ("privacy.epsilon=50", "privacy.clipping_norm=0.5")
+SHOWN = (*BUDGET, "privacy.measurements=report")
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Make a config of an app on the small graph, three rounds."""
+    torch.save(own_graph(), tmp_path / "graph.pt")
+
+    def load(app: str, *overrides: str) -> RunConfig:
+        text = f"app: {app}\nrounds: 3\ndata:\n  name: {tmp_path / 'graph.pt'}\n{SETTINGS[app]}"
+        (tmp_path / f"{app}.yaml").write_text(text)
+        return load_config(str(tmp_path / f"{app}.yaml"), overrides)
+
+    return load
+
+
+def ran(config: RunConfig, out: Path, supernodes: int = 1) -> dict[str, Any]:
+    result = run(config, out, supernodes=supernodes)
+    assert (result["rejected"], result["skipped"]) == (0, 0)
+    return result
+
+
+# What is reported --------------------------------------------------------------------------------
+
+
+def test_every_round_says_what_is_spent(make: Make, tmp_path: Path) -> None:
+    result = ran(make("nfedgnn", *BUDGET), tmp_path / "out")
+    reports = read_reports(tmp_path / "out" / "metrics.jsonl")
+    so_far = [report.privacy["epsilon"] for report in reports]
+    assert so_far == sorted(set(so_far))
+    assert so_far[0] == result["privacy"]["epsilon-of-a-round"]
+    assert so_far[-1] == result["privacy"]["epsilon"]
+    assert 49 < so_far[-1] <= 50
+    assert {report.privacy["delta"] for report in reports} == {1e-5}
+    clear = ran(make("nfedgnn"), tmp_path / "clear")
+    assert "privacy" not in clear
+    assert read_reports(tmp_path / "clear" / "metrics.jsonl")[0].privacy == {}
+
+
+# nFedGNN -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("supernodes", [1, 4, 30])
+def test_latent_vectors_have_noise_whoever_hosts_them(
+    supernodes: int, make: Make, tmp_path: Path
+) -> None:
+    result = ran(make("nfedgnn", *BUDGET), tmp_path / "out", supernodes)
+    latent = load_file(tmp_path / "out" / "weights.safetensors")["latent"]
+    noise = result["privacy"]["noise"]
+    # 30 users with 4 numbers each: clipped to 0.5 together, and then noise
+    assert abs(latent.std() / noise - 1) < 0.5
+    again = ran(make("nfedgnn", *BUDGET), tmp_path / "again", supernodes)
+    other = load_file(tmp_path / "again" / "weights.safetensors")["latent"]
+    assert again["seed"] == result["seed"]
+    assert not np.array_equal(latent, other)
+
+
+def test_the_server_judges_what_has_noise_so_nothing_is_withheld(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "flower_graph")
+    result = ran(make("nfedgnn", *BUDGET), tmp_path / "out")
+    assert math.isfinite(result["test-accuracy"])
+    assert not [r for r in caplog.records if "withhold" in r.message]
+
+
+# FedGLS, FedAvg and FedProx ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["local", "central"])
+def test_models_have_noise(form: str, make: Make, tmp_path: Path) -> None:
+    result = ran(make("fedgls", *SHOWN, f"privacy.form={form}"), tmp_path / "out", 3)
+    ran(make("fedgls"), tmp_path / "clear", 3)
+    found = load_file(tmp_path / "out" / "weights.safetensors")
+    without = load_file(tmp_path / "clear" / "weights.safetensors")
+    difference = np.concatenate([(found[k] - without[k]).ravel() for k in found])
+    # Over three rounds the noise adds up. The mean of three clients thins theirs by the root of
+    # three; the server's is that of one client in the sum, and so thinned by three.
+    deviation = result["privacy"]["noise"] * math.sqrt(3)
+    expected = deviation / 3 if form == "central" else deviation / math.sqrt(3)
+    assert 0.7 < difference.std() / expected < 1.5
+    assert result["privacy"]["form"] == form
+    assert math.isfinite(result["test-accuracy"])
+    assert "accuracies" in result["privacy"]["not-covered"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("form", ["local", "central"])
+def test_weights_of_ego_networks_have_noise(
+    name: str, form: str, make: Make, tmp_path: Path
+) -> None:
+    setting = (f"strategy.name={name}", f"privacy.form={form}")
+    result = ran(make("fedscem", *SHOWN, *setting), tmp_path / "out", 6)
+    assert math.isfinite(result["test-accuracy"])
+    first = load_file(tmp_path / "out" / "weights.safetensors")["first"]
+    assert first.std() > result["privacy"]["noise"] / 6
+
+
+@pytest.mark.parametrize("form", ["local", "central"])
+def test_measurements_are_withheld(
+    form: str, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "flower_graph")
+    result = ran(make("fedgls", *BUDGET, f"privacy.form={form}"), tmp_path / "out", 3)
+    figures = ("test-accuracy", "val-accuracy", "train-accuracy", "loss")
+    assert [result[name] for name in figures] == [None] * 4
+    assert "not-covered" not in result["privacy"] and "structure" not in result
+    (report, *_) = read_reports(tmp_path / "out" / "metrics.jsonl")
+    assert math.isnan(report.regulariser)
+    (said,) = [r.message for r in caplog.records if "privacy" in r.message]
+    assert "privacy.measurements=report sends them" in said
+    assert "the loss is nan" not in caplog.text
+
+
+@pytest.mark.parametrize(("app", "more"), [("fedgls", ()), ("fedscem", ("strategy.name=fedavg",))])
+@pytest.mark.parametrize("form", ["local", "central"])
+def test_several_clients_at_one_supernode_are_refused(
+    app: str, more: tuple[str, ...], form: str, make: Make
+) -> None:
+    config = make(app, *BUDGET, *more, f"privacy.form={form}")
+    with pytest.raises(NoClientsError, match=r"share a SuperNode.*of its own"):
+        simulate_whole(config, supernodes=1)
+
+
+# FedSCem -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("strategy.aggregation=plain", "strategy.alignment=plain")], ids=["masks", "plain"]
+)
+def test_embeddings_have_noise_before_masks(
+    more: tuple[str, ...], make: Make, tmp_path: Path
+) -> None:
+    budget = ("privacy.epsilon=500", "privacy.clipping_norm=0.5")
+    result = ran(make("fedscem", *budget, *more), tmp_path / "out", 3)
+    assert result["test-accuracy"] is None
+    assert 499 < result["privacy"]["epsilon"] <= 500
+    shown = make("fedscem", *budget, *more, "privacy.measurements=report")
+    assert math.isfinite(ran(shown, tmp_path / "shown", 3)["test-accuracy"])
+
+
+def test_noise_that_does_not_fit_the_masked_sum(make: Make) -> None:
+    config = make("fedscem", "privacy.epsilon=1", "privacy.clipping_norm=10")
+    with pytest.raises(NoClientsError, match=r"strategy.limit: 32 is too small for noise of") as it:
+        simulate_whole(config, supernodes=1)
+    wanted = str(it.value).split("set strategy.limit=")[1].split()[0]
+    budget = ("privacy.epsilon=1", "privacy.clipping_norm=10")
+    reports, _ = simulate_whole(make("fedscem", *budget, f"strategy.limit={wanted}"))
+    assert [report.rejected for report in reports] == [[]] * 3
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("app", "overrides", "named"),
+    [
+        ("nfedgnn", ("strategy.average_every=2",), "strategy.average_every=2: the weights"),
+        ("nfedgnn", ("checkpoint_every=2",), "checkpoint_every: 2 .*a resumed run repeats rounds"),
+        ("nfedgnn", ("privacy.form=central",), "privacy.form: central .*split-gradient-relay"),
+        ("fedscem", ("checkpoint_every=2",), "checkpoint_every: 2"),
+        ("fedscem", ("privacy.form=central",), "privacy.form: central .*masked-embedding"),
+        ("fedscem", ("strategy.model_sharing=fedavg",), "strategy.model_sharing=fedavg: the"),
+        ("fedscem", ("strategy.name=self-training",), "strategy.name=self-training: noise"),
+        ("fedscem", ("strategy.name=fed-sage",), "strategy.name=fed-sage: noise"),
+        ("fedscem", ("strategy.name=local-sage",), "strategy.name=local-sage: noise"),
+        ("fedgls", ("strategy.name=fedproto",), "strategy.name=fedproto: noise is for weights"),
+        ("fedgls", ("strategy.name=fed-gnn-mlp",), "strategy.name=fed-gnn-mlp: noise"),
+        ("fedgls", ("strategy.name=local-gnn-knn",), "strategy.name=local-gnn-knn: noise"),
+        ("fedgls", ("privacy.form=adaptive",), "privacy.form"),
+        ("fedgls", ("privacy.measurements=some",), "privacy.measurements"),
+    ],
+)
+def test_combinations_that_would_give_a_wrong_figure(
+    app: str, overrides: tuple[str, ...], named: str, make: Make
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make(app, "privacy.epsilon=5", *overrides)
+
+
+def test_the_same_without_a_budget_is_allowed(make: Make) -> None:
+    assert make("nfedgnn", "strategy.average_every=2", "checkpoint_every=2").privacy.epsilon is None

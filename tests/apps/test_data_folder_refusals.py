@@ -1,0 +1,225 @@
+"""Data folders, partitions and versions that do not fit: each refused with what to do."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from app_helpers import context_of
+from folder_helpers import MakeConfig, folders_of, grid_of, partition, run_from, small_config
+
+from flower_graph.apps import fedgls, ppfl
+from flower_graph.apps.common import client_app, method_of
+from flower_graph.apps.data_folders import client_folder, server_folder, share
+from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.state import forget_run
+
+
+@pytest.fixture
+def config_of(tmp_path: Path) -> MakeConfig:
+    return partial(small_config, tmp_path)
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node_config", "message"),
+    [
+        ({}, "node-config partition-id: is missing; start the SuperNode with --node-config 'part"),
+        ({"partition-id": 0}, "node-config num-partitions: is missing"),
+        ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one' is no whole number"),
+        ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5 is no whole number"),
+        ({"partition-id": True, "num-partitions": 4}, "partition-id: True is no whole number"),
+        ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4; must"),
+        ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
+        ({"partition-id": 0, "num-partitions": 0}, "0 SuperNodes for 8 clients"),
+        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients; at most one each"),
+    ],
+)
+def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        share(context_of(node_config), 8)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("app", ["nfedgnn", "fedscem", "fedgls", "ppfl"])
+@pytest.mark.parametrize(
+    ("node_config", "message"),
+    [
+        ({"partition-id": "one"}, "node-config partition-id: 'one' is no whole number; start the"),
+        ({"partition-id": 9}, "node-config partition-id: 9 with num-partitions: 1; must be"),
+        ({"data-folder": "/nowhere/x"}, "data-folder /nowhere/x: there is no such folder; give"),
+    ],
+)
+def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
+    app: str, node_config: dict[str, Any], message: str, config_of: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of(app)
+    node = {"state-dir": str(tmp_path / "state"), **node_config}
+    grid = InProcessGrid(client_app(config, None), num_supernodes=1, node_configs=[node])
+    with pytest.raises(NoClientsError) as error:
+        method_of(config).build_strategy(config, None).start(grid, num_rounds=1, timeout=5)
+    assert message in str(error.value)
+    forget_run(grid.run.run_id)
+
+
+def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
+    config_of: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of("ppfl")
+    folders = folders_of(partition(config, tmp_path / "out"))
+    with (folders[1] / "data.safetensors").open("ab") as file:
+        file.write(b"more")
+    grid = grid_of(config, folders)
+    reports: list[RoundReport] = []
+    ppfl.build_strategy(config, None).start(grid, num_rounds=2, on_round=reports.append)
+    for report in reports:
+        assert report.answered == 2
+        (entry,) = report.rejected
+        assert entry["node"] == [*grid.contexts][1]
+        assert f"{folders[1] / 'data.safetensors'}: its SHA-256 is not that of" in entry["reason"]
+    forget_run(grid.run.run_id)
+
+
+@pytest.mark.parametrize("given", ["", 3, True])
+def test_a_data_folder_that_is_no_path(given: Any, config_of: MakeConfig) -> None:
+    with pytest.raises(
+        ConfigError, match=f"node-config data-folder: {given!r} is no folder; write"
+    ):
+        client_folder(config_of("fedgls"), context_of({"data-folder": given}))
+
+
+def test_without_a_folder_every_party_makes_its_own_data(
+    config_of: MakeConfig,
+) -> None:
+    config = config_of("fedgls")
+    assert client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
+    assert server_folder(config, "") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seed=1", "data folder of another run: seed is 0, this run's is 1"),
+        ("partition.clients=3", "partition.clients is 4, this run's is 3"),
+        ("graph.graphless_ratio=0.25", "graph.graphless_ratio is 0.5, this run's is 0.25"),
+    ],
+)
+def test_folders_of_another_run_at_all_clients_stop_the_run(
+    change: str, message: str, config_of: MakeConfig, tmp_path: Path
+) -> None:
+    out = partition(config_of("fedgls"), tmp_path / "out")
+    other = config_of("fedgls", change)
+    with pytest.raises(DataError) as error:
+        run_from(other, out)  # the server's folder is looked at first
+    assert f"server-folder {out / 'server'}: " in str(error.value)
+    assert message in str(error.value)
+    with pytest.raises(DataError) as error:
+        client_folder(other, context_of({"data-folder": str(out / "client-0002")}))
+    assert f"data-folder {out / 'client-0002'}: " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_a_folder_of_another_app(config_of: MakeConfig, tmp_path: Path) -> None:
+    out = partition(config_of("ppfl"), tmp_path / "out")
+    with pytest.raises(DataError, match="another run: app is 'ppfl', this run's is 'fedgls'"):
+        client_folder(config_of("fedgls"), context_of({"data-folder": str(out / "client-0000")}))
+
+
+def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_path: Path) -> None:
+    first, second = config_of("fedgls"), config_of("fedgls", "seed=1")
+    context = context_of({"data-folder": str(tmp_path / "here" / "client-0000")})
+    found = []
+    for number, config in enumerate((first, second)):
+        partition(config, tmp_path / "here")
+        folder = client_folder(config, context)
+        assert folder is not None
+        found.append(folder.tensors["0.nodes"])
+        (tmp_path / "here").rename(tmp_path / f"before-{number}")
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words", "message"),
+    [
+        (["strategy.name=fed-gnn"], [], "nobody has those of client .*partition --true-edges"),
+        (["graph.neighbours=30", "strategy.name=fed-gnn-knn"], [], r"client \d has 2\d nodes"),
+        (["graph.graphless_ratio=0"], [], "0 leaves none of 4 clients without edges"),
+    ],
+)
+def test_clients_that_a_method_cannot_work_with(
+    overrides: list[str],
+    words: list[str],
+    message: str,
+    config_of: MakeConfig,
+    tmp_path: Path,
+) -> None:
+    config = config_of("fedgls", *overrides)
+    folders = folders_of(partition(config, tmp_path / "out", *words))
+    errors = []
+    for folder in folders:
+        context = context_of({"data-folder": str(folder), "state-dir": ":memory:"})
+        try:
+            fedgls.build_client(config, context, None)
+        except (ConfigError, DataError) as error:
+            errors.append(str(error))
+    assert errors and all(re.search(message, error) for error in errors)
+
+
+# Two SuperNodes with one client, and other versions ----------------------------------------------
+
+
+@pytest.mark.parametrize("app", ["nfedgnn", "fedscem", "fedgls", "ppfl"])
+def test_one_folder_at_two_supernodes(
+    app: str,
+    config_of: MakeConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config_of(app)
+    out = partition(config, tmp_path / "out", "--supernodes", "3")
+    folders = folders_of(out)
+    grid = grid_of(config, [*folders, folders[1]])
+    nodes = list(grid.contexts)
+    strategy = method_of(config).build_strategy(
+        config, None, server_folder(config, f"{out}/server")
+    )
+    reports: list[RoundReport] = []
+    strategy.start(grid, num_rounds=2, on_round=reports.append)
+    text = caplog.text + repr([report.rejected for report in reports])
+    found = re.search(r"is hosted by node (\d+) already: give each SuperNode a partition-id", text)
+    assert found, text
+    # One of the two takes part, and the line names both.
+    twins = {nodes[1], nodes[3]}
+    (refused,) = twins - {int(found[1])}
+    assert str(refused) in text
+    assert reports[-1].answered == method_of(config).num_clients(config)
+    forget_run(grid.run.run_id)
+
+
+@pytest.mark.parametrize("app", ["nfedgnn", "fedscem", "fedgls", "ppfl"])
+def test_another_message_format_is_refused_by_name(
+    app: str,
+    config_of: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(app)
+    out = partition(config, tmp_path / "out", "--supernodes", "2")
+    monkeypatch.setattr("flower_graph.client.FORMAT", 2)
+    monkeypatch.setattr("flower_graph.client.__version__", "0.3.0")
+    grid = grid_of(config, folders_of(out))
+    strategy = method_of(config).build_strategy(
+        config, None, server_folder(config, f"{out}/server")
+    )
+    with pytest.raises(NoClientsError) as error:
+        strategy.start(grid, num_rounds=1, timeout=5)
+    assert "speaks message format 2 (flower-graph 0.3.0), the server 1 (" in str(error.value)
+    assert "install the same version" in str(error.value)

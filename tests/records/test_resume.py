@@ -1,0 +1,42 @@
+"""What a client is told to go on, and what it says of its own state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_graph.errors import MalformedReplyError, StateLostError, says_lost
+from flower_graph.records.resume import Resume, read_handled, read_not_saved
+
+
+def test_there_and_back() -> None:
+    for resume in (Resume(), Resume("ab" * 16), Resume("cd" * 16, 10, "0f")):
+        record = ConfigRecord(resume.to_config())
+        assert Resume.from_config(record) == resume
+    assert Resume.from_config({}) == Resume(), "a message of a server that says nothing of it"
+
+
+def test_messages_handled() -> None:
+    assert read_handled({}) is None
+    assert read_handled({"handled-messages": 0}) == 0
+    assert read_handled({"handled-messages": 7}) == 7
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "7", True, b"\x01", [1]])
+def test_messages_handled_that_are_no_count(value: Any) -> None:
+    with pytest.raises(MalformedReplyError, match="handled-messages: expected a count"):
+        read_handled({"handled-messages": value})
+
+
+def test_why_a_checkpoint_was_not_written() -> None:
+    said = {"config": ConfigRecord({"not-saved": "no\nroom"})}
+    assert read_not_saved(RecordDict(said)) == "no room"
+    assert read_not_saved(RecordDict({"config": ConfigRecord({})})) == ""
+    assert read_not_saved(RecordDict()) == ""
+
+
+def test_lost_state_is_told_from_other_errors() -> None:
+    assert says_lost(f"{StateLostError('client 3: gone')!r}")
+    assert not says_lost("ValueError: client 3")

@@ -1,0 +1,111 @@
+"""Flower's own strategies and mods with our clients; what is tried elsewhere is on the page."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ego_helpers import SETTINGS as EGO_SETTINGS
+from ego_strategy_helpers import client_app as ego_app
+from ego_strategy_helpers import seven_egos
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod, message_size_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    FedAdam,
+    FedAvg,
+    Krum,
+    Strategy,
+)
+from message_recorder import RUNS, Recorder
+from plain_structure import FEDGLS
+from structure_helpers import client_app as structure_app
+from structure_helpers import settings_of
+
+from flower_graph import client
+from flower_graph.ego_cohort import initial_weights
+from flower_graph.records.ego import write_settings
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.ego_baselines import EgoFedAvg, EgoModelClient
+from flower_graph.strategies.structure_fedavg import initial_arrays
+
+LEARNING = EGO_SETTINGS._replace(learning_rate=0.02, local_epochs=3)
+
+
+def flower_egos(strategy: Strategy, rounds: int) -> tuple[dict[str, Any], list[float]]:
+    """Run one of Flower's strategies over ego-networks: the model, and the losses."""
+    start = initial_weights(LEARNING)
+    arrays = {"first": Array(start.first.numpy()), "rest": Array(start.rest.numpy())}
+    config = ConfigRecord(write_settings(LEARNING))
+    grid = InProcessGrid(ego_app(seven_egos(), client=EgoModelClient), num_supernodes=7)
+    result = strategy.start(
+        grid,
+        ArrayRecord(arrays),
+        num_rounds=rounds,
+        train_config=config,
+        evaluate_config=config,
+    )
+    losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
+    assert result.arrays is not None
+    return {name: array.numpy() for name, array in result.arrays.items()}, losses
+
+
+def test_flowers_fedavg_is_ours() -> None:
+    found, losses = flower_egos(FedAvg(), 2)
+    ours, reports = EgoFedAvg(LEARNING), []
+    grid = InProcessGrid(ego_app(seven_egos(), client=EgoModelClient), num_supernodes=7)
+    ours.start(grid, num_rounds=2, timeout=5, on_round=reports.append)
+    for name, values in ours.weights().items():
+        assert np.allclose(found[name], values, atol=1e-6)
+    assert len(losses) == len(reports) == 2
+
+
+@pytest.mark.parametrize("strategy", [FedAdam(eta=0.02), Krum(num_malicious_nodes=1)])
+def test_others_of_flowers_learn_with_ego_networks(strategy: Strategy) -> None:
+    _, losses = flower_egos(strategy, 5)
+    assert len(losses) == 5 and losses[-1] < losses[0]
+
+
+def test_adaptive_clipping_bounds_what_a_client_of_fedgls_sends() -> None:
+    """To a norm that is far too small, and adapts."""
+    start = initial_arrays(settings_of(FEDGLS))
+    wrapped = DifferentialPrivacyClientSideAdaptiveClipping(
+        FedAvg(), 0.01, 6, initial_clipping_norm=0.01, clip_norm_lr=1.0, clipped_count_stddev=0.01
+    )
+    app = structure_app(FEDGLS, train_mods=[adaptiveclipping_mod])
+    result = wrapped.start(InProcessGrid(app, num_supernodes=6), start, num_rounds=1)
+    assert result.arrays is not None
+    moved = sum(
+        float(((result.arrays[name].numpy() - array.numpy()) ** 2).sum())
+        for name, array in start.items()
+    )
+    assert 0 < moved**0.5 < 0.02
+    assert wrapped.clipping_norm != 0.01  # it has heard from the clients
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_message_size_mod_around_the_clients_of_every_method(
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain = Recorder()
+    RUNS[method](plain, tmp_path / "plain")
+
+    class Sized(ClientApp):
+        def __init__(self, mods: Any = None) -> None:
+            super().__init__(mods=[message_size_mod, *mods])
+
+    monkeypatch.setattr(client, "ClientApp", Sized)
+    sized = Recorder()
+    with caplog.at_level(logging.INFO, "flwr"):
+        RUNS[method](sized, tmp_path / "sized")
+    assert sized.seen == plain.seen
+    sizes = [re.search(r"size: (\d+) bytes", one.getMessage()) for one in caplog.records]
+    assert sum(found is not None for found in sizes) >= 4

@@ -1,0 +1,149 @@
+"""Each method says of every client that it knows, once, what became of it in a round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import relay_helpers
+from ego_strategy_helpers import FINE, faulty, seven_egos
+from ego_strategy_helpers import run as run_egos
+from public_helpers import run as run_public
+from public_helpers import still_member, toy_members
+from test_secure_consensus import run as run_secure
+from test_secure_consensus import silent
+
+from flower_graph.participation import Participation
+from flower_graph.report import RoundReport
+from flower_graph.strategies.ego_baselines import SelfTraining
+from flower_graph.strategies.procrustes_alignment import LocalEmbedding, ProcrustesAlignment
+
+
+def checked(reports: list[RoundReport], clients: set[int]) -> list[Participation]:
+    """Read who took part, with what must hold in every round."""
+    found = [Participation.from_record(report.participation) for report in reports]
+    for report, who in zip(reports, found, strict=True):
+        parts = [who.answered, set(who.failed), set(who.left_out)]
+        assert sum(map(len, parts)) == len(set().union(*parts)), "a client in two places"
+        assert set().union(*parts) == clients, f"round {report.round}"
+        assert len(who.answered) == report.answered, f"round {report.round}"
+        assert all(reason for reason in [*who.failed.values(), *who.left_out.values()])
+    return found
+
+
+def test_users_that_are_not_drawn_or_silent() -> None:
+    data = relay_helpers.small_graph(12)
+    app = relay_helpers.client_app(data)
+    grid = relay_helpers.FaultyGrid(app, num_supernodes=3, script={(1, 2): "lost"})
+    outcome = relay_helpers.run(data, rounds=3, grid=grid, timeout=0.2)
+    first, second, third = checked(outcome.reports, set(range(12)))
+    assert first.answered == third.answered == set(range(12))
+    lost = set(range(1, 12, 3))  # users are dealt in turn
+    assert set(second.failed) == lost
+    assert set(second.failed.values()) == {"no reply within 0.2 s"}
+    some = relay_helpers.run(data, rounds=2, participation=0.5)
+    for who in checked(some.reports, set(range(12))):
+        assert len(who.answered) == 6 and set(who.left_out.values()) == {"not drawn"}
+
+
+def test_users_that_no_supernode_hosts_or_whose_supernode_is_gone() -> None:
+    data = relay_helpers.small_graph(12)
+    grid = relay_helpers.InProcessGrid(relay_helpers.client_app(data), num_supernodes=3)
+    strategy, reports = relay_helpers.strategy_for(data), list[RoundReport]()
+    gone = sorted(grid.contexts)[1]
+    part = int(grid.contexts[gone].node_config["partition-id"])
+
+    def leave(report: RoundReport) -> None:
+        reports.append(report)
+        if report.round == 1:
+            del grid.contexts[gone]
+
+    strategy.start(grid, num_rounds=2, timeout=0.2, on_round=leave)
+    _, second = checked(reports, set(range(12)))
+    assert second.left_out == dict.fromkeys(range(part, 12, 3), "not connected")
+
+
+EGOS = {ego.client for ego in seven_egos()}
+
+
+@pytest.mark.parametrize("aggregation", ["masked", "plain"])
+def test_ego_networks_that_are_silent_for_a_round(aggregation: str) -> None:
+    script = {(6, "train", 2): "silent"}
+    outcome = run_egos(
+        seven_egos(),
+        supernodes=7,
+        rounds=4,
+        make_grid=faulty(script),
+        aggregation=aggregation,
+        alignment="plain",
+        **({} if aggregation == "masked" else FINE),
+    )
+    found = checked(outcome.reports, EGOS)
+    # A report tells of the exchanges that brought its measurements: those of the next round.
+    assert found[0].failed == {seven_egos()[6].client: "no reply within 0.05 s"}
+    assert found[-1].answered == EGOS
+
+
+def test_ego_networks_that_did_not_prepare_the_sum() -> None:
+    script = {(6, "both", 2): "silent"}
+    outcome = run_egos(
+        seven_egos(), supernodes=7, rounds=4, make_grid=faulty(script), alignment="plain"
+    )
+    found = checked(outcome.reports, EGOS)
+    assert found[1].left_out == {
+        seven_egos()[6].client: "its keys for the sum did not come in time"
+    }
+
+
+def test_a_sum_that_is_skipped_uses_nobodys_answer() -> None:
+    script: dict[Any, Any] = {(place, "train", 2): "silent" for place in (0, 1, 2, 3)}
+    outcome = run_egos(
+        seven_egos(), supernodes=7, rounds=3, make_grid=faulty(script), alignment="plain"
+    )
+    first = checked(outcome.reports, EGOS)[0]
+    assert "is skipped" in outcome.reports[0].skipped
+    assert first.answered == set() and set(first.failed) == EGOS
+    assert sum("is skipped" in reason for reason in first.failed.values()) == 3
+
+
+def test_self_training_with_some_of_the_clients() -> None:
+    from ego_helpers import SETTINGS
+
+    strategy = SelfTraining(SETTINGS, participation=0.5)
+    outcome = run_egos(seven_egos(), strategy=strategy)
+    for who in checked(outcome.reports, EGOS):
+        assert len(who.answered) == 4 and set(who.left_out.values()) == {"not drawn"}
+
+
+@pytest.mark.parametrize("kind", [ProcrustesAlignment, LocalEmbedding])
+def test_public_nodes_of_clients_with_nan(kind: type[ProcrustesAlignment]) -> None:
+    members = [still_member(i, [[1, 0], [0, 2]], [4, 5]) for i in range(3)]
+    members.append(still_member(3, [[float("nan"), 0], [0, 2]], [4, 5]))
+    # The broken client shares a SuperNode with a good one, which must not suffer.
+    outcome = run_public(members, supernodes=2, rounds=2, strategy=kind())
+    for who in checked(outcome.reports, {0, 1, 2, 3}):
+        assert who.failed == {3: "its embeddings are not finite"}
+
+
+def test_public_nodes_of_supernodes_that_are_not_drawn() -> None:
+    strategy = ProcrustesAlignment(participation=0.5)
+    outcome = run_public(toy_members(), rounds=2, strategy=strategy)
+    for who in checked(outcome.reports, {0, 1, 2, 3}):
+        assert len(who.answered) == 2 and set(who.left_out.values()) == {"not drawn"}
+
+
+def test_the_secure_form_says_who_is_in_no_sum_and_why() -> None:
+    outcome = run_secure(toy_members(), rounds=6, mods=[silent({2}, {4})])
+    found = checked(outcome.reports, {0, 1, 2, 3})
+    assert "away" in found[3].failed[2]
+    assert found[4].left_out == {2: "its keys for the sum did not come in time"}
+    assert found[5].answered == {0, 1, 2, 3}
+
+
+def test_the_secure_form_names_numbers_that_do_not_fit() -> None:
+    rows = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    members = [still_member(i, rows, range(3)) for i in range(5)]
+    members[3] = still_member(3, [[1.0, 0.0], [0.0, 2.0], [99.0, 1.0]], range(3))
+    outcome = run_secure(members, rounds=1, supernodes=3)
+    (who,) = checked(outcome.reports, set(range(5)))
+    assert "outside the ring's range" in who.failed[3]

@@ -1,0 +1,77 @@
+"""What a strategy keeps in attributes: saved if it changed, put back, refused if it cannot be."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
+from flower_graph.errors import CheckpointError
+from flower_graph.strategy_state import StrategyState
+
+
+class Strategy:
+    """Has settings, and things that change."""
+
+    def __init__(self) -> None:
+        self.rate, self.mine = 0.5, object()
+        self.moments: dict[str, Any] | None = None
+        self.history: list[Any] = []
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    stream.seek(0)
+    found: dict[str, Any] = torch.load(stream, weights_only=True)
+    return found
+
+
+def test_what_changed_comes_back() -> None:
+    one, other = Strategy(), Strategy()
+    states = [StrategyState(s, {"seen"}) for s in (one, other)]
+    one.moments = {"a": np.arange(6, dtype=np.float64).reshape(2, 3), "b": np.float32(2)}
+    one.history.append([1, "x", None, True, float("nan")])
+    one.record = ArrayRecord({"w": Array(np.ones(2, np.float32))})  # type: ignore[attr-defined]
+    one.seen = {1, 2}  # type: ignore[attr-defined]
+    saved = through_a_file(states[0].state_dict())
+    assert saved.keys() == {"moments", "history", "record"}
+    other.rate, other.history = 0.7, ["old"]
+    states[1].load_state_dict(saved)
+    assert other.moments is not None
+    assert np.array_equal(other.moments["a"], one.moments["a"])
+    assert other.moments["a"].dtype == np.float64
+    assert other.history[0][:4] == [1, "x", None, True]
+    assert other.record["w"].numpy().tolist() == [1, 1]  # type: ignore[attr-defined]
+    assert other.rate == 0.5  # it is what it was when the run began
+    other.moments["a"][0, 0] = 7  # its own, and writable
+    assert one.moments["a"][0, 0] == 0
+
+
+def test_nothing_changed() -> None:
+    strategy = Strategy()
+    strategy.moments, strategy.rate = {"a": np.array([np.nan])}, float("nan")
+    state = StrategyState(strategy, ())
+    strategy.moments = {"a": np.array([np.nan])}  # another object, the same numbers
+    assert state.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({1, 2}, "Strategy.mine has changed since the run began and is a set"),
+        ({"a": [object()]}, r"Strategy.mine\['a'\]\[0\] has changed.*is a object"),
+        (np.array(["x"]), "Strategy.mine has changed.*is a ndarray"),
+        ({(1, 2): 3}, "Strategy.mine has changed.*is a dict"),
+    ],
+)
+def test_what_no_checkpoint_can_hold(value: Any, said: str) -> None:
+    strategy = Strategy()
+    state = StrategyState(strategy, ())
+    strategy.mine = value
+    with pytest.raises(CheckpointError, match=said):
+        state.state_dict()
