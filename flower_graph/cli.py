@@ -1,4 +1,4 @@
-"""The command ``flower-graph``: run, list, show, partition, reproduce.
+"""The command ``flower-graph``: run, list, show, partition, reproduce, audit.
 
 Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
 complaint about a setting come at once.
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(show)
     _add_partition(commands.add_parser("partition", help="show which client gets what"))
     _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
+    _add_audit(commands.add_parser("audit", help="attack a run's messages as its server could"))
     return parser
 
 
@@ -133,6 +134,10 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N,N", help="average over these seeds, such as 0,1,2")
     help_out = "output folder; default: runs/partition-CONFIG-TIME"
     parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    help_nodes = "SuperNodes that data folders are for; default: one for each client"
+    parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
+    help_edges = "FedGLS: put true edges into the folders of clients without edges too"
+    parser.add_argument("--true-edges", action="store_true", help=help_edges)
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +154,21 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
     parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser, nargs="?")
+    parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
+    help_out = "output folder; default: runs/audit-CONFIG-TIME"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    help_rounds = "rounds that are recorded; default: a few, by method"
+    parser.add_argument("--rounds", type=int, metavar="N", help=help_rounds)
+    help_epsilon = "budgets of counterparts with noise, such as 10,1000; default: 10"
+    parser.add_argument("--epsilon", default="10", metavar="E,E", help=help_epsilon)
+    help_alone = "leave the protected and unprotected counterparts out"
+    parser.add_argument("--alone", action="store_true", help=help_alone)
+    help_page = "run nothing: write one page of the audits in the folder's sub-folders"
+    parser.add_argument("--page", type=Path, metavar="DIR", help=help_page)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -199,12 +219,19 @@ def _reproduce(args: argparse.Namespace) -> int:
     return 0
 
 
+def _audit(args: argparse.Namespace) -> int:
+    from flower_graph.cli_audit import audit_command
+
+    return audit_command(args, None if args.seeds is None else parse_seeds(args.seeds))
+
+
 _COMMANDS = {
     "run": _run,
     "list": _list,
     "show": _show,
     "partition": _partition,
     "reproduce": _reproduce,
+    "audit": _audit,
 }
 
 

@@ -1,0 +1,174 @@
+"""PPFL-GNN: which nodes are linked, and whose private nodes stand behind public embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.audit.record import Exchange, array_of, config_of, of_kind
+from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.records import keys
+from flower_graph.records.public_nodes import split_rows
+
+# Pairs without an edge that are compared with those that have one, at most
+PAIRS = 20_000
+Embeddings = Mapping[int, NDArray[np.floating]]
+
+
+class Graph(NamedTuple):
+    """The true graph, to judge the attacks by.
+
+    Attributes
+    ----------
+    edges : ndarray
+        bool ``[n, n]``, symmetric.
+    public : ndarray
+        ``[p]`` ids of the public nodes, which all clients hold, in the order of their embeddings.
+    owner : ndarray
+        ``[n]`` the client that holds a node alone; -1 for others.
+    """
+
+    edges: NDArray[np.bool_]
+    public: NDArray[np.int64]
+    owner: NDArray[np.int64]
+
+
+def sent_embeddings(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
+    """Return the last embeddings that each client sent, ``[p, d]``; empty if none were sent."""
+    found: dict[int, NDArray[np.floating]] = {}
+    sizes = _public_rows(exchanges)
+    for one in of_kind(exchanges, "train"):
+        arrays = one.reply.array_records.get(keys.ARRAYS)
+        if arrays is None or keys.PUBLIC not in arrays:
+            continue
+        clients = _asked(one)
+        rows = array_of(one.reply, keys.ARRAYS, keys.PUBLIC)
+        found |= zip(clients, split_rows(rows, [sizes[c] for c in clients]), strict=True)
+    return found
+
+
+def returned_means(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
+    """Return the last means that went down to each client, ``[p, d]``."""
+    found: dict[int, NDArray[np.floating]] = {}
+    sizes = _public_rows(exchanges)
+    for one in of_kind(exchanges, "train"):
+        clients = _asked(one)
+        has = config_of(one.request)[keys.WITH_TARGETS]
+        rows = array_of(one.request, keys.ARRAYS, keys.PUBLIC)
+        parts = split_rows(rows, [sizes[client] for client in clients])
+        chosen = zip(clients, parts, list(has), strict=True)
+        found |= {client: part for client, part, flag in chosen if flag}
+    return found
+
+
+def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
+    """Find out who is linked, and what is a client's own.
+
+    Parameters
+    ----------
+    exchanges : sequence of Exchange
+        All of a run with one client on each SuperNode.
+    graph : Graph
+        The truth. To tell whose a private node is, the attacker knows its public neighbours.
+    rng : Generator
+        Draws pairs to compare.
+
+    Returns
+    -------
+    list of Finding
+        Areas under the ROC curve. Where clients send no embeddings, as in the secure form, the
+        server takes the common mean for each client's.
+    """
+    seen = sent_embeddings(exchanges) or returned_means(exchanges)
+    if not seen:
+        raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
+    near = {client: cosines(rows) for client, rows in seen.items()}
+    return [
+        _links(near, graph, rng),
+        _private_links(near, graph, rng),
+        _owners(near, graph),
+    ]
+
+
+def _links(
+    near: Mapping[int, NDArray[np.float64]], graph: Graph, rng: np.random.Generator
+) -> Finding:
+    edges = graph.edges[np.ix_(graph.public, graph.public)]
+    upper = np.triu(np.ones_like(edges), 1)
+    yes, no = np.argwhere(edges & upper), _draw(np.argwhere(~edges & upper), rng)
+    scores, truth = _scored([(one, yes, no) for one in near.values()])
+    return ranking("which public nodes have an edge", scores, truth)
+
+
+def _private_links(
+    near: Mapping[int, NDArray[np.float64]], graph: Graph, rng: np.random.Generator
+) -> Finding:
+    """Ask for each client where it has a private node between two public ones."""
+    inner = graph.edges[np.ix_(graph.public, graph.public)]
+    apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
+    cases = []
+    for client, one in near.items():
+        behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
+        yes, no = np.argwhere(apart & behind), _draw(np.argwhere(apart & ~behind), rng)
+        cases.append((one, yes, no))
+    name = "between which public nodes a client has a private one (no public one, no edge)"
+    return ranking(name, *_scored(cases))
+
+
+def _owners(near: Mapping[int, NDArray[np.float64]], graph: Graph) -> Finding:
+    """Ask whose each private node is, given its public neighbours: these are nearest there."""
+    clients = sorted(near)
+    scores, truth = [], []
+    for node in np.flatnonzero(graph.owner >= 0):
+        beside = np.flatnonzero(graph.edges[node, graph.public])
+        if beside.size < 2:
+            continue
+        first, second = np.triu_indices(beside.size, 1)
+        mean = [float(near[c][beside[first], beside[second]].mean()) for c in clients]
+        # Rounded, so that equal embeddings are a tie, not a coin toss of the last bit.
+        scores.append(np.round(np.array(mean) - np.mean(mean), 9))
+        truth.append([client == graph.owner[node] for client in clients])
+    if not scores:
+        raise ValueError("no private node has two public neighbours: nothing can be asked")
+    name = "whose a private node is, whose public neighbours are known"
+    return ranking(name, np.stack(scores), np.array(truth))
+
+
+def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which rows have a column in common."""
+    counts = edges.astype(np.float32)
+    return (counts @ counts.T) > 0
+
+
+def _draw(pairs: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    if len(pairs) <= PAIRS:
+        return pairs
+    return pairs[rng.choice(len(pairs), PAIRS, replace=False)]
+
+
+def _scored(
+    cases: Sequence[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Put scores of true and false pairs one behind the other, for all clients."""
+    scores, truth = [], []
+    for near, yes, no in cases:
+        for pairs, is_true in ((yes, True), (no, False)):
+            scores.append(near[pairs[:, 0], pairs[:, 1]])
+            truth.append(np.full(len(pairs), is_true))
+    return np.concatenate(scores), np.concatenate(truth)
+
+
+def _asked(one: Exchange) -> list[int]:
+    return [int(c) for c in config_of(one.request)[keys.CLIENTS]]
+
+
+def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
+    """Return how many public nodes each client said it has."""
+    sizes: dict[int, int] = {}
+    for one in of_kind(exchanges, "query"):
+        config = config_of(one.reply)
+        sizes |= zip(map(int, config[keys.CLIENTS]), map(int, config[keys.ROWS]), strict=True)
+    return sizes

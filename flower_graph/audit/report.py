@@ -1,0 +1,218 @@
+"""An audit's figures: means over seeds, as JSON and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flower_graph.audit.scores import AUC, Finding, auc_deviation
+
+# What an attacker needs besides the messages, and what else a reader must know, by app
+NOTES = {
+    "nfedgnn": (
+        "Guesses are as many as the user has features, which the attacker is told; `wholly` is the "
+        "share of users all of whose features are found. From one latent the attacker solves "
+        "`x W = latent`. From all of them it also follows each row of `W` through Adam's steps, "
+        "with the gradients that were sent, and finds out how large a feature is. It supposes that "
+        "all features of a user that are not zero are equally large; where they were scaled to "
+        "sum to one, that there are 40 at most.",
+        "Chance is a blind guess. Somebody who knows which words are common does better without "
+        "any message.",
+    ),
+    "fedscem": (
+        "Candidates are all nodes of all clients. Words of a masked sum are read as numbers. "
+        "How many nodes a client has, up to a power of two, shows with `psi` too: the number of "
+        "its points.",
+        "The sums themselves, which the server learns with `plain`, or for `polynomial` under "
+        "masks alone, are not attacked here.",
+    ),
+    "fedgls": (
+        "Features: how far a row of the first layer moved. Classes: how far the last layer's bias "
+        "moved, less the mean over clients. For the last attack the attacker has the features and "
+        "classes of nodes and asks which were trained on; it has no edges.",
+        "Robust averaging (`strategy.robust`) changes what the server does with the models, not "
+        "what it is sent: these figures stay. FedGLS has no secure sum.",
+    ),
+    "ppfl": (
+        "Pairs of public nodes are ranked by the cosine of their embeddings. For the last attack "
+        "the attacker knows a private node's public neighbours and asks at which client these are "
+        "nearest to each other. In the secure form the server takes the common mean for the "
+        "embeddings of each client, so that whose a node is stays a guess by construction.",
+    ),
+}
+EVERYWHERE = (
+    "All of it is read from the messages, so whoever sees the traffic of all SuperNodes without "
+    "TLS does as well as the server. An attack that does no better than a guess proves nothing: "
+    "these are simple ones, and a better one may succeed. Deviations of a guess are those of "
+    "independent cases; these share clients and nodes, so a success just above a guess says little."
+)
+
+
+@dataclass
+class Row:
+    """One attack on one setting, over all seeds.
+
+    Attributes
+    ----------
+    setting, attack, measure : str
+        What was run, what was tried, how it is judged.
+    values : list of float
+        The measure of each seed.
+    chance, slack : float
+        What guessing reaches, mean over the seeds; and two standard deviations of a guess's mean,
+        as if cases were independent.
+    n : int
+        Cases, all seeds together.
+    detail : dict
+        Further figures, means over the seeds.
+    """
+
+    setting: str
+    attack: str
+    measure: str
+    values: list[float]
+    chance: float
+    slack: float
+    n: int
+    detail: dict[str, float]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return float(np.mean(self.values))
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample deviation over the seeds; None for one seed."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+    @property
+    def beats_chance(self) -> bool:
+        """Whether the mean is further above a guess than a guess strays."""
+        return self.mean > self.chance + self.slack
+
+    def to_record(self) -> dict[str, Any]:
+        """Give what ``audit.json`` has."""
+        return {
+            "setting": self.setting,
+            "attack": self.attack,
+            "measure": self.measure,
+            "mean": self.mean,
+            "std": self.deviation,
+            "values": self.values,
+            "chance": self.chance,
+            "two-deviations-of-a-guess": self.slack,
+            "beats-chance": self.beats_chance,
+            "n": self.n,
+            "detail": self.detail,
+        }
+
+
+def rows_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[Row]:
+    """Join the findings of one setting, one list a seed, attack by attack.
+
+    Raises
+    ------
+    ValueError
+        If there is no seed, or seeds have different attacks.
+    """
+    if not seeds:
+        raise ValueError(f"{setting}: no seed was audited; at least one is needed")
+    names = [[finding.attack for finding in one] for one in seeds]
+    if any(other != names[0] for other in names):
+        raise ValueError(f"{setting}: seeds have different attacks: {names}")
+    return [_row(setting, list(same)) for same in zip(*seeds, strict=True)]
+
+
+def _row(setting: str, same: Sequence[Finding]) -> Row:
+    slack = 2 * math.sqrt(sum(_guess_variance(one) for one in same)) / len(same)
+    detail = {name: float(np.mean([one.detail[name] for one in same])) for name in same[0].detail}
+    return Row(
+        setting,
+        same[0].attack,
+        same[0].measure,
+        [one.success for one in same],
+        float(np.mean([one.chance for one in same])),
+        slack,
+        sum(one.n for one in same),
+        detail,
+    )
+
+
+def _guess_variance(one: Finding) -> float:
+    if one.measure == AUC:
+        return auc_deviation(one.true, one.n - one.true) ** 2
+    return one.chance * (1 - one.chance) / one.n
+
+
+def page(record: Mapping[str, Any], *, level: int = 1) -> str:
+    """Write an audit as Markdown.
+
+    Parameters
+    ----------
+    record : mapping
+        What ``audit.json`` has.
+    level : int
+        Of the heading.
+
+    Returns
+    -------
+    str
+        Heading, command, table and what must be known to read it.
+    """
+    seeds = ", ".join(str(seed) for seed in record["seeds"])
+    lines = [
+        f"{'#' * level} {record['config']}",
+        "",
+        f"`{record['command']}`: {record['rounds']} rounds, seeds {seeds}. "
+        "Mean over the seeds ± sample deviation; a guess ± two deviations of its own mean.",
+        "",
+        *_noise(record["settings"]),
+        "| what was tried | setting | measure | success | a guess | better | cases |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(finding) for finding in _by_attack(record["findings"])),
+        "",
+    ]
+    for note in NOTES[record["app"]]:
+        lines += [note, ""]
+    return "\n".join(lines)
+
+
+def _noise(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what the noise is, where a setting has some."""
+    budgets = [one["config"]["privacy"] for one in settings]
+    noisy = [budget for budget in budgets if budget["epsilon"] is not None]
+    if not noisy:
+        return []
+    delta, norm = (f"{noisy[0][key]:g}" for key in ("delta", "clipping_norm"))
+    return [
+        f"Noise: each client's own, for the budget of the recorded rounds alone, at "
+        f"`privacy.delta={delta} privacy.clipping_norm={norm}`.",
+        "",
+    ]
+
+
+def _by_attack(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put the settings of one attack below each other, in the order in which attacks came."""
+    attacks = list(dict.fromkeys(finding["attack"] for finding in findings))
+    return sorted(findings, key=lambda finding: attacks.index(finding["attack"]))
+
+
+def _line(finding: Mapping[str, Any]) -> str:
+    spread = "" if finding["std"] is None else f" ± {finding['std']:.3f}"
+    more = "".join(f"; {name} {value:.2f}" for name, value in finding["detail"].items())
+    guess = f"{finding['chance']:.3f} ± {finding['two-deviations-of-a-guess']:.3f}"
+    cells = (
+        finding["attack"],
+        finding["setting"],
+        finding["measure"],
+        f"{finding['mean']:.3f}{spread}{more}",
+        guess,
+        "yes" if finding["beats-chance"] else "no",
+        f"{finding['n']:,}",
+    )
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,76 @@
+"""Small runs to attack, and messages made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.apps.audit import audit_run, settings_of
+from flower_graph.arrays import encode_array
+from flower_graph.audit.record import Exchange
+from flower_graph.audit.scores import Finding
+
+DATA = """
+data:
+  {name: csbm, nodes: 90, classes: 3, degree: 6, features: 40, active: 4,
+   split: random, ratios: [0.4, 0.3, 0.3]}
+"""
+YAML = {
+    "nfedgnn": "model: {hidden: 8, user_bias: true}\nrounds: 12\n",
+    "fedscem": "partition: {clients: 12, min_nodes: 3, hops: 1}\nmodel: {hidden: 4}\nrounds: 2\n",
+    "fedgls": "partition: {clients: 4, method: random}\ngraph: {neighbours: 3}\nrounds: 3\n",
+    "ppfl": (
+        "judge: {folds: 2, mlp: false}\nmodel: {name: gat}\nrounds: 3\n"
+        "partition: {clients: 3, private_share: 0.2, ratios: [0.2, 0.4, 0.4]}\n"
+    ),
+}
+
+
+def small_yaml(folder: Path, app: str) -> str:
+    """Write a config of a method on a small generated graph."""
+    file = folder / f"{app}.yaml"
+    file.write_text(f"app: {app}\n{DATA}{YAML[app]}", encoding="utf-8")
+    return str(file)
+
+
+def audited(folder: Path, app: str, *overrides: str) -> dict[str, Finding]:
+    """Audit one setting of a small run; findings by attack."""
+    name = small_yaml(folder, app)
+    (one,) = settings_of(name, overrides, rounds=None, epsilons=[], alone=True)
+    return {finding.attack: finding for finding in audit_run(one.config)[0]}
+
+
+def message(
+    config: Mapping[str, Any], arrays: Mapping[str, Mapping[str, NDArray[Any]]] | None = None
+) -> RecordDict:
+    """Make a message of config entries and arrays by record and key."""
+    content = RecordDict({"config": ConfigRecord(dict(config))})
+    for record, parts in (arrays or {}).items():
+        encoded = {key: encode_array(key, np.asarray(value)) for key, value in parts.items()}
+        content[record] = ArrayRecord(encoded)
+    return content
+
+
+def trained(request: RecordDict, reply: RecordDict, node: int = 1, kind: str = "train") -> Exchange:
+    """Make an exchange."""
+    return Exchange(kind, node, request, reply)
+
+
+def is_a_guess(finding: Finding, deviations: float = 4.0) -> bool:
+    """Say whether an area under the ROC curve is within some deviations of a guess's."""
+    from flower_graph.audit.scores import auc_deviation
+
+    slack = deviations * auc_deviation(finding.true, finding.n - finding.true)
+    return abs(finding.success - 0.5) <= slack
+
+
+def by_words(findings: Mapping[str, Finding], words: str) -> Finding:
+    """Find the one attack whose name has these words."""
+    names: Sequence[str] = [name for name in findings if words in name]
+    assert len(names) == 1, (words, list(findings))
+    return findings[names[0]]

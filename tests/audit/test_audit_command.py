@@ -1,0 +1,133 @@
+"""``flower-graph audit``: runs, files, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from audit_helpers import small_yaml
+
+from flower_graph import cli
+from flower_graph.apps import audit
+from flower_graph.apps.common import client_app, method_of
+from flower_graph.audit.record import RecordingGrid, array_of, of_kind
+from flower_graph.audit.report import page, rows_of
+from flower_graph.audit.scores import ranking
+from flower_graph.cli_audit import write_index
+from flower_graph.config import load_config
+from flower_graph.simulation import InProcessGrid
+from flower_graph.state import forget_run
+
+
+def test_an_audit_writes_its_figures_a_table_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "audits" / "fedgls"
+    words = ["audit", small_yaml(tmp_path, "fedgls"), "--seeds", "0,1", "--epsilon", "5"]
+    assert cli.main([*words, "--out", str(out)]) == 0
+    record = json.loads((out / "audit.json").read_text())
+    assert (record["app"], record["rounds"], record["seeds"]) == ("fedgls", 3, [0, 1])
+    assert [one["name"] for one in record["settings"]] == ["no noise", "noise, epsilon 5"]
+    features = [one for one in record["findings"] if one["attack"].startswith("which features")]
+    assert features[0]["values"] == [1.0, 1.0]
+    assert [one["beats-chance"] for one in features] == [True, False]
+    table = (out / "audit.md").read_text()
+    assert table.count("\n| ") == 1 + len(record["findings"])
+    assert "1.000 ± 0.000" in table and table in capsys.readouterr().out
+    assert (out / "audit.png").stat().st_size > 1000
+    assert cli.main(["audit", "--page", str(out.parent)]) == 0
+    index = (out.parent / "README.md").read_text()
+    assert "(fedgls/audit.png)" in index and page(record, level=2) in index
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["quickstart", "--epsilon", "0"], "--epsilon '0'"),
+        (["quickstart", "--epsilon", "ten"], "--epsilon 'ten'"),
+        (["quickstart", "--rounds", "1"], "--rounds 1: at least 2"),
+        ([], "CONFIG: missing"),
+        (["quickstart", "--page", "here"], "--page here: runs nothing"),
+        (["--page", "nowhere"], "no sub-folder has audit.json"),
+        (["fedgls/cora-linqs", "strategy.name=fedproto"], "strategy.name: fedproto has no audit"),
+        (["ppfl/cora-linqs-gat", "strategy.name=local"], "strategy.name: local has no audit"),
+        (
+            ["fedgls/cora-linqs", "privacy.epsilon=1", "privacy.form=central"],
+            "privacy.form: central is not audited",
+        ),
+    ],
+)
+def test_bad_input_is_named(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["audit", *words]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def labels(name: str, *overrides: str, alone: bool = False) -> list[str]:
+    found = audit.settings_of(name, overrides, rounds=None, epsilons=[10.0], alone=alone)
+    return [one.name for one in found]
+
+
+def test_every_method_has_its_counterparts() -> None:
+    noise = "noise, epsilon 10"
+    assert labels("quickstart") == ["no noise", noise]
+    assert labels("quickstart", "privacy.epsilon=2") == ["noise, epsilon 2", "no noise", noise]
+    assert labels("quickstart", "strategy.average_every=5") == ["no noise"]
+    assert labels("ppfl/cora-linqs-gat") == ["no noise", noise, "secure sum"]
+    secure = "strategy.alignment=secure"
+    assert labels("ppfl/cora-linqs-gat", secure) == ["secure sum", "no noise", noise]
+    forms = ["psi, masked sum", "psi, plain sum", "polynomial, masked sum"]
+    assert labels("fedscem/cora-linqs") == forms
+    assert labels("fedscem/cora-linqs", alone=True) == forms[:1]
+
+
+def test_rounds_are_few_unless_told() -> None:
+    def rounds(count: int | None, *overrides: str) -> int:
+        found = audit.settings_of("quickstart", overrides, rounds=count, epsilons=[], alone=True)
+        return found[0].config.rounds
+
+    assert (rounds(None), rounds(None, "rounds=4"), rounds(33)) == (10, 4, 33)
+
+
+def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Path) -> None:
+    config = load_config(small_yaml(tmp_path, "nfedgnn"), [])
+    method, losses = method_of(config), []
+    for kind in (InProcessGrid, RecordingGrid):
+        grid = kind(client_app(config, None), num_supernodes=2, seed=0)
+        reports: list[float] = []
+        method.build_strategy(config, None).start(
+            grid, num_rounds=3, on_round=lambda report, to=reports: to.append(report.loss)
+        )
+        losses.append(reports)
+        forget_run(grid.run.run_id)
+    assert losses[0] == losses[1]
+    assert isinstance(grid, RecordingGrid)
+    kept = [one.kind for one in grid.exchanges]
+    assert (kept.count("query"), kept.count("train"), kept.count("train.finish")) == (2, 6, 2)
+    last = list(of_kind(grid.exchanges, "train"))[-1]
+    assert array_of(last.reply, "arrays", "relay").shape == (45, 8)
+    with pytest.raises(ValueError, match="no array arrays/other"):
+        array_of(last.reply, "arrays", "other")
+
+
+def test_seeds_are_joined_attack_by_attack() -> None:
+    first, second = ranking("a", [2, 1], [True, False]), ranking("a", [1, 2], [True, False])
+    (row,) = rows_of("s", [[first], [second]])
+    assert (row.mean, row.values, row.n) == (0.5, [1.0, 0.0], 4)
+    assert row.deviation == pytest.approx(0.5**0.5)
+    assert not row.beats_chance
+    with pytest.raises(ValueError, match="different attacks"):
+        rows_of("s", [[first], [ranking("b", [2, 1], [True, False])]])
+    with pytest.raises(ValueError, match="no seed"):
+        rows_of("s", [])
+
+
+def test_the_page_of_results_is_what_the_command_writes(tmp_path: Path) -> None:
+    results = Path(__file__).resolve().parents[2] / "docs" / "results" / "audit"
+    copy = tmp_path / "audit"
+    for path in results.glob("*/audit.json"):
+        (copy / path.parent.name).mkdir(parents=True)
+        (copy / path.parent.name / "audit.json").write_text(path.read_text())
+    assert write_index(copy).read_text() == (results / "README.md").read_text()

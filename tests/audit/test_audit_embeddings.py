@@ -1,0 +1,98 @@
+"""What embeddings say, on messages made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from audit_helpers import by_words, is_a_guess, message, trained
+from numpy.typing import NDArray
+
+from flower_graph.audit import embeddings
+from flower_graph.audit.embeddings import Graph
+from flower_graph.audit.record import Exchange
+from flower_graph.audit.scores import Finding
+from flower_graph.records.keys import pack_integers
+
+PUBLIC = 40
+
+
+def graph() -> Graph:
+    """Join public nodes in pairs; each of two clients has private nodes between others."""
+    n = PUBLIC + 20
+    edges = np.zeros((n, n), bool)
+    for left in range(0, PUBLIC, 2):
+        edges[left, left + 1] = edges[left + 1, left] = True
+    owner = np.full(n, -1)
+    for number in range(20):
+        node, ends = PUBLIC + number, (2 * number, (2 * number + 6) % PUBLIC)
+        owner[node] = number % 2
+        for end in ends:
+            edges[node, end] = edges[end, node] = True
+    return Graph(edges, np.arange(PUBLIC), owner)
+
+
+def hello(client: int) -> Exchange:
+    said = {"clients": [client], "rows": [PUBLIC], "nodes": pack_integers(np.arange(PUBLIC))}
+    return trained(message({}), message(said), node=client, kind="query")
+
+
+def a_round(client: int, down: NDArray[Any], up: NDArray[Any] | None, has: bool) -> Exchange:
+    config = {"clients": [client], "with-targets": [int(has)]}
+    request = message(config, {"arrays": {"public": down.astype(np.float32)}})
+    arrays = None if up is None else {"arrays": {"public": up.astype(np.float32)}}
+    return trained(request, message({}, arrays), node=client)
+
+
+def telling(truth: Graph, client: int) -> NDArray[np.float64]:
+    """Embed public nodes so that edges and the client's private nodes make them alike."""
+    rows = np.eye(PUBLIC)
+    for left in range(0, PUBLIC, 2):
+        rows[left, left + 1] = rows[left + 1, left] = 0.9
+    base = rows.copy()
+    for node in np.flatnonzero(truth.owner == client):
+        first, second = np.flatnonzero(truth.edges[node, :PUBLIC])
+        rows[first] += 0.5 * base[second]
+        rows[second] += 0.5 * base[first]
+    return rows
+
+
+def attacked(rows: dict[int, NDArray[Any]]) -> dict[str, Finding]:
+    nothing = np.zeros((PUBLIC, PUBLIC))
+    exchanges = [hello(client) for client in rows]
+    exchanges += [a_round(client, nothing, sent, False) for client, sent in rows.items()]
+    found = embeddings.attack(exchanges, graph(), np.random.default_rng(0))
+    return {one.attack: one for one in found}
+
+
+def test_embeddings_that_tell_everything_are_read() -> None:
+    truth = graph()
+    found = attacked({client: telling(truth, client) for client in (0, 1)})
+    assert by_words(found, "have an edge").success == 1.0
+    assert by_words(found, "whose a private node is").success == 1.0
+    assert by_words(found, "has a private one").success > 0.95
+
+
+def test_random_embeddings_are_a_guess() -> None:
+    rng = np.random.default_rng(5)
+    found = attacked({client: rng.normal(size=(PUBLIC, PUBLIC)) for client in (0, 1)})
+    assert all(is_a_guess(one) for one in found.values()), found
+
+
+def test_means_stand_for_embeddings_that_nobody_sends() -> None:
+    mean = telling(graph(), 0)
+    exchanges = [hello(client) for client in (0, 1)]
+    exchanges += [a_round(client, mean, None, True) for client in (0, 1)]
+    found = embeddings.attack(exchanges, graph(), np.random.default_rng(0))
+    by_name = {one.attack: one for one in found}
+    assert by_words(by_name, "have an edge").success == 1.0
+    assert by_words(by_name, "whose a private node is").success == 0.5
+    assert embeddings.sent_embeddings(exchanges) == {}
+
+
+def test_a_run_that_shows_nothing_is_named() -> None:
+    nothing = np.zeros((PUBLIC, 3))
+    exchanges = [hello(0), a_round(0, nothing, None, False)]
+    with pytest.raises(ValueError, match="neither embeddings nor means"):
+        embeddings.attack(exchanges, graph(), np.random.default_rng(0))
