@@ -1,0 +1,339 @@
+"""Malformed replies: what hypothesis makes of a real reply's records, keys, types and shapes.
+
+A mutation says where it strikes and what it does there, and is applied to the reply of a run; a
+real reply of the same kind is all that is needed to draw mutations from.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+Change = Callable[[RecordDict], None]
+STYPE = "numpy.ndarray"
+DTYPES = (
+    ">f4",
+    ">f8",
+    "<f2",
+    "<f8",
+    "<f16",
+    "<c16",
+    "?",
+    "<U8",
+    "|S4",
+    "<M8[s]",
+    "<i8",
+    "<u8",
+    "|V8",
+)
+ODD_NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e9, -1e9, 1e30, 1e300)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
+INTEGERS = st.sampled_from((-1, 0, -(2**63), 2**63 - 1, 10**9, 7))
+FLOATS = st.sampled_from((*ODD_NUMBERS, -1.0, 0.5))
+SCALARS = st.one_of(INTEGERS, FLOATS)
+VALUES = {
+    MetricRecord: st.one_of(SCALARS, st.lists(INTEGERS, max_size=3), st.lists(FLOATS, max_size=3)),
+    ConfigRecord: st.one_of(
+        *(SCALARS, st.booleans(), NAMES, st.binary(max_size=40)),
+        *(st.lists(INTEGERS, max_size=3), st.lists(NAMES, max_size=3), st.lists(st.booleans())),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to spoil a reply; ``apply`` changes its content in place."""
+
+    where: str
+    what: str
+    apply: Change = field(compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class Evil:
+    """Would make a file if it were unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (open, (self.path, "w"))
+
+
+def pickled_array(path: str = "unpickled") -> bytes:
+    """The bytes that ``numpy.save`` writes for objects: a header, then a pickle."""
+    stream = BytesIO()
+    np.save(stream, np.array([Evil(path)], dtype=object), allow_pickle=True)
+    return stream.getvalue()
+
+
+# Arrays ------------------------------------------------------------------------------------------
+
+
+def raw(array: Array, **changes: Any) -> Array:
+    """Put other things into an array than its constructor would."""
+    parts = {name: getattr(array, name) for name in ("dtype", "shape", "stype", "data")} | changes
+    return Array(**parts)
+
+
+def as_dtype(array: Array, dtype: str) -> Array:
+    return Array(array.numpy().astype(dtype))
+
+
+def with_value(array: Array, value: float) -> Array:
+    values = array.numpy().copy()
+    if values.dtype.kind != "f":  # words of a ring, or counts
+        values = values.astype(np.float64)
+    values.reshape(-1)[0:1] = value
+    with np.errstate(over="ignore"):
+        return Array(values)
+
+
+def with_header(array: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """Claim a shape and a type in the header and beside it, with the bytes as they were."""
+    header = BytesIO()
+    descr = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, descr)
+    return Array(str(np.dtype(dtype)), shape, STYPE, header.getvalue() + array.data[128:])
+
+
+def reshaped(array: Array, way: str) -> Array:
+    values = array.numpy()
+    rows = values.reshape(-1) if values.ndim == 0 else values
+    made = {
+        "empty": rows[:0],
+        "one less": rows[:-1],
+        "twice": np.concatenate([rows, rows]),
+        "0-d": np.zeros((), values.dtype),
+        "one axis more": values[None],
+        "flat": values.reshape(-1) if values.ndim > 1 else values.reshape(-1, 1),
+    }
+    return Array(made[way])
+
+
+def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
+    """Draw what is done to one array."""
+    sizes = st.lists(st.sampled_from((0, 1, 5, 1000, 2**31, 2**40, -1, -4)), max_size=3)
+    draws = (
+        st.sampled_from(DTYPES).map(lambda d: (f"type {d}", lambda a: as_dtype(a, d))),
+        st.sampled_from(ODD_NUMBERS).map(lambda v: (f"value {v:g}", lambda a: with_value(a, v))),
+        st.sampled_from(("empty", "one less", "twice", "0-d", "one axis more", "flat")).map(
+            lambda w: (f"shape {w}", lambda a: reshaped(a, w))
+        ),
+        st.tuples(sizes.map(tuple), st.sampled_from(("<f4", "|V0", "|O", "<f8"))).map(
+            lambda s: (f"claims {s[0]} of {s[1]}", lambda a: with_header(a, *s))
+        ),
+        sizes.map(tuple).map(lambda s: (f"says {s}", lambda a: raw(a, shape=s))),
+        NAMES.map(lambda t: (f"says type {t!r}", lambda a: raw(a, dtype=t))),
+        NAMES.map(lambda t: (f"serialised as {t!r}", lambda a: raw(a, stype=t))),
+        st.integers(0, 140).map(lambda n: (f"cut to {n} bytes", lambda a: raw(a, data=a.data[:n]))),
+        st.integers(1, 300).map(
+            lambda n: (f"{n} bytes more", lambda a: raw(a, data=a.data + bytes(n)))
+        ),
+        st.binary(max_size=64).map(lambda b: (f"bytes {b.hex()}", lambda a: raw(a, data=b))),
+        st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(Evil("unpickled"))))),
+        st.just(("objects", lambda a: Array("object", (1,), STYPE, pickled_array()))),
+    )
+    return st.one_of(*draws)
+
+
+# Entries, records --------------------------------------------------------------------------------
+
+
+def replaced(record: str, key: str, change: Callable[[Any], Any]) -> Change:
+    def apply(content: RecordDict) -> None:
+        content[record][key] = change(content[record][key])
+
+    return apply
+
+
+def renamed(record: str, key: str, name: str) -> Change:
+    def apply(content: RecordDict) -> None:
+        content[record][name] = content[record].pop(key)
+
+    return apply
+
+
+def removed(record: str, key: str) -> Change:
+    def apply(content: RecordDict) -> None:
+        del content[record][key]
+
+    return apply
+
+
+def swapped(record: str, value: Any) -> Change:
+    def apply(content: RecordDict) -> None:
+        content.pop(record, None)
+        if value is not None:
+            content[record] = value
+
+    return apply
+
+
+def moved(record: str, name: str) -> Change:
+    def apply(content: RecordDict) -> None:
+        content[name] = content.pop(record)
+
+    return apply
+
+
+def byte_changes() -> st.SearchStrategy[tuple[str, Callable[[bytes], bytes]]]:
+    """Draw what is done to bytes that hold numbers, keys or shares."""
+
+    def flip(place: int) -> Callable[[bytes], bytes]:
+        def change(data: bytes) -> bytes:
+            at = place % max(1, len(data))
+            return data[:at] + bytes(b ^ 0x80 for b in data[at : at + 1]) + data[at + 1 :]
+
+        return change
+
+    return st.one_of(
+        st.integers(0, 40).map(lambda n: (f"cut to {n} bytes", lambda d: d[:n])),
+        st.integers(1, 40).map(lambda n: (f"{n} bytes more", lambda d: d + bytes(n))),
+        st.integers(0, 400).map(lambda n: (f"bit flipped in byte {n}", flip(n))),
+        st.just(("twice", lambda d: d + d)),
+        st.just(("zeros", lambda d: bytes(len(d)))),
+        st.just(("ones", lambda d: b"\xff" * len(d))),
+        st.just(("first eight again", lambda d: d[:8] * (len(d) // 8))),
+    )
+
+
+@st.composite
+def mutations(draw: Any, example: RecordDict) -> Mutation:
+    """Draw a mutation of a reply that looks like this one."""
+    record = draw(st.sampled_from(sorted(example)))
+    keys = sorted(example[record])
+    if not keys or draw(st.integers(0, 9)) == 0:
+        return _of_record(draw, record)
+    key = draw(st.sampled_from(keys))
+    where, value = f"{record}/{key}", example[record][key]
+    way = draw(st.integers(0, 9))
+    if way == 0:
+        return Mutation(where, "gone", removed(record, key))
+    if way == 1:
+        name = draw(NAMES)
+        return Mutation(where, f"named {name!r}", renamed(record, key, name))
+    if isinstance(value, Array):
+        what, change = draw(array_changes())
+    elif isinstance(value, bytes) and way < 7:
+        what, change = draw(byte_changes())
+    else:
+        found = draw(VALUES[type(example[record])])
+        what, change = f"is {found!r}", lambda _: found
+    return Mutation(where, what, replaced(record, key, change))
+
+
+def _of_record(draw: Any, record: str) -> Mutation:
+    other = {
+        "empty arrays": ArrayRecord(),
+        "empty metrics": MetricRecord(),
+        "empty": ConfigRecord(),
+    }
+    way = draw(st.sampled_from(["gone", "named", *other]))
+    if way == "gone":
+        return Mutation(record, "gone", swapped(record, None))
+    if way == "named":
+        name = draw(NAMES.filter(lambda name: name != record))
+        return Mutation(record, f"named {name!r}", moved(record, name))
+    return Mutation(record, f"is {way}", swapped(record, other[way]))
+
+
+def drawn(example: RecordDict, count: int) -> list[Mutation]:
+    """Let hypothesis draw different mutations, the same each time."""
+    found: dict[str, Mutation] = {}
+
+    @settings(
+        max_examples=4 * count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(mutations(example))
+    def collect(mutation: Mutation) -> None:
+        found.setdefault(mutation.name, mutation)
+
+    collect()
+    return list(found.values())[:count]
+
+
+# By hand -----------------------------------------------------------------------------------------
+
+
+def gigantic(megabytes: int) -> Iterator[Mutation]:
+    """Replies that are really large."""
+
+    def array(content: RecordDict) -> None:
+        content["arrays"] = ArrayRecord({"x": Array(np.zeros(megabytes << 17))})
+
+    def text(content: RecordDict) -> None:
+        content["more"] = ConfigRecord({"x": "x" * (megabytes << 20)})
+
+    def numbers(content: RecordDict) -> None:
+        content["more"] = MetricRecord({"x": [0.0] * (megabytes << 17)})
+
+    for where, apply in (("arrays", array), ("config", text), ("metrics", numbers)):
+        yield Mutation(where, f"{megabytes} MB", apply)
+
+
+def by_hand(example: RecordDict) -> list[Mutation]:
+    """What nobody draws by chance."""
+
+    def crowd(content: RecordDict) -> None:
+        content["crowd"] = ConfigRecord({f"key-{n}": "x" * 30 for n in range(40_000)})
+
+    def nothing(content: RecordDict) -> None:
+        content.clear()
+
+    found = [Mutation("crowd", "40,000 keys", crowd), Mutation("all", "nothing", nothing)]
+    found += gigantic(3)
+    for record in sorted(example):
+        for key, value in sorted(example[record].items()):
+            where = f"{record}/{key}"
+            if isinstance(value, Array):
+                found += [
+                    Mutation(where, "objects", replaced(record, key, _objects)),
+                    Mutation(where, "1 GB claimed", replaced(record, key, _claimed)),
+                    Mutation(where, "all 1e9", replaced(record, key, _all_large)),
+                    Mutation(where, "other words", replaced(record, key, _other_words)),
+                ]
+            elif isinstance(value, bytes):
+                found.append(
+                    Mutation(where, "words", replaced(record, key, lambda _: "\x1b[2J\u202e"))
+                )
+            elif isinstance(value, int):
+                found.append(Mutation(where, "one more", replaced(record, key, lambda n: n + 1)))
+    return found
+
+
+def _objects(array: Array) -> Array:
+    return Array("object", (1,), STYPE, pickled_array())
+
+
+def _claimed(array: Array) -> Array:
+    return with_header(array, (1 << 28,), "<f4")
+
+
+def _other_words(array: Array) -> Array:
+    """Well-formed, and wrong: the same type and shape."""
+    values = array.numpy()
+    return Array(values[::-1].copy() if values.dtype.kind == "f" else ~values)
+
+
+def _all_large(array: Array) -> Array:
+    values = array.numpy()
+    if values.dtype.kind == "f":
+        return Array(np.full_like(values, 1e9))
+    return Array(np.full(values.shape, 10**9, np.int64))

@@ -1,0 +1,114 @@
+"""Try the whole corpus of malformed replies and write what became of it.
+
+``python tests/hostile/run_corpus.py --out docs/results/hostile.json`` takes some four minutes on
+one core. The tests try a part of it.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[up] / part)
+    for up, part in ((1, "strategies"), (1, "."), (2, "."))
+]
+
+import flwr
+import hypothesis
+from attacked_runs import (
+    AVERAGED,
+    FEDGLS,
+    FEDSCEM,
+    NFEDGNN,
+    PLAIN,
+    PPFL,
+    PSI,
+    SECURE,
+    Method,
+)
+from corpus import Tally, try_all
+
+import flower_graph
+
+# How many attacks hypothesis draws for each type of message, besides those made by hand
+PAPERS: dict[str, dict[Method, int]] = {
+    "nFedGNN": {NFEDGNN: 70, AVERAGED: 50},
+    "FedSCem": {FEDSCEM: 25, PSI: 20, PLAIN: 20},
+    "FedGLS": {FEDGLS: 50},
+    "PPFL-GNN": {PPFL: 50, SECURE: 15},
+}
+
+
+def run_all(quiet: bool = False) -> dict[str, Any]:
+    """Try everything.
+
+    Returns
+    -------
+    dict
+        By method and type of message, and the sums.
+    """
+    found: dict[str, Any] = {"methods": {}, "totals": {}}
+    for paper, methods in PAPERS.items():
+        tallies: list[Tally] = []
+        for method, count in methods.items():
+            started = time.perf_counter()
+            tried = try_all(method, count)
+            tallies += tried.values()
+            found["methods"][method.name] = {
+                kind: tally.summary()
+                | {"differs": tally.differs, "proven-which": tally.proven, "crashed": tally.crashed}
+                for kind, tally in tried.items()
+            }
+            if not quiet:
+                print(method.name, f"{time.perf_counter() - started:.0f} s", flush=True)
+        found["totals"][paper] = totals(tallies)
+    found["totals"]["all"] = {
+        key: sum(one[key] for one in found["totals"].values())
+        for key in ("tried", "refused", "proven", "harmless", "taken", "crashes", "differs")
+    }
+    return found
+
+
+def totals(tallies: list[Tally]) -> dict[str, int]:
+    """Add up."""
+    return {
+        "tried": sum(one.tried for one in tallies),
+        "refused": sum(len(one.refused) for one in tallies),
+        "proven": sum(len(one.proven) for one in tallies),
+        "harmless": sum(len(one.harmless) for one in tallies),
+        "taken": sum(len(one.taken) for one in tallies),
+        "crashes": sum(len(one.crashed) for one in tallies),
+        "differs": sum(len(one.differs) for one in tallies),
+    }
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    logging.disable(logging.INFO)
+    started = time.time()
+    found = run_all()
+    found["seconds"] = round(time.time() - started)
+    found["versions"] = {
+        "flower-graph": flower_graph.__version__,
+        "flwr": flwr.__version__,
+        "hypothesis": hypothesis.__version__,
+        "python": platform.python_version(),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(found["totals"], indent=2))
+
+
+if __name__ == "__main__":
+    main()
