@@ -1,0 +1,26 @@
+"""existing-app: A Flower / PyTorch app."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from existing_app.task import SETTINGS
+from flower_graph.strategies.structure_fedavg import StructureFedAvg
+
+# Create ServerApp
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy."""
+    # Read run config
+    num_rounds: int = context.run_config["num-server-rounds"]
+
+    # Initialize FedGLS
+    strategy = StructureFedAvg(SETTINGS)
+
+    # Start strategy, run FedGLS for `num_rounds`
+    result = strategy.start(grid=grid, num_rounds=num_rounds)
+
+    # Show what came of it
+    print(f"Rounds: {len(result.train_metrics_clientapp)}")

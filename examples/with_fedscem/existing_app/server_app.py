@@ -1,0 +1,29 @@
+"""existing-app: A Flower / PyTorch app."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from existing_app.task import NUM_CLASSES, NUM_FEATURES
+from flower_graph.ego_cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
+
+# Create ServerApp
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy."""
+    # Read run config
+    num_rounds: int = context.run_config["num-server-rounds"]
+    lr: float = context.run_config["learning-rate"]
+
+    # Initialize FedSCem
+    settings = EgoSettings(NUM_FEATURES, NUM_CLASSES, hidden=16, projection=8, learning_rate=lr)
+    strategy = MaskedEmbeddingAveraging(settings, dropout=0.0)
+
+    # Start strategy, run FedSCem for `num_rounds`
+    result = strategy.start(grid=grid, num_rounds=num_rounds)
+
+    # Show what came of it
+    print(f"Rounds: {len(result.train_metrics_clientapp)}")

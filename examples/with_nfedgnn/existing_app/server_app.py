@@ -1,0 +1,36 @@
+"""existing-app: A Flower / PyTorch app."""
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from existing_app.task import Net, make_graph
+from flower_graph.strategies.split_gradient_relay import SplitGradientRelay
+
+LATENT_SIZE = 16
+
+# Create ServerApp
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy."""
+    # Read run config
+    num_rounds: int = context.run_config["num-server-rounds"]
+    lr: float = context.run_config["learning-rate"]
+
+    # Load global model
+    torch.manual_seed(0)
+    model = Net(num_features=LATENT_SIZE)
+
+    # Initialize nFedGNN: the server has the edges and the labels
+    strategy = SplitGradientRelay(
+        make_graph(), model, latent_size=LATENT_SIZE, reg_weight=1.0, learning_rate=lr
+    )
+
+    # Start strategy, run nFedGNN for `num_rounds`
+    result = strategy.start(grid=grid, num_rounds=num_rounds)
+
+    # Show what came of it
+    print(f"Rounds: {len(result.train_metrics_clientapp)}")

@@ -1,0 +1,1 @@
+"""existing-app: A Flower / PyTorch app."""

@@ -1,0 +1,25 @@
+"""existing-app: A Flower / PyTorch app."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
+
+# Create ServerApp
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy."""
+    # Read run config
+    num_rounds: int = context.run_config["num-server-rounds"]
+
+    # Initialize PPFL-GNN
+    strategy = ProcrustesAlignment()
+
+    # Start strategy, run PPFL-GNN for `num_rounds`
+    result = strategy.start(grid=grid, num_rounds=num_rounds)
+
+    # Show what came of it
+    print(f"Rounds: {len(result.train_metrics_clientapp)}")

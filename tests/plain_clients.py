@@ -1,0 +1,251 @@
+"""Clients as ``docs/messages.md`` describes them, one for each strategy, with Flower alone.
+
+Nothing of the library is used: what it would do for a client is written out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+
+
+def integers(values: Any) -> bytes:
+    """Write bytes (int64)."""
+    return np.asarray(values, "<i8").tobytes()
+
+
+def read(data: Any) -> np.ndarray:
+    """Read bytes (int64)."""
+    return np.frombuffer(data, "<i8")
+
+
+def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+    """Write arrays."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(v)) for name, v in arrays.items()})
+
+
+def here(context: Context) -> int:
+    """The number of this SuperNode, which hosts the client of that number."""
+    return int(context.node_config["partition-id"])
+
+
+# nFedGNN: a linear map of each user here, stepped by plain gradient descent -----------------------
+
+
+def relay_app(x: np.ndarray, users_of: dict[int, list[int]], rate: float) -> ClientApp:
+    """Clients with the features ``[n, f]`` of some users each."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        size = message.content["config"]["latent-size"]
+        users = users_of[here(context)]
+        said = {"users": integers(users), "weight-shape": [x.shape[1], size]}
+        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+
+    def answer(message: Message, context: Context) -> Message:
+        config, gradient = message.content["config"], message.content["arrays"]["relay"].numpy()
+        users, rounds = read(config["users"]), read(config["gradient-round"])
+        kept = context.state.array_records.setdefault("weights", ArrayRecord())
+        done = context.state.config_records.setdefault("applied", ConfigRecord())
+        latent = np.zeros_like(gradient)
+        for row, user in enumerate(users.tolist()):
+            name = str(user)
+            start = np.random.default_rng(0).normal(0, 0.3, (x.shape[1], gradient.shape[1]))
+            weight = kept[name].numpy().copy() if name in kept else start.astype(np.float32)
+            if rounds[row] > int(done.get(name, 0)):  # once, however often it comes
+                weight -= rate * np.outer(x[user], gradient[row])
+                done[name] = int(rounds[row])
+            kept[name] = Array(weight)
+            latent[row] = x[user] @ weight
+        content = {
+            "arrays": record({"relay": latent}),
+            "metrics": MetricRecord({"num-examples": len(users), "round": config["round"]}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    app.train()(answer)
+    app.train("finish")(answer)
+    return app
+
+
+# FedSCem in the clear: embeddings that never change ----------------------------------------------
+
+
+def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
+    """Clients with some nodes each; all embed node ``v`` as ``embedding[v]`` plus their number."""
+    app = ClientApp()
+
+    def reply(message: Message, **records: Any) -> Message:
+        content = {"metrics": MetricRecord({"num-examples": 1}), **records}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        said = {
+            "sum-run": message.content["config"]["sum-run"],
+            "sum-clients": integers([here(context)]),
+            "sum-channel-keys": np.random.default_rng(here(context)).bytes(32),
+        }
+        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+
+    @app.train("align")
+    def align(message: Message, context: Context) -> Message:
+        names = json.dumps([[str(node) for node in nodes_of[here(context)]]])
+        said = {"align-clients": integers([here(context)]), "align-identities": names}
+        return reply(message, config=ConfigRecord(said))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        config, width = message.content["config"], embedding.shape[1]
+        if "align-slots" in config:  # slots are new
+            slots = {"slots": config["align-slots"], "count": config["align-counts"]}
+            context.state["slots"] = ConfigRecord(slots)
+        kept = context.state["slots"]
+        count = 0 if config["is-last"] else kept["count"]
+        sums, held = np.zeros((count, width)), np.zeros(count)
+        if not config["is-last"]:
+            for node, slot in zip(nodes_of[here(context)], read(kept["slots"]), strict=True):
+                if slot >= 0:
+                    sums[slot], held[slot] = embedding[node] + here(context), 1
+        # train, has-train, val, has-val, test, has-test, cross-entropy, contrast, has-contrast,
+        # and whether the means of the round before could not be read
+        measured = [0.5, 1, 0.25, 1, 0.75, 1, 2.0, 0, 0, 0]
+        total = np.concatenate([sums.ravel(), held, measured])
+        numbers = {"round": config["round"], "train-seconds": 0.0, "mask-seconds": 0.0}
+        return reply(
+            message,
+            sums=record({"total": total}),
+            metrics=MetricRecord({"num-examples": 1, **numbers}),
+            config=ConfigRecord({"present": integers([here(context)])}),
+        )
+
+    @app.train("finish")
+    def finish(message: Message, context: Context) -> Message:
+        return reply(message)
+
+    return app
+
+
+# FedAvg, FedProx and FedGLS: models that get the client's number added ----------------------------
+
+
+def averaging_app(nodes_of: dict[int, int], trained: list[str], names: list[str]) -> ClientApp:
+    """Clients with so many nodes; `trained` and `names` are the metrics that the strategy wants."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        said = ConfigRecord({"clients": integers([here(context)])})
+        return Message(RecordDict({"config": said}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = {name: a.numpy() for name, a in message.content["arrays"].items()}
+        found = {name: (v + here(context)).astype(v.dtype) for name, v in model.items()}
+        metrics: dict[str, Any] = {"num-examples": nodes_of[here(context)], "clients": 1}
+        metrics |= {key: 0.0 for name in trained for key in (name, f"has-{name}")}
+        content = {"arrays": record(found), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics: dict[str, Any] = {"num-examples": 1, "loss": 0.5}
+        for name in names:
+            metrics |= {name: 0.25 * here(context), f"has-{name}": 1.0}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
+# LocalSage+: classifiers that train alone, and only their scores travel ---------------------------
+
+
+def scored_app(num_features: int, num_classes: int) -> ClientApp:
+    """Clients that get one of two nodes right in each role."""
+    app = ClientApp()
+
+    def reply(message: Message, numbers: dict[str, Any], words: dict[str, Any]) -> Message:
+        metrics = MetricRecord({"num-examples": 1, **numbers})
+        content = RecordDict({"metrics": metrics, "config": ConfigRecord(words)})
+        return Message(content, reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        said = {
+            "clients": integers([here(context)]),
+            "num-features": num_features,
+            "num-classes": num_classes,
+        }
+        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+
+    @app.train("generate")
+    def generate(message: Message, context: Context) -> Message:
+        return reply(message, {"epoch": message.content["config"]["epoch"]}, {})
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        numbers = {"round": message.content["config"]["round"], "losses": [1.0 + here(context)]}
+        return reply(message, numbers, {"counts": integers([1, 1, 1, 2, 2, 2])})
+
+    @app.train("finish")
+    def finish(message: Message, context: Context) -> Message:
+        return reply(message, {}, {})
+
+    return app
+
+
+# PPFL-GNN: embeddings that stay where they are ----------------------------------------------------
+
+
+def public_app(ids: dict[int, list[int]], vectors: dict[int, np.ndarray]) -> ClientApp:
+    """Clients whose public nodes have these ids and vectors ``[p, d]``."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        client = here(context)
+        said = {
+            "clients": [client],
+            "rows": [len(ids[client])],
+            "nodes": integers(ids[client]),
+            "dimensions": [vectors[client].shape[1]],
+        }
+        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client, config = here(context), message.content["config"]
+        digest = hashlib.blake2b(integers(ids[client]), digest_size=8).digest()
+        if config["fingerprints"] != [int.from_bytes(digest, "big") >> 1]:
+            raise ValueError("the server means other nodes")
+        means = message.content["arrays"]["public"].numpy()
+        away = float(np.abs(means - vectors[client]).mean()) if config["with-targets"][0] else 0.0
+        metrics = {
+            "num-examples": len(ids[client]),
+            "with-targets": [1],
+            "loss": [float(client)],
+            "disagreement": [away],
+            "judged-val": [0.5],
+            "judged-test": [0.25],
+        }
+        content = {
+            "arrays": record({"public": vectors[client].astype(np.float32)}),
+            "metrics": MetricRecord(metrics),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    return app

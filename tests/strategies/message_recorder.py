@@ -1,0 +1,204 @@
+"""What travels in a short run of each method: every record, key and type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import relay_helpers
+import structure_helpers
+import test_secure_consensus as secure
+from ego_helpers import SETTINGS as EGO_SETTINGS
+from ego_strategy_helpers import client_app as ego_app
+from ego_strategy_helpers import run as run_egos
+from ego_strategy_helpers import seven_egos
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from plain_structure import METHODS
+from public_helpers import make_grid as public_grid
+from public_helpers import toy_members
+from sage_helpers import SETTINGS as SAGE_SETTINGS
+from sage_helpers import client_app as sage_app
+from sage_helpers import networks
+
+from flower_graph.client import make_client_app
+from flower_graph.exchange import Exchange
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.ego_baselines import EgoFedProx, EgoModelClient, SelfTraining
+from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
+from flower_graph.strategies.procrustes_alignment import LocalEmbedding, ProcrustesAlignment
+from flower_graph.strategies.secure_consensus import SecureConsensus
+from flower_graph.summing import ACTIONS, SecureSum, SecureSumClient
+
+
+class Entry(NamedTuple):
+    """One thing that a message holds."""
+
+    message: str  # type of the message
+    way: str  # down or up
+    record: str
+    key: str
+    kind: str
+
+
+class Recorder:
+    """Makes grids that note what passes them."""
+
+    def __init__(self) -> None:
+        self.seen: set[Entry] = set()
+
+    def grid(self, app: Any, *, num_supernodes: int) -> InProcessGrid:
+        """Make a grid."""
+        return self.watch(InProcessGrid(app, num_supernodes=num_supernodes))
+
+    def watch(self, grid: InProcessGrid) -> InProcessGrid:
+        """Note what a grid carries."""
+        push, pull = grid.push_messages, grid.pull_messages
+
+        def pushed(messages: Iterable[Message]) -> Iterable[str]:
+            found = list(messages)
+            for message in found:
+                self._note(message, "down")
+            return push(found)
+
+        def pulled(message_ids: Iterable[str]) -> Iterable[Message]:
+            found = list(pull(message_ids))
+            for message in found:
+                if message.has_content():
+                    self._note(message, "up")
+            return found
+
+        grid.push_messages, grid.pull_messages = pushed, pulled  # type: ignore[assignment]
+        return grid
+
+    def _note(self, message: Message, way: str) -> None:
+        kind = message.metadata.message_type
+        for record, key, value in entries(message.content):
+            self.seen.add(Entry(kind, way, record, key, value))
+
+
+def entries(content: RecordDict) -> Iterable[tuple[str, str, str]]:
+    """Give record, key and type of all that a message holds."""
+    for name, record in content.items():
+        for key, value in record.items():
+            if isinstance(record, ArrayRecord):
+                found = value.numpy()
+                yield name, key, f"{found.dtype} {found.ndim}D"
+            else:
+                yield name, key, type_of(value)
+
+
+def type_of(value: object) -> str:
+    """Name the type of a metric or of a config entry; an empty list has any type."""
+    if isinstance(value, list):
+        return f"list of {type(value[0]).__name__}" if value else "list"
+    return type(value).__name__
+
+
+class Adder(SecureSumClient):
+    """A client of the secure sum alone."""
+
+    def vectors(self, config: dict[str, Any]) -> dict[int, np.ndarray]:
+        return {client: np.ones(3) for client in self.clients}
+
+
+def saving(folder: Path) -> dict[str, Any]:
+    """Arguments of a strategy that saves every round."""
+    return {"checkpoint_dir": folder, "checkpoint_every": 1}
+
+
+def relay(see: Recorder, folder: Path) -> None:
+    data = relay_helpers.small_graph(12)
+    app = relay_helpers.client_app(data, checkpoint_dir=folder)
+    grid = see.grid(app, num_supernodes=2)
+    relay_helpers.run(data, rounds=3, grid=grid, average_every=2, **saving(folder))
+    strategy = relay_helpers.strategy_for(data, average_every=2, **saving(folder))
+    strategy.start(see.grid(app, num_supernodes=2), num_rounds=4, timeout=5, resume=True)
+
+
+def egos(see: Recorder, folder: Path) -> None:
+    shapes: list[dict[str, Any]] = [
+        {"alignment": "psi"},
+        {"alignment": "polynomial"},
+        {"alignment": "plain", "aggregation": "plain", "model_sharing": "fedavg"},
+        {"alignment": "plain", "model_sharing": "fedavg"},
+        {"strategy": SelfTraining(EGO_SETTINGS)},
+    ]
+    for options in shapes:
+        run_egos(seven_egos(), rounds=2, make_grid=see.grid, **options)
+    client = {"checkpoint_dir": folder}
+    for rounds, resume in ((2, False), (3, True)):
+        run_egos(
+            seven_egos(),
+            supernodes=7,
+            rounds=rounds,
+            make_grid=see.grid,
+            alignment="plain",
+            aggregation="plain",
+            client_options=client,
+            resume=resume,
+            participation=0.3,
+            **saving(folder),
+        )
+
+
+def ego_models(see: Recorder, folder: Path) -> None:
+    app = ego_app(seven_egos(), client=EgoModelClient, checkpoint_dir=folder)
+    for rounds, resume in ((2, False), (3, True)):
+        strategy = EgoFedProx(EGO_SETTINGS._replace(proximal=0.5), **saving(folder))
+        grid = see.grid(app, num_supernodes=2)
+        strategy.start(grid, num_rounds=rounds, timeout=5, resume=resume)
+
+
+def sages(see: Recorder, folder: Path) -> None:
+    for strategy in (LocalSage, FedSage):
+        where = folder / strategy.__name__
+        own = partial(SageClient, checkpoint_dir=where)
+        for rounds, resume in ((2, False), (3, True)):
+            grid = see.grid(sage_app(networks(), own), num_supernodes=2)
+            server = strategy(SAGE_SETTINGS, generator_epochs=3, **saving(where))
+            server.start(grid, num_rounds=rounds, timeout=5, resume=resume)
+
+
+def structure(see: Recorder, folder: Path) -> None:
+    for method in METHODS:
+        where = folder / method
+        for rounds, resume in ((2, False), (3, True)):
+            structure_helpers.run(
+                method,
+                rounds=rounds,
+                make_grid=see.grid,
+                resume=resume,
+                **saving(where),
+            )
+
+
+def public(see: Recorder, folder: Path) -> None:
+    for kind in (ProcrustesAlignment, LocalEmbedding):
+        where = folder / kind.__name__
+        for rounds, resume in ((3, False), (4, True)):
+            grid = see.watch(public_grid(toy_members(), 4, checkpoint_dir=where))
+            strategy = kind(participation=0.5, **saving(where))
+            strategy.start(grid, num_rounds=rounds, timeout=5, resume=resume)
+    SecureConsensus().start(see.watch(secure.make_grid(toy_members(), 4)), num_rounds=4, timeout=5)
+
+
+def sums(see: Recorder, folder: Path) -> None:
+    def client_fn(context: Context) -> Adder:
+        return Adder(context, [int(context.node_config["partition-id"])])
+
+    grid = see.grid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=3)
+    SecureSum(Exchange(grid), limit=4.0).sum(1, 3)
+
+
+RUNS: dict[str, Callable[[Recorder, Path], None]] = {
+    "nFedGNN": relay,
+    "FedSCem": egos,
+    "FedAvg and FedProx": ego_models,
+    "LocalSage+ and FedSage+": sages,
+    "FedGLS and its baselines": structure,
+    "PPFL-GNN": public,
+    "Secure sum": sums,
+}

@@ -1,0 +1,128 @@
+"""docs/messages.md says what really travels: its tables against runs, and against the keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from message_recorder import RUNS, Entry, Recorder
+from test_docs import anchors
+
+from flower_graph.records import keys
+
+PAGE = (Path(__file__).parents[2] / "docs" / "messages.md").read_text(encoding="utf-8")
+# Constants in keys.py that are no keys on the wire, or that stay at the client
+NOT_SENT = {keys.ARRAY_NAMES, keys.SUM_STATE}
+
+
+def sections() -> dict[str, list[list[str]]]:
+    """Give the rows of the tables under each heading."""
+    found: dict[str, list[list[str]]] = {}
+    for part in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        rows = [line.strip("|").split("|") for line in body.splitlines() if line.startswith("|")]
+        found[title] = [[cell.strip() for cell in row] for row in rows if len(row) == 6]
+    return found
+
+
+SECTIONS = sections()
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def documented(method: str) -> Iterator[Entry]:
+    """Give all entries of a method's tables, those of the groups that they name with them."""
+    rows = SECTIONS[method]
+    if any("query" in names(row[0]) for row in rows):
+        rows = SECTIONS["Common to all"] + rows
+    for message, way, record, key, kind, _ in rows:
+        if message in ("message", "---"):
+            continue
+        assert way in ("up", "down", "both") and names(message), (method, message, key)
+        link = re.search(r"\(#([\w-]+)\)", kind)
+        for name in names(message):
+            if link:
+                yield from _group(link[1], name, way)
+            else:
+                yield from _both(name, way, record.strip("`"), key.strip("`"), kind)
+
+
+def _group(anchor: str, message: str, way: str) -> Iterator[Entry]:
+    (title,) = [title for title in SECTIONS if anchors(f"# {title}") == {anchor}]
+    for own, direction, record, key, kind, _ in SECTIONS[title]:
+        if own in ("message", "---") or (own and message not in names(own)):
+            continue
+        for entry in _both(message, direction, record.strip("`"), key.strip("`"), kind):
+            if way in ("both", entry.way):
+                yield entry
+
+
+def _both(message: str, way: str, record: str, key: str, kind: str) -> Iterator[Entry]:
+    for one in ("up", "down") if way == "both" else (way,):
+        yield Entry(message, one, record, key, kind)
+
+
+def fits(sent: str, said: str) -> bool:
+    """Whether what was sent is of the type that the page says."""
+    if not re.search(r"\dD$", sent):
+        plain = re.match(r"list of \w+|\w+", said)
+        return plain is not None and (sent == plain[0] or (sent == "list" and "list" in plain[0]))
+    dtype, dimensions = sent.split()
+    shapes = re.findall(r"`\[([^\]]*)\]`", said)
+    return dtype in re.findall(r"u?int\d+|float\d+", said) and any(
+        shape.count(",") + 1 == int(dimensions[0]) for shape in shapes
+    )
+
+
+def matches(sent: Entry, said: Entry) -> bool:
+    return sent[:3] == said[:3] and fnmatch(sent.key, said.key) and fits(sent.kind, said.kind)
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_what_a_method_sends_is_on_the_page(method: str, tmp_path: Path) -> None:
+    see, said = Recorder(), list(documented(method))
+    RUNS[method](see, tmp_path)
+    missing = sorted(s for s in see.seen if not any(matches(s, entry) for entry in said))
+    assert not missing, "\n".join(" ".join(entry) for entry in missing)
+    # ... and the page does not tell of messages that nobody sends.
+    kinds = {entry.message for entry in see.seen}
+    assert {entry.message for entry in said} - {"train.save"} <= kinds
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_what_the_page_says_is_sent(method: str, tmp_path: Path) -> None:
+    """But for what only faults bring about, and for rows that say of checkpoints."""
+    see = Recorder()
+    RUNS[method](see, tmp_path)
+    rare = {"left-out", "mask-left-out", "mask-refused", "not-saved"}
+    checkpoints = {row[3].strip("`") for row in SECTIONS["Checkpoints"]}
+    unseen = [
+        entry
+        for entry in documented(method)
+        if entry.key not in rare | checkpoints
+        and not any(s[:3] == entry[:3] and fnmatch(s.key, entry.key) for s in see.seen)
+    ]
+    assert not unseen, "\n".join(" ".join(entry) for entry in sorted(unseen))
+
+
+def test_every_key_is_on_the_page() -> None:
+    found = {row[3].strip("`") for rows in SECTIONS.values() for row in rows}
+    found |= {row[2].strip("`") for rows in SECTIONS.values() for row in rows}
+    constants = {v for name, v in vars(keys).items() if name.isupper() and isinstance(v, str)}
+    lacking = {key for key in constants - NOT_SENT if not any(fnmatch(key, f) for f in found)}
+    assert lacking <= {"judged-"} and not NOT_SENT - constants, sorted(lacking)
+
+
+def test_a_wrong_row_would_be_noticed() -> None:
+    said = Entry("train", "up", "arrays", "relay", "float32 `[p, h]`")
+    assert matches(said._replace(kind="float32 2D"), said)
+    assert not matches(said._replace(kind="float64 2D"), said)
+    assert not matches(said._replace(kind="float32 1D"), said)
+    assert not matches(said._replace(kind="float32 2D", record="average"), said)
+    assert fits("list", "list of int") and not fits("int", "list of int")
+    assert not fits("bytes", "str")

@@ -1,0 +1,163 @@
+"""Each strategy with clients that know of this library nothing but ``docs/messages.md``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plain_clients
+import pytest
+import torch
+from ego_helpers import SETTINGS as EGO_SETTINGS
+from plain_structure import FEDGLS
+from public_helpers import run as run_members
+from public_helpers import still_member
+from sage_helpers import SETTINGS as SAGE_SETTINGS
+from structure_helpers import HALVES, settings_of
+from torch_geometric.data import Data
+
+from flower_graph.models import build_server_model
+from flower_graph.participation import numbers
+from flower_graph.records.ego import METRIC_NAMES
+from flower_graph.records.structure import CONTRAST, DISTILLATION, LOSS, STRUCTURE_NAMES
+from flower_graph.report import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.ego_baselines import EgoFedAvg, EgoFedProx
+from flower_graph.strategies.fed_sage import LocalSage
+from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
+from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
+from flower_graph.strategies.split_gradient_relay import SplitGradientRelay
+from flower_graph.strategies.structure_fedavg import StructureFedAvg, initial_arrays
+
+
+def run(strategy: Any, app: Any, clients: int, rounds: int) -> list[RoundReport]:
+    """Run it; nobody may be left out."""
+    grid, reports = InProcessGrid(app, num_supernodes=clients), list[RoundReport]()
+    strategy.start(grid, num_rounds=rounds, timeout=5, on_round=reports.append)
+    assert len(reports) == rounds
+    assert not any(report.rejected or report.skipped for report in reports), reports
+    assert all(report.asked == report.answered > 0 for report in reports)
+    return reports
+
+
+def test_they_use_nothing_of_the_library() -> None:
+    source = Path(plain_clients.__file__).read_text(encoding="utf-8")
+    assert "flower_graph" not in source and "NumPyClient" not in source
+
+
+def test_nfedgnn_learns_with_plain_clients() -> None:
+    n, draw = 30, np.random.default_rng(1)
+    y = np.arange(n) % 3
+    x = (np.eye(3)[y] + 0.3 * draw.normal(size=(n, 3))).astype(np.float32)
+    edges = [(i, (i + step) % n) for i in range(n) for step in (3, n - 3)]
+    role = torch.arange(n) // 3 % 3
+    masks = {f"{name}_mask": role == k for k, name in enumerate(("train", "val", "test"))}
+    data = Data(edge_index=torch.tensor(edges).T, y=torch.from_numpy(y), num_nodes=n, **masks)
+    server = build_server_model("gcn", hidden=8, heads=1, classes=3, dropout=0.0, seed=0)
+    strategy = SplitGradientRelay(
+        data, server, latent_size=server.latent_size, reg_weight=0.0, learning_rate=0.02
+    )
+    users = {part: list(range(part, n, 3)) for part in range(3)}
+    reports = run(strategy, plain_clients.relay_app(x, users, rate=0.5), 3, 40)
+    assert reports[-1].loss < 0.5 * reports[0].loss
+    assert reports[-1].test_accuracy > 0.8
+    assert reports[-1].participation["answered"] == "0-29"
+
+
+def test_fedscem_adds_up_what_plain_clients_send() -> None:
+    nodes = {0: [1, 2, 3], 1: [3, 2], 2: [4, 3]}
+    settings = EGO_SETTINGS._replace(hidden=4)
+    embedding = np.arange(24.0).reshape(6, 4)
+    strategy = MaskedEmbeddingAveraging(settings, alignment="plain", aggregation="plain")
+    taken: list[Any] = []
+    take = strategy.book.take
+
+    def watch(layout: Any, found: Any, *rest: Any) -> RoundReport:
+        taken.append((layout, found.total))
+        return take(layout, found, *rest)
+
+    strategy.book.take = watch  # type: ignore[method-assign]
+    reports = run(strategy, plain_clients.ego_app(nodes, embedding), 3, 2)
+    layout, total = taken[0]
+    # Node 3 is held by all, node 2 by clients 0 and 1; nodes 1 and 4 by one each.
+    assert sorted(total[layout.counts].tolist()) == [2, 3]
+    sums = total[layout.embeddings].reshape(2, 4)
+    wanted = {2: 2 * embedding[2] + 0 + 1, 3: 3 * embedding[3] + 0 + 1 + 2}
+    for row, held in zip(sums, total[layout.counts], strict=True):
+        assert np.allclose(row, wanted[int(held)])
+    figures = (reports[0].train_accuracy, reports[0].val_accuracy, reports[0].test_accuracy)
+    assert figures == (0.5, 0.25, 0.75)
+
+
+@pytest.mark.parametrize("kind", [EgoFedAvg, EgoFedProx])
+def test_fedavg_and_fedprox_average_what_plain_clients_send(kind: type[EgoFedAvg]) -> None:
+    own = [name for name in METRIC_NAMES if not name.startswith("has-")]
+    strategy = kind(EGO_SETTINGS)
+    sizes = {0: 1, 1: 1, 2: 2}
+    run(strategy, plain_clients.averaging_app(sizes, [], own), 3, 1)
+    started = {name: array.numpy() for name, array in _first(strategy).items()}
+    for name, values in strategy.weights().items():
+        assert np.allclose(values, started[name] + (0 + 1 + 2 * 2) / 4, atol=1e-6)
+
+
+def _first(strategy: EgoFedAvg) -> dict[str, Any]:
+    from flwr.app import Array
+
+    from flower_graph.ego_cohort import initial_weights
+
+    start = initial_weights(strategy.settings)
+    return {"first": Array(start.first.numpy()), "rest": Array(start.rest.numpy())}
+
+
+def test_fedgls_averages_what_plain_clients_send() -> None:
+    settings = settings_of(FEDGLS)
+    names = [LOSS, "train", "val", "test", *STRUCTURE_NAMES]
+    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, [CONTRAST, DISTILLATION], names)
+    strategy = StructureFedAvg(settings)
+    (report,) = run(strategy, app, 3, 1)
+    for name, array in initial_arrays(settings).items():
+        assert np.allclose(strategy.weights()[name], array.numpy() + 1.0, atol=1e-6)
+    assert report.test_accuracy == pytest.approx(0.25)  # of 0, 1/4 and 1/2
+    assert numbers(report.participation["answered"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "share"), [("fedproto", 0.0), ("fed-gnn-mlp", 1.0)], ids=["fedproto", "fed-gnnmlp"]
+)
+def test_means_by_share_of_what_plain_clients_send(method: str, share: float) -> None:
+    """All numbers get the client's own added, shares too; their means are one higher."""
+    settings = settings_of(method)
+    names = [LOSS, "train", "val", "test", *STRUCTURE_NAMES]
+    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, [CONTRAST, DISTILLATION], names)
+    strategy = HALVES[method][1](settings)
+    before = {name: array.numpy() for name, array in strategy.first_arrays().items()}
+    run(strategy, app, 3, 1)
+    for name, values in strategy.weights().items():
+        wanted = before[name] + 1.0
+        assert np.allclose(values, wanted if "share" in name else wanted / (share + 1), atol=1e-6)
+
+
+def test_local_sage_takes_the_scores_of_plain_clients() -> None:
+    strategy = LocalSage(SAGE_SETTINGS, generator_epochs=1)
+    app = plain_clients.scored_app(SAGE_SETTINGS.num_features, SAGE_SETTINGS.num_classes)
+    reports = run(strategy, app, 3, 2)
+    assert reports[-1].loss == pytest.approx(2.0)  # the mean of 1, 2 and 3
+    assert reports[-1].test_accuracy == pytest.approx(0.5)
+
+
+def test_ppfl_aligns_plain_clients_as_it_does_ours(caplog: pytest.LogCaptureFixture) -> None:
+    draw = np.random.default_rng(2)
+    ids = {0: [4, 5, 6], 1: [6, 4, 7], 2: [5, 6, 4]}
+    vectors = {client: draw.normal(size=(3, 2)).astype(np.float32) for client in ids}
+    strategy = ProcrustesAlignment()
+    with caplog.at_level(logging.WARNING):
+        reports = run(strategy, plain_clients.public_app(ids, vectors), 3, 2)
+    assert not [one for one in caplog.records if one.name.startswith("flower_graph")]
+    members = [still_member(client, vectors[client].tolist(), ids[client]) for client in ids]
+    ours = run_members(members, rounds=2).weights
+    for name, values in strategy.weights().items():
+        assert np.array_equal(values, ours[name]), name
+    assert (reports[0].val_accuracy, reports[0].test_accuracy, reports[0].loss) == (0.5, 0.25, 1.0)
+    assert reports[1].regulariser > 0  # the means that came with the second round
