@@ -1,0 +1,187 @@
+"""Seconds and bytes an exchange with a SuperLink and four SuperNodes, with and without TLS.
+
+All bytes between SuperNodes and SuperLink pass a forwarder that counts them.
+Run alone: ``python -m benchmarks.deployment [--quick]``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from socket import SHUT_WR, create_connection, socket
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from typing import Any
+
+from benchmarks.measure import say, summary
+from deploy.loopback import HOST, DeploymentError, Loopback
+from flower_graph import cli
+from flower_graph.processes import termination_as_exit
+
+TIMEOUT = 900.0  # seconds that one run may take
+# Configuration, settings, exchanges of a round
+NFEDGNN = ("quickstart", ["rounds=7"], 1)
+FEDGLS = ("fedgls/cora-linqs", ["rounds=4", "partition.clients=4"], 2)
+QUICK = ("quickstart", ["rounds=2"], 1)
+BLOCK = 1 << 16
+
+
+class Forwarder(ThreadingTCPServer):
+    """Passes connections on to a port of this machine and counts the bytes.
+
+    Parameters
+    ----------
+    port : int
+        Where to.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int) -> None:
+        super().__init__((HOST, 0), _Connection)
+        self.port = port
+        self.up = self.down = 0
+        self.lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def total(self) -> int:
+        """Return the bytes of both ways so far."""
+        with self.lock:
+            return self.up + self.down
+
+
+class _Connection(BaseRequestHandler):
+    server: Forwarder
+
+    def handle(self) -> None:
+        """Pass both ways on until both have ended."""
+        with create_connection((HOST, self.server.port)) as far:
+            back = threading.Thread(target=self._pass, args=(far, self.request, "down"))
+            back.start()
+            self._pass(self.request, far, "up")
+            back.join()
+
+    def _pass(self, here: socket, there: socket, way: str) -> None:
+        try:
+            while block := here.recv(BLOCK):
+                there.sendall(block)
+                with self.server.lock:
+                    setattr(self.server, way, getattr(self.server, way) + len(block))
+            there.shutdown(SHUT_WR)
+        except OSError:
+            return  # a process that was ended
+
+
+def measure(
+    config: str, settings: list[str], exchanges: int, *, tls: bool, supernodes: int
+) -> dict[str, Any]:
+    """Time a run and count its bytes.
+
+    Parameters
+    ----------
+    config : str
+        Name of the configuration.
+    settings : list of str
+        Settings that replace the configuration's.
+    exchanges : int
+        Exchanges of one round.
+    tls : bool
+        With TLS and registered keys, or with neither.
+    supernodes : int
+        How many.
+
+    Returns
+    -------
+    dict
+        Seconds an exchange; bytes an exchange, of the messages and on the network.
+    """
+    say(f"deployment: {config}, {supernodes} SuperNodes, {'TLS' if tls else 'no TLS'}")
+    settings = [*settings, f"strategy.min_nodes={supernodes}", "device=cpu"]
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        data = _partition(config, settings, folder / "data", supernodes)
+        with Loopback(folder / "deployment", tls=tls) as deployment:
+            forwarder = Forwarder(deployment.port)
+            to_it = ["--superlink", f"{HOST}:{forwarder.server_address[1]}"]
+            for number, own in enumerate(data):
+                node = {"data-folder": str(own)}
+                deployment.start_node(f"node-{number}", node, options=to_it)
+            run = {
+                "config": config,
+                "overrides": " ".join(settings),
+                "output-dir": str(folder / "out"),
+                "server-folder": str(folder / "data" / "server"),
+            }
+            deployment.start_run("run", run)
+            network = _watch(deployment, forwarder, folder / "out" / "metrics.jsonl")
+            forwarder.shutdown()
+            forwarder.server_close()
+        return _entry(folder / "out", config, exchanges, tls, supernodes, network)
+
+
+def _partition(config: str, settings: list[str], out: Path, supernodes: int) -> list[Path]:
+    """Write the data folders; return those of the SuperNodes."""
+    command = ["partition", config, *settings, "--out", str(out), "--supernodes", str(supernodes)]
+    with redirect_stdout(sys.stderr):  # standard output is for the result
+        if cli.main(command) != 0:
+            raise DeploymentError(f"{config}: no data folders were written")
+    return sorted(out.glob("client*"))
+
+
+def _watch(deployment: Loopback, forwarder: Forwarder, metrics: Path) -> list[int]:
+    """Wait for the run's end; return the network's bytes at the end of each round."""
+    totals: list[int] = []
+    deadline = time.monotonic() + TIMEOUT
+    while deployment.processes["run"].poll() is None:
+        if time.monotonic() > deadline:
+            raise DeploymentError(f"the run takes longer than {TIMEOUT:g} s")
+        done = len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
+        totals += [forwarder.total()] * (done - len(totals))
+        time.sleep(0.02)
+    if not (metrics.parent / "result.json").is_file():
+        raise DeploymentError(deployment.tail("run"))
+    return totals
+
+
+def _entry(
+    out: Path, config: str, exchanges: int, tls: bool, supernodes: int, network: list[int]
+) -> dict[str, Any]:
+    """Put the figures together; the first round is left out, since the app travels with it."""
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rounds = [json.loads(line) for line in lines]
+    wire = [sum(one["wire-bytes"].values()) for one in rounds]
+    return {
+        "config": config,
+        "tls": tls,
+        "supernodes": supernodes,
+        "exchanges": exchanges,
+        "seconds": summary([one["seconds"] / exchanges for one in rounds[1:]]),
+        "message-bytes": summary(_steps(wire, exchanges)),
+        "network-bytes": summary(_steps(network, exchanges)),
+    }
+
+
+def _steps(totals: list[int], exchanges: int) -> list[float]:
+    return [(later - sooner) / exchanges for sooner, later in itertools.pairwise(totals)]
+
+
+def main() -> None:
+    """Print the result as JSON."""
+    quick = "--quick" in sys.argv
+    load = os.getloadavg()[0]
+    cases, supernodes = ((QUICK,), 2) if quick else ((NFEDGNN, FEDGLS), 4)
+    turns = [(case, tls) for case in cases for tls in (False, True)]
+    with termination_as_exit():  # so that the deployment is ended in any case
+        entries = [measure(*case, tls=tls, supernodes=supernodes) for case, tls in turns]
+    print(json.dumps({"load": load, "entries": entries}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Scripts for real deployments; ``docs/deployment.md`` goes through them."""

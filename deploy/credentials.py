@@ -1,0 +1,245 @@
+"""Make what a deployment's parties prove themselves with.
+
+    python deploy/credentials.py server DIR --host superlink.example.org
+    python deploy/credentials.py node FILE
+    python deploy/credentials.py check FILE ...
+
+``server`` makes an authority of one's own and the SuperLink's certificate: ``ca.crt``, which every
+party gets, ``server.crt``, and the keys ``ca.key`` and ``server.key``, which stay. ``node`` makes
+a SuperNode's key on its own machine; only ``FILE.pub`` leaves it. ``check`` says of certificates
+and keys whether they can be used; the scripts that start something ask it first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+DAYS = 365
+# The SuperLink's own ServerApp processes verify the certificate too, from its own machine.
+SELF = ("localhost", "127.0.0.1", "::1")
+ALLOWANCE = timedelta(minutes=5)  # clocks of two machines differ a little
+
+
+class CredentialsError(Exception):
+    """A certificate or key that cannot be used; says which and what to do."""
+
+
+def make_server_credentials(
+    folder: Path, hosts: Sequence[str], *, expires: datetime | None = None
+) -> None:
+    """Write an authority and the certificate that it gives the SuperLink.
+
+    Parameters
+    ----------
+    folder : Path
+        Where; nothing that lies there is overwritten.
+    hosts : sequence of str
+        Names and addresses under which the other parties reach the SuperLink.
+    expires : datetime, optional
+        When the SuperLink's certificate expires; in a year if not given.
+
+    Raises
+    ------
+    ValueError
+        If no host is given.
+    FileExistsError
+        If one of the files is there already.
+    """
+    if not hosts:
+        raise ValueError("hosts=[]: at least one name or address is needed")
+    folder.mkdir(parents=True, exist_ok=True)
+    expires = expires or datetime.now(UTC) + timedelta(days=DAYS)
+    ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    ca = _authority(ca_key, datetime.now(UTC) + timedelta(days=DAYS))
+    names = list(dict.fromkeys([*hosts, *SELF]))
+    server = _certificate(server_key, names, ca, ca_key, expires)
+    for name, key in (("ca", ca_key), ("server", server_key)):
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        _write(folder / f"{name}.key", private, 0o600)
+    for name, certificate in (("ca", ca), ("server", server)):
+        _write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644)
+
+
+def make_node_key(file: Path) -> None:
+    """Write a SuperNode's key and, beside it, its public half.
+
+    Parameters
+    ----------
+    file : Path
+        For the private key; the public one gets the ending ``.pub``.
+
+    Raises
+    ------
+    FileExistsError
+        If one of the files is there already.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())  # Flower takes NIST curves alone
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(file, private, 0o600)
+    _write(Path(f"{file}.pub"), public, 0o644)
+
+
+def check(file: Path) -> None:
+    """Look whether a certificate or a key can be used.
+
+    Parameters
+    ----------
+    file : Path
+        A certificate (``.crt``), or else a private key.
+
+    Raises
+    ------
+    CredentialsError
+        If it is missing, damaged or out of date, or others may read the key; says what to do.
+    """
+    if not file.is_file():
+        raise CredentialsError(
+            f"{file}: no such file; make it with deploy/credentials.py, or copy ca.crt from "
+            "whoever runs the SuperLink"
+        )
+    if file.suffix != ".crt":
+        if mode := stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise CredentialsError(
+                f"{file}: a private key that others may use (mode has {mode:03o}): chmod 600 it"
+            )
+        return
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise CredentialsError(f"{file}: no certificate ({error}); make or copy it anew") from error
+    now, ends = datetime.now(UTC), certificate.not_valid_after_utc
+    if ends <= now:
+        raise CredentialsError(
+            f"{file}: expired at {ends:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M}); make new "
+            "credentials with `python deploy/credentials.py server` and give ca.crt to all parties"
+        )
+    if (begins := certificate.not_valid_before_utc) > now:
+        raise CredentialsError(
+            f"{file}: not valid before {begins:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M}); "
+            "set this machine's clock"
+        )
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, expires: datetime) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flower-graph deployment")])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        _builder(name, name, key.public_key(), expires)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _certificate(
+    key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+    expires: datetime,
+) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return (
+        _builder(name, ca.subject, key.public_key(), expires)
+        .add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issuer_key, critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime
+) -> x509.CertificateBuilder:
+    # A certificate that has expired already must have begun before.
+    begins = min(datetime.now(UTC), expires) - ALLOWANCE
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(expires)
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(file: Path, content: bytes, mode: int) -> None:
+    """Write a new file whose mode is right from its first byte on."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+        out.write(content)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    server = commands.add_parser("server", help="authority and certificate of the SuperLink")
+    server.add_argument("folder", type=Path)
+    server.add_argument("--host", action="append", required=True, help="may be given repeatedly")
+    node = commands.add_parser("node", help="key of a SuperNode")
+    node.add_argument("file", type=Path)
+    checked = commands.add_parser("check", help="whether certificates and keys can be used")
+    checked.add_argument("files", type=Path, nargs="+")
+    given = parser.parse_args(arguments)
+    try:
+        if given.what == "check":
+            for file in given.files:
+                check(file)
+        elif given.what == "server":
+            make_server_credentials(given.folder, given.host)
+            print(f"{given.folder}: give ca.crt to every party; the .key files stay here")
+        else:
+            make_node_key(given.file)
+            print(f"{given.file}.pub: send it to whoever runs the SuperLink; {given.file} stays")
+    except FileExistsError as error:
+        print(f"{error.filename} is there already; nothing was overwritten", file=sys.stderr)
+        return 1
+    except CredentialsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,362 @@
+"""A deployment on one machine: a SuperLink and SuperNodes, each in processes of its own.
+
+They talk over the loopback interface as they would over a network: with TLS, and with registered
+keys. The demo, the tests and the benchmark start it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+import tomli_w
+
+from deploy.connection import NAME, write_connection
+from deploy.credentials import make_node_key, make_server_credentials
+from flower_graph.processes import (
+    adopted_orphans,
+    end_processes,
+    marked_processes,
+    without_interrupts,
+)
+
+SCRIPTS = Path(__file__).resolve().parent
+ROOT = SCRIPTS.parent
+HOST = "127.0.0.1"
+MARK = "FLOWER_GRAPH_DEPLOYMENT"  # in the environment of every process of one deployment
+PARTY = "FLOWER_GRAPH_PARTY"  # and of every process of one of its parties
+USER = "user"  # the party that starts runs
+START_WAIT = 60.0  # seconds until the SuperLink must answer
+POLL = 0.1
+LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class DeploymentError(RuntimeError):
+    """A process of the deployment did not do what it was started for; the message has its log."""
+
+
+class Loopback:
+    """A SuperLink and SuperNodes on this machine; leaving the context ends all their processes.
+
+    Parameters
+    ----------
+    folder : Path
+        For credentials, logs and the homes of all parties; new, and the caller's to remove.
+    tls : bool
+        With TLS and registered keys, or with neither.
+    environment : mapping
+        Further variables for all processes.
+    """
+
+    def __init__(
+        self, folder: Path, *, tls: bool = True, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.tls = tls
+        self.mark = uuid.uuid4().hex
+        self.port = 0
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = dict(environment or {})
+        self._exits = ExitStack()
+
+    @property
+    def address(self) -> str:
+        """Host and port of the SuperLink."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that every party trusts."""
+        return self.folder / "credentials" / "ca.crt"
+
+    def __enter__(self) -> Self:
+        """Make credentials and start the SuperLink."""
+        self._exits.enter_context(adopted_orphans())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.tls:
+                make_server_credentials(self.authority.parent, [HOST])
+            self.start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every process of the deployment."""
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the deployment, by its id, and reap it."""
+        with without_interrupts():
+            end_processes(MARK, self.mark)
+            for process in self.processes.values():
+                process.wait(timeout=10)
+            self._exits.close()
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink on the port that it had before, or on a free one."""
+        self.port = self.port or free_port()
+        home = self.folder / "superlink"
+        home.mkdir(exist_ok=True)
+        write_connection(self._home(USER), NAME, self.address, self._trust())
+        database = str(home / "state.db")
+        if self.tls:
+            command = ["sh", str(SCRIPTS / "superlink.sh"), str(self.authority.parent)]
+            command += [HOST, str(self.port)]
+        else:
+            command = ["flower-superlink", "--host", HOST, "--port", str(self.port), "--insecure"]
+            command += ["--disable-runtime-dependency-installation", "--database", database]
+        self._start("superlink", command, SUPERLINK_DATABASE=database)
+        self._wait_for_superlink()
+
+    def register(self, name: str) -> Path:
+        """Make a key for a SuperNode and register its public half; return the private one."""
+        key = self.make_key(name)
+        answer = self.flwr("supernode", "register", f"{key}.pub", NAME, "--format", "json")
+        if not json.loads(answer).get("success"):
+            raise DeploymentError(f"{name} was not registered: {answer}")
+        return key
+
+    def make_key(self, name: str) -> Path:
+        """Make a key for a SuperNode without registering it."""
+        key = self.folder / "keys" / name
+        make_node_key(key)
+        return key
+
+    def start_node(
+        self,
+        name: str,
+        node_config: Mapping[str, str | int],
+        *,
+        key: Path | None = None,
+        authority: Path | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """Start a SuperNode.
+
+        Parameters
+        ----------
+        name : str
+            What its log is called, and how it is stopped.
+        node_config : mapping
+            What its clients find in ``Context.node_config``.
+        key : Path, optional
+            Its private key; one is made and registered if TLS is on and none is given.
+        authority : Path, optional
+            The certificate that it trusts, if not this deployment's.
+        options : sequence of str
+            Further options of ``flower-supernode``.
+        """
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
+        common = ["--node-config", pairs, *options]
+        port, trust = str(free_port()), str(authority or self.authority)
+        if not self.tls:
+            command = ["flower-supernode", "--insecure", "--superlink", self.address]
+            self._start(name, [*command, "--port", port, *common])
+            return
+        key = key or self.register(name)
+        if "data-folder" in node_config:
+            command = ["sh", str(SCRIPTS / "supernode.sh"), self.address, trust, str(key)]
+            command += [str(node_config["data-folder"]), port]
+        else:
+            command = ["flower-supernode", "--superlink", self.address, "--port", port]
+            command += ["--root-certificates", trust, "--auth-supernode-private-key", str(key)]
+        self._start(name, [*command, *common])
+
+    def start_run(self, name: str, run_config: Mapping[str, str | bool], app: Path = ROOT) -> None:
+        """Start ``flwr run . my-deployment --stream``, whose log is then called `name`.
+
+        Parameters
+        ----------
+        name : str
+            Name of the run, for its log and to wait for it.
+        run_config : mapping
+            Settings of the app.
+        app : Path
+            Folder of the app.
+        """
+        settings = self.folder / f"{name}.toml"
+        settings.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
+        command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(settings)]
+        self._start(name, command, home=USER)
+
+    def wait(self, name: str, timeout: float, echo: Callable[[str], None] | None = None) -> str:
+        """Wait until a run has ended; return its log.
+
+        Parameters
+        ----------
+        name : str
+            Name of the run.
+        timeout : float
+            Seconds that it may take.
+        echo : callable, optional
+            Receives each line of the log.
+
+        Raises
+        ------
+        DeploymentError
+            If it takes longer.
+        """
+        deadline = time.monotonic() + timeout
+        shown = 0
+        while True:
+            ended = self.processes[name].poll() is not None
+            lines = self.log(name).splitlines(keepends=True)
+            whole = lines if ended else [line for line in lines if line.endswith("\n")]
+            if echo is not None:
+                for line in whole[shown:]:
+                    echo(line.rstrip())
+            shown = len(whole)
+            if ended:
+                return self.log(name)
+            if time.monotonic() > deadline:
+                tails = f"{self.tail(name)}\n{self.tail('superlink')}"
+                raise DeploymentError(f"{name} takes longer than {timeout:g} s:\n{tails}")
+            time.sleep(POLL)
+
+    def flwr(self, *arguments: str) -> str:
+        """Run the command ``flwr`` as the user of this deployment; return what it prints."""
+        done = subprocess.run(
+            ["flwr", *arguments],
+            env=self._variables(USER),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode != 0:
+            text = LINE_COLOURS.sub("", done.stdout + done.stderr)
+            raise DeploymentError(f"flwr {shlex.join(arguments)}: code {done.returncode}\n{text}")
+        return done.stdout
+
+    def end(self, name: str) -> None:
+        """End a party as Ctrl-C would, and whatever it leaves."""
+        process = self.processes[name]
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        self.kill(name)
+
+    def kill(self, name: str) -> None:
+        """Kill a party and all its processes at once (SIGKILL)."""
+        end_processes(PARTY, self._party(name))
+        self.processes[name].wait(timeout=10)
+
+    def processes_of(self, name: str, command: str) -> list[psutil.Process]:
+        """List the processes of a party whose command line has a word, such as flwr-clientapp."""
+        found = []
+        for process in marked_processes(PARTY, self._party(name)):
+            try:
+                if any(command in part for part in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def left(self) -> list[psutil.Process]:
+        """List the processes of this deployment that still run."""
+        return marked_processes(MARK, self.mark)
+
+    def log(self, name: str) -> str:
+        """Return what a party has printed."""
+        text = (self.folder / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return LINE_COLOURS.sub("", text)
+
+    def tail(self, name: str, lines: int = 30) -> str:
+        """Return the last lines of what a party has printed."""
+        return "\n".join(self.log(name).splitlines()[-lines:])
+
+    def _start(
+        self, name: str, command: Sequence[str], home: str | None = None, **variables: str
+    ) -> None:
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                env=self._variables(name, home) | variables,
+                cwd=self._home(home or name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the caller alone, which ends the others
+            )
+
+    def _wait_for_superlink(self) -> None:
+        scheme = "https" if self.tls else "http"
+        trust = ssl.create_default_context(cafile=self.authority) if self.tls else False
+        deadline = time.monotonic() + START_WAIT
+        while time.monotonic() < deadline and self.processes["superlink"].poll() is None:
+            try:
+                if httpx.get(f"{scheme}://{self.address}/health", verify=trust).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(POLL)
+        raise DeploymentError(f"the SuperLink did not start:\n{self.tail('superlink')}")
+
+    def _trust(self) -> Path | None:
+        return self.authority if self.tls else None
+
+    def _party(self, name: str) -> str:
+        return f"{self.mark}-{name}"
+
+    def _home(self, name: str) -> Path:
+        """Return a party's own home folder, as each machine has one."""
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _variables(self, name: str, home: str | None = None) -> dict[str, str]:
+        """Return a party's environment, which keeps Flower to itself and off the network."""
+        binaries = str(Path(sys.executable).parent)
+        return os.environ | {
+            "PATH": os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)]),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore::DeprecationWarning",
+            "OMP_WAIT_POLICY": "passive",
+            "OMP_NUM_THREADS": "1",  # several parties share this machine's cores
+            "FLWR_HOME": str(self._home(home or name)),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
+            MARK: self.mark,
+            PARTY: self._party(name),
+            **self._environment,
+        }
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
+    with socket.socket() as one:
+        one.bind((HOST, 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def remove(folder: Path) -> None:
+    """Remove a deployment's folder once its processes have ended."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,46 @@
+"""One SuperLink for all tests of the folder, and keys of three SuperNodes that it knows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.loopback import Loopback, remove
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Several processes start for each message: the limit is longer than of other tests."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.deployment)
+            item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session")
+def deployment() -> Iterator[Loopback]:
+    """A SuperLink with TLS and registered keys; nothing of it is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="deployment-"))
+    try:
+        with Loopback(folder) as running:
+            yield running
+        assert running.left() == []
+    finally:
+        remove(folder)
+
+
+@pytest.fixture(scope="session")
+def keys(deployment: Loopback) -> list[Path]:
+    """Private keys of three registered SuperNodes."""
+    return [deployment.register(f"key-{number}") for number in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def ended_nodes(deployment: Loopback) -> Iterator[None]:
+    """No SuperNode and no run of one test reaches the next."""
+    yield
+    for name, process in list(deployment.processes.items()):
+        if name != "superlink" and process.poll() is None:
+            deployment.end(name)
