@@ -1,0 +1,71 @@
+"""Tries every fault and writes ``docs/results/reliability.json`` and the table of reliability.md.
+
+``python benchmarks/reliability.py [--only tests/faults]``. The tests note what happened; here it
+becomes a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results" / "reliability.json"
+PAGE = ROOT / "docs" / "reliability.md"
+TESTS = ("tests/faults", "tests/test_restarted_supernodes.py", "tests/deployment")
+BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+METHODS = ("nFedGNN", "FedSCem", "FedGLS", "PPFL-GNN")
+Faults = Mapping[str, Mapping[str, Mapping[str, str]]]
+
+
+def table(faults: Faults) -> str:
+    """Write fault by fault what happened to each method, and the test that says so."""
+    blocks = []
+    for fault, methods in faults.items():
+        known = [(name, methods[name]) for name in sorted(methods, key=_place)]
+        rows = [f"| {name} | {one['happened']} | `{_short(one['test'])}` |" for name, one in known]
+        head = ["| method | what happened | test |", "| --- | --- | --- |"]
+        blocks.append("\n".join([f"### {fault[0].upper()}{fault[1:]}", "", *head, *rows]))
+    return "\n\n".join(blocks)
+
+
+def _short(test: str) -> str:
+    """Leave the folders of a test's name out."""
+    return test.rpartition("/")[2]
+
+
+def _place(method: str) -> tuple[int, str]:
+    """Order by method; behind it where it was deployed."""
+    return METHODS.index(method.partition(",")[0]), method
+
+
+def write_page(page: Path, faults: Faults) -> None:
+    """Put the table between the marks of the page."""
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{page}: the marks {BEGIN} and {END} are missing")
+    page.write_text(f"{before}{BEGIN}\n\n{table(faults)}\n\n{END}{after}", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the tests; the exit code is theirs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", default=list(TESTS), metavar="TESTS")
+    given = parser.parse_args(arguments)
+    environment = {**os.environ, "FLOWER_GRAPH_RELIABILITY": str(RESULTS)}
+    command = [sys.executable, "-m", "pytest", "-q", *given.only]
+    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    if code == 0:
+        write_page(PAGE, json.loads(RESULTS.read_text(encoding="utf-8")))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
