@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
+from benchmarks.page_deployment import deployment_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
 from benchmarks.page_ppfl import gpu_alignment, ppfl_section
+from benchmarks.page_soak import soak_section
 
 HEAD = """\
 # Performance
@@ -47,6 +49,8 @@ def render(results: dict[str, Any]) -> str:
         "fedscem": fedscem_section,
         "fedgls": fedgls_section,
         "ppfl": ppfl_section,
+        "deployment": deployment_section,
+        "soak": soak_section,
         "gpu": _gpu,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from benchmarks import engines
 from benchmarks.measure import say, summary
 from benchmarks.ppfl_server import Size, embeddings
-from flower_graph.apps.common import share
+from flower_graph.apps.data_folders import share
 from flower_graph.apps.ppfl import build_strategy, cached_clients, make_member
 from flower_graph.client import make_client_app
 from flower_graph.config import PPFLConfig, load_config

@@ -30,6 +30,8 @@ PARTS = {
     "fedscem": "fedscem",
     "fedgls": "fedgls",
     "ppfl": "ppfl",
+    "deployment": "deployment",
+    "soak": "soak",
     "gpu": "gpu",
 }
 

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import pickle
 import sys
-import tempfile
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,6 +25,7 @@ from flower_graph.cohort import UserSettings
 from flower_graph.data.generators import csbm_sparse
 from flower_graph.records.keys import CONFIG
 from flower_graph.records.relay import RelayRequest
+from flower_graph.state import forget_run
 from flower_graph.strategies.split_gradient_relay import NodeClient
 
 SETTINGS = UserSettings(16, False, 0.1, 5e-4, 0, "holders")
@@ -50,12 +50,12 @@ def serve(pipe: Connection, users: int) -> None:
 
 
 def make_context(node: int, folder: str) -> Context:
-    """Make the context of a client that keeps its state in a folder, or ``":memory:"``."""
+    """Make the context of a client; ``folder`` is ``":memory:"``, or empty for a mapped file."""
     config: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "state-dir": folder}
-    return Context(1, node, config, RecordDict(), {})
+    return Context(os.getpid(), node, config, RecordDict(), {})
 
 
-def alternate(users: int, messages: int, folder: str) -> dict[str, Any]:
+def alternate(users: int, messages: int) -> dict[str, Any]:
     """Send the same messages to the three clients and time them.
 
     Parameters
@@ -64,15 +64,13 @@ def alternate(users: int, messages: int, folder: str) -> dict[str, Any]:
         Users of the cohort.
     messages : int
         How many each client gets.
-    folder : str
-        Where state files go; empty for the default.
 
     Returns
     -------
     dict
         Seconds of a message for each client, and what travels with it.
     """
-    ways = {"process": ":memory:", "file": folder, "file-in-turns": folder}
+    ways = {"process": ":memory:", "file": "", "file-in-turns": ""}
     contexts = {way: make_context(i, where) for i, (way, where) in enumerate(ways.items())}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     gradient = np.random.default_rng(0).standard_normal((users, 16), np.float32)
@@ -90,7 +88,7 @@ def alternate(users: int, messages: int, folder: str) -> dict[str, Any]:
 
 def request_config(users: int, gradient: np.ndarray[Any, Any], number: int) -> dict[str, Any]:
     """Return the config entries of the message with this number."""
-    rounds = np.full(users, number)
+    rounds = np.full(users, number - 1)  # the first message brings no gradient
     request = RelayRequest(number, np.arange(users), gradient, rounds, SETTINGS)
     return dict(request.to_record().config_records[CONFIG])
 
@@ -129,8 +127,10 @@ def main() -> None:
     say(f"state: {users:,} users")
     load = os.getloadavg()[0]
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=shared) as folder:
-        result = alternate(users, messages, folder)
+    try:
+        result = alternate(users, messages)
+    finally:
+        forget_run(os.getpid())
     medians = {way: times["median"] for way, times in result["seconds"].items()}
     result |= {
         "users": users,
