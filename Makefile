@@ -1,7 +1,7 @@
 # Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
 # from the package registry that pip is set up for.
 .POSIX:
-.PHONY: install run test lint types check bench clean
+.PHONY: install run test lint types check bench deploy-demo clean
 
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -40,10 +40,14 @@ types: $(STAMP)
 		--cache-dir ../../.mypy_cache --package flower_graph
 
 check: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+# A SuperLink and four SuperNodes on this machine, which end with it.
+deploy-demo: $(STAMP)
+	@$(BIN)/python deploy/demo.py
 
 # Everything that can be made again; outputs of runs stay.
 clean:
