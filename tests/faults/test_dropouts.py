@@ -1,4 +1,4 @@
-"""Clients that drop out at random for fifty rounds: nothing lost, nothing doubled."""
+"""Clients that drop out at random for fifty rounds or more: nothing lost, nothing doubled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from fault_helpers import CORA, Done, config_of, run
 
-ROUNDS, SHARE = 50, 0.3
+SHARE = 0.3
+# nFedGNN is half way through its training after 50 rounds, and behind, since who is missing takes
+# fewer steps.
+ROUNDS = {"nFedGNN": 100, "FedSCem": 50, "FedGLS": 50, "PPFL-GNN": 50}
 # One seed in the tests; three where the table is written
 SEEDS = range(3 if "FLOWER_GRAPH_RELIABILITY" in os.environ else 1)
 SLACK = 0.06  # single runs of 50 rounds on another seed differ by about as much
@@ -33,20 +36,26 @@ def drop_out(seed: int) -> Callable[[int, int, str], str]:
 
 
 def finished(method: str, seed: int, out: Path, **how: object) -> Done:
-    more = [*MORE.get(method, ()), f"seed={seed}", f"rounds={ROUNDS}", "strategy.timeout=0.05"]
+    more = [
+        *MORE.get(method, ()),
+        f"seed={seed}",
+        f"rounds={ROUNDS[method]}",
+        "strategy.timeout=0.05",
+    ]
     return run(config_of(CORA[method], *more), out, supernodes=CORA[method].supernodes, **how)
 
 
 @pytest.mark.parametrize("method", CORA)
-def test_thirty_percent_drop_out_in_each_of_fifty_rounds(
+def test_thirty_percent_drop_out_in_each_round(
     method: str, tmp_path: Path, outcome: Callable[[str, str, str], None]
 ) -> None:
     with_, without, shares, skipped = [], [], [], 0
+    rounds = ROUNDS[method]
     for seed in SEEDS:
         without.append(last(finished(method, seed, tmp_path / f"whole-{seed}")))
         done = finished(method, seed, tmp_path / f"dropped-{seed}", faults=drop_out(seed))
         with_.append(last(done))
-        assert [report.round for report in done.reports] == list(range(1, ROUNDS + 1))
+        assert [report.round for report in done.reports] == list(range(1, rounds + 1))
         missed = sum(report.asked - report.answered for report in done.reports[1:])
         shares.append(missed / sum(report.asked for report in done.reports[1:]))
         skipped += sum(bool(report.skipped) for report in done.reports)
@@ -55,11 +64,11 @@ def test_thirty_percent_drop_out_in_each_of_fifty_rounds(
     if len(SEEDS) == 1:
         return
     outcome(
-        "30 % of the clients drop out at random in each of 50 rounds",
+        "30 % of the clients drop out at random in each of 50 rounds or more",
         method,
-        f"test accuracy {spread(with_)}, without the fault {spread(without)} (mean ± deviation "
-        f"over seeds {', '.join(map(str, SEEDS))}); {100 * statistics.mean(shares):.0f} % of the "
-        f"answers missing, {skipped} of {ROUNDS * len(SEEDS)} rounds skipped",
+        f"{rounds} rounds: test accuracy {spread(with_)}, without the fault {spread(without)} "
+        f"(mean ± deviation over seeds {', '.join(map(str, SEEDS))}); "
+        f"{100 * statistics.mean(shares):.0f} % of the answers missing, {skipped} of {rounds * len(SEEDS)} rounds skipped",
     )
 
 
