@@ -68,7 +68,8 @@ def test_thirty_percent_drop_out_in_each_round(
         method,
         f"{rounds} rounds: test accuracy {spread(with_)}, without the fault {spread(without)} "
         f"(mean ± deviation over seeds {', '.join(map(str, SEEDS))}); "
-        f"{100 * statistics.mean(shares):.0f} % of the answers missing, {skipped} of {rounds * len(SEEDS)} rounds skipped",
+        f"{100 * statistics.mean(shares):.0f} % of the answers missing, "
+        f"{skipped} of {rounds * len(SEEDS)} rounds skipped",
     )
 
 
