@@ -39,9 +39,9 @@ types: $(STAMP)
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--cache-dir ../../.mypy_cache --package flower_graph
 
-# Three at a time also on two cores: the tests of deployments mostly wait.
+# Files in their order: those of deployments, which mostly wait, come early.
 check: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
