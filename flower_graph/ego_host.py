@@ -25,7 +25,6 @@ from flower_graph.errors import (
     CheckpointError,
     OutOfRangeError,
     RefusedError,
-    StateLostError,
     UnreadableSumError,
 )
 from flower_graph.graph_batch import check_sizes
@@ -186,13 +185,7 @@ class EgoHost:
 
     def handled(self, settings: EgoSettings) -> int:
         """Return how many messages the models have behind them; 0 if they are lost, too."""
-        if self._store.version:
-            try:
-                self._open(settings)
-            except StateLostError as error:
-                LOG.warning("%s: the clients begin anew", error)
-                self._store.drop()
-        return self._store.version
+        return self._store.handled(lambda: self._open(settings))
 
     @contextmanager
     def opened(self, settings: EgoSettings) -> Iterator[ChosenEgos]:

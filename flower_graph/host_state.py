@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 
 from flower_graph.checkpoint import ClientCheckpoints
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import CheckpointError
 from flower_graph.records.resume import Resume
 from flower_graph.state import StateStore, Tensors
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
-LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 CLIENTS = "clients"  # in a checkpoint
 Build = Callable[[Tensors], tuple[T, Tensors]]
@@ -106,13 +104,7 @@ class HostState(Generic[T]):
 
     def handled(self, start: Callable[[], Tensors], build: Build[T]) -> int:
         """Return how many messages the clients have behind them; 0 if what they kept is lost."""
-        if self._store.version:
-            try:
-                self._open(start, build)
-            except StateLostError as error:
-                LOG.warning("%s: the clients begin anew", error)
-                self._store.drop()
-        return self._store.version
+        return self._store.handled(lambda: self._open(start, build))
 
     def drop(self) -> None:
         """Forget the run."""

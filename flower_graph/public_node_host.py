@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from flower_graph.checkpoint import ClientCheckpoints
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import CheckpointError
 from flower_graph.files import atomic
 from flower_graph.public_nodes import EmbeddingModel, FloatArray, KeepsState, Member
 from flower_graph.records.public_nodes import PublicHello, PublicReply, PublicRequest
@@ -23,7 +22,6 @@ from flower_graph.state import StateStore, Tensors
 if TYPE_CHECKING:
     from flwr.app import Context
 
-LOG = logging.getLogger(__name__)
 Models = dict[int, EmbeddingModel]
 MODELS = "model."  # before the names of the models' tensors in a checkpoint
 
@@ -81,17 +79,11 @@ class PublicNodeHost:
     def hello(self) -> PublicHello:
         """Say who is here, and how many messages they have behind them."""
         members = self.members.values()
-        if self._store.version:
-            try:
-                self._open()
-            except StateLostError as error:
-                LOG.warning("%s: the clients begin anew", error)
-                self._store.drop()
         return PublicHello(
             list(self.members),
             [member.public for member in members],
             [member.dimension for member in members],
-            self._store.version,
+            self._store.handled(self._open),
         )
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:

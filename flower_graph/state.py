@@ -21,6 +21,7 @@ a full disk), which for the server is a lost reply, and a client must stand thos
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
+LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # among the tensors of a saved file
 Tensors = dict[str, Tensor]
@@ -94,6 +96,22 @@ class StateStore:
                 f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
                 "memory; name a state-dir in the node's config"
             )
+
+    def handled(self, load: Callable[[], object]) -> int:
+        """Return how many messages are behind the client; 0 if its tensors are lost, too.
+
+        Parameters
+        ----------
+        load : callable
+            Opens what is kept. Where that is lost, it is forgotten and the client begins anew.
+        """
+        if self.version:
+            try:
+                load()
+            except StateLostError as error:
+                LOG.warning("%s: its clients begin anew", error)
+                self.drop()
+        return self.version
 
     def is_due(self, resume: Resume) -> bool:
         """Whether a checkpoint is named that was not loaded yet.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from flower_graph.checkpoint import ClientCheckpoints
 from flower_graph.cohort import Cohort, LinearCohort, ModuleCohort, UserSettings
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import CheckpointError
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.records.resume import Resume
 from flower_graph.state import StateStore, Tensors
@@ -24,7 +23,6 @@ from flower_graph.state import StateStore, Tensors
 if TYPE_CHECKING:
     from flwr.app import Context
 
-LOG = logging.getLogger(__name__)
 
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
@@ -116,13 +114,7 @@ class UserHost:
 
     def handled(self, settings: UserSettings) -> int:
         """Return how many messages the users have behind them; 0 if their state is lost, too."""
-        if self._store.version:
-            try:
-                self._open(settings)
-            except StateLostError as error:
-                LOG.warning("%s: the users begin anew", error)
-                self._store.drop()
-        return self._store.version
+        return self._store.handled(lambda: self._open(settings))
 
     @contextmanager
     def message(
