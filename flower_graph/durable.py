@@ -24,7 +24,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
 from flower_graph.checkpoint import replaced
 from flower_graph.errors import StateLostError
-from flower_graph.node_place import node_name, own_folder, own_place
+from flower_graph.node_place import node_name, own_folder, own_place, remove_if_empty
 
 LOG = logging.getLogger(__name__)
 RECORD, HANDLED = "durable-state", "messages"
@@ -108,8 +108,7 @@ def read_state(file: Path) -> tuple[RecordDict, int]:
 def forget(file: Path) -> None:
     """Remove a client's file, and the run's folder if it was the last."""
     file.unlink(missing_ok=True)
-    if file.parent.is_dir() and not any(file.parent.iterdir()):
-        file.parent.rmdir()
+    remove_if_empty(file.parent)
 
 
 def _take_over(file: Path, context: Context) -> None:

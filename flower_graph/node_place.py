@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
 IN_PROCESS = ":memory:"
+STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by who starts a run, and clears up after it
 STATE_DIR, DATA_FOLDER, PARTITION = "state-dir", "data-folder", "partition-id"  # node config
 
 
@@ -66,3 +69,18 @@ def own_folder(folder: Path) -> None:
                 f"{place} belongs to another user; set state-dir in the node's config to another "
                 "folder"
             )
+
+
+def default_folder() -> Path:
+    """Return where state files lie by default: shared memory if the machine has it."""
+    if named := os.environ.get(STATE_VARIABLE):
+        return Path(named)
+    shared = Path("/dev/shm")
+    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"flower-graph-{os.getuid()}"
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a run's folder after the last of its files, whichever process that was."""
+    with suppress(OSError):
+        folder.rmdir()

@@ -25,7 +25,6 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -35,7 +34,15 @@ from torch import Tensor
 
 from flower_graph.checkpoint import load_client, save_client
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.node_place import IN_PROCESS, STATE_DIR, node_name, own_folder, own_place
+from flower_graph.node_place import (
+    IN_PROCESS,
+    STATE_DIR,
+    default_folder,
+    node_name,
+    own_folder,
+    own_place,
+    remove_if_empty,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -258,8 +265,7 @@ class StateStore:
             self._context.state.pop(record, None)
         self._file.unlink(missing_ok=True)
         self._version_file.unlink(missing_ok=True)
-        if self._folder.is_dir() and not any(self._folder.iterdir()):
-            shutil.rmtree(self._folder, ignore_errors=True)
+        remove_if_empty(self._folder)
 
     def _kind(self, tensors: Tensors) -> str:
         if self._in_process:
@@ -335,13 +341,6 @@ class StateStore:
 
         arrays = {name: encode_array(name, t.detach().cpu().numpy()) for name, t in tensors.items()}
         self._context.state[f"{self._name}-tensors"] = ArrayRecord(arrays)
-
-
-def default_folder() -> Path:
-    """Return where state files lie by default: shared memory if the machine has it."""
-    shared = Path("/dev/shm")
-    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return base / f"flower-graph-{os.getuid()}"
 
 
 def forget_run(run_id: int, folder: Path | None = None) -> None:
