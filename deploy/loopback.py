@@ -30,6 +30,7 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
+from flower_graph.node_place import STATE_VARIABLE
 from flower_graph.processes import (
     adopted_orphans,
     end_processes,
@@ -340,6 +341,7 @@ class Loopback:
             "OMP_WAIT_POLICY": "passive",
             "OMP_NUM_THREADS": "1",  # several parties share this machine's cores
             "FLWR_HOME": str(self._home(home or name)),
+            STATE_VARIABLE: str(self.folder / "state"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import flower_graph
+from flower_graph.node_place import STATE_VARIABLE, default_folder
 from flower_graph.processes import (
     adopted_orphans,
     end_processes,
@@ -151,7 +152,9 @@ def _launch(
             finally:
                 with without_interrupts():
                     end_processes("FLWR_HOME", str(home))
-                    shutil.rmtree(home, ignore_errors=True)
+                    # State too, which may be gigabytes: a run that is ended cannot clear up.
+                    for folder in (home, _state_folder(home)):
+                        shutil.rmtree(folder, ignore_errors=True)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -246,6 +249,7 @@ def _environment(home: Path) -> dict[str, str]:
     environment.update(
         PATH=_paths(str(Path(sys.executable).parent), environment.get("PATH")),
         FLWR_HOME=str(home),
+        **{STATE_VARIABLE: str(_state_folder(home))},
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(http),
         FLWR_LOCAL_CONTROL_API_PORT=str(control),
         FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
@@ -258,6 +262,12 @@ def _environment(home: Path) -> dict[str, str]:
         PYTHONUNBUFFERED="1",
     )
     return environment
+
+
+def _state_folder(home: Path) -> Path:
+    """Return where the clients of the run keep their state."""
+    usual = default_folder()
+    return usual.with_name(f"{usual.name}-{home.name}")
 
 
 def _paths(*parts: str | None) -> str:

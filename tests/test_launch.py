@@ -18,6 +18,7 @@ import pytest
 
 from flower_graph import launch
 from flower_graph.config import load_config
+from flower_graph.node_place import STATE_VARIABLE
 from flower_graph.processes import end_processes, marked_processes
 
 MARK = "FLOWER_GRAPH_TEST_MARK"
@@ -53,10 +54,13 @@ def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
     from flower_graph.apps.runner import run
 
     lines: list[str] = []
+
+    def echo(line: str) -> None:
+        lines.append(line)
+        print(line)  # pytest shows it where the figures differ
+
     started = time.monotonic()
-    result = launch.flwr_run(
-        "quickstart", SMALL, tmp_path / "ray", seed=4, supernodes=2, echo=lines.append
-    )
+    result = launch.flwr_run("quickstart", SMALL, tmp_path / "ray", seed=4, supernodes=2, echo=echo)
     assert time.monotonic() - started < 180
     assert marked_processes(MARK, mark) == []
     assert list(scratch.iterdir()) == []
@@ -64,6 +68,7 @@ def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
     expected = run(config, tmp_path / "here")
     assert (result["engine"], expected["engine"]) == ("flwr", "in-process")
     assert result["seed"] == expected["seed"] == 4
+    assert result["rejected"] == expected["rejected"] == 0
     assert result["bytes"] == expected["bytes"]
     for ray, here in zip(_rounds(tmp_path / "ray"), _rounds(tmp_path / "here"), strict=True):
         assert ray["loss"] == pytest.approx(here["loss"], rel=1e-4)
@@ -87,7 +92,8 @@ def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None
     command = [sys.executable, "-m", "flower_graph.cli", "run", "quickstart", "rounds=100000"]
     command += ["--engine", "flwr", "--out", str(out)]
     root = str(Path(launch.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root}
+    state = {STATE_VARIABLE: str(tmp_path / "state")}
+    environment = os.environ | state | {"PYTHONPATH": root}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
         deadline = time.monotonic() + 120
         while not (out / "metrics.jsonl").exists() or not _rounds(out):
@@ -95,11 +101,13 @@ def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None
             assert time.monotonic() < deadline
             time.sleep(0.2)
         assert len(marked_processes(MARK, mark)) > 5
+        assert list(tmp_path.glob("state*"))  # hundreds of megabytes, of 2,708 users
         process.send_signal(signal.SIGINT)
         started = time.monotonic()
         assert process.wait(timeout=30) == 130
     assert time.monotonic() - started < 10
     assert marked_processes(MARK, mark) == []
+    assert list(tmp_path.glob("state*")) == []
     assert _rounds(out)  # what was written stands
 
 
