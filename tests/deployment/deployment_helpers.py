@@ -16,6 +16,7 @@ from flower_graph import cli
 from flower_graph.apps.runner import run
 from flower_graph.config import load_config
 
+OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
@@ -36,17 +37,19 @@ class Case:
 
 
 CASES = {
-    "nfedgnn": Case("nfedgnn/cora", ("rounds=2", "model.hidden=4"), 3, nodes=6),
+    "nfedgnn": Case(
+        "nfedgnn/cora", ("rounds=3", "model.hidden=4", "checkpoint_every=1"), 2, nodes=6
+    ),
     "fedgls": Case(
         "fedgls/cora",
-        ("rounds=2", "partition.method=random", "partition.clients=2", "graph.neighbours=3"),
+        ("rounds=5", "partition.method=random", "partition.clients=2", "graph.neighbours=3"),
         2,
         simulation_only=frozenset({"structure.png"}),  # true edges of clients that have none
     ),
     "fedscem": Case(
         "fedscem/cora",
         ("rounds=1", "partition.clients=3", "partition.min_nodes=6", "partition.hops=1"),
-        3,
+        2,  # each of whose messages is answered by a new process
     ),
     "ppfl": Case(
         "ppfl/cora-gat",
@@ -127,9 +130,9 @@ def rounds_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def check_equal(prepared: Prepared, out: str = "deployed") -> None:
-    """Hold the rounds of the deployment against those of the simulation."""
-    here, there = rounds_of(prepared.folder / out), rounds_of(prepared.folder / "simulated")
+def check_equal(prepared: Prepared, rounds: int | None = None) -> None:
+    """Hold the first rounds of the deployment, or all, against those of the simulation."""
+    here, there = (rounds_of(prepared.folder / out)[:rounds] for out in ("deployed", "simulated"))
     assert [one["round"] for one in here] == [one["round"] for one in there]
     for deployed, simulated in zip(here, there, strict=True):
         for key in ("loss", "cross-entropy", "regulariser"):
@@ -138,6 +141,17 @@ def check_equal(prepared: Prepared, out: str = "deployed") -> None:
             _near(key, deployed[key], simulated[key], abs=1e-6)
         for key in ("asked", "answered", "rejected", "bytes"):
             assert deployed[key] == simulated[key], key
+
+
+def check_outputs(prepared: Prepared) -> dict[str, Any]:
+    """Hold the files of the deployment against those of the simulation; return the result."""
+    out = prepared.folder / "deployed"
+    simulated = {path.name for path in (prepared.folder / "simulated").iterdir()}
+    expected = simulated - prepared.case.simulation_only
+    assert {path.name for path in out.iterdir()} == expected >= OUTPUTS
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert (result["engine"], result["clients"]) == ("flwr", prepared.simulated["clients"])
+    return result
 
 
 def _near(key: str, value: float | None, expected: float | None, **tolerance: float) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from deployment_helpers import (
     CASES,
     TIMEOUT,
-    Case,
     Prepared,
     check_equal,
+    check_outputs,
     prepare,
     rounds_of,
     start_nodes,
@@ -24,7 +24,6 @@ from deploy.loopback import Loopback
 from flower_graph.participation import Participation
 
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
-FEDGLS = CASES["fedgls"]
 Outcome = Callable[[str, str, str], None]
 
 
@@ -65,6 +64,10 @@ def _replies(deployment: Loopback, node: str) -> int:
     return deployment.log(node).count("Sent successfully")
 
 
+def _received(deployment: Loopback, node: str) -> int:
+    return deployment.log(node).count("Received successfully")
+
+
 def _open_messages(deployment: Loopback) -> int:
     """Count the messages whose replies the ServerApp has not fetched: the SuperLink's table."""
     file = deployment.folder / "superlink" / "state.db"
@@ -73,69 +76,66 @@ def _open_messages(deployment: Loopback) -> int:
     return int(count)
 
 
-def test_a_supernode_restarted_between_two_messages_goes_on_as_if_nothing_had_been(
+def test_a_supernode_is_restarted_and_later_killed(
     deployment: Loopback, keys: list[Path], tmp_path: Path, outcome: Outcome
 ) -> None:
-    prepared = prepare(FEDGLS, tmp_path / "restarted")
-    restarted, other = start_nodes(deployment, prepared, keys)
-    deployment.start_run("restarted", prepared.settings())
+    """One run of FedGLS: restarted between two messages, killed in mid-training, there at the end.
+
+    One SuperNode is enough to go on.
+    """
+    prepared = prepare(CASES["fedgls"], tmp_path / "faults")
+    first, other = start_nodes(deployment, prepared, keys)
+    deployment.start_run("faults", prepared.settings("deployed", "strategy.min_nodes=1"))
     _until(lambda: _rounds_done(prepared) >= 1, "no round")
+
     # The other one is held back, so that nothing is asked of the first while it is away.
     with _held(deployment, other):
         sent = _replies(deployment, other)
-        _until(lambda: _replies(deployment, restarted) > sent, "the first has no reply")
+        _until(lambda: _replies(deployment, first) > sent, "the first has no reply")
         # Flower drops a reply whose SuperNode has gone before the ServerApp fetched it.
         _until(lambda: _open_messages(deployment) == 1, "the reply is not fetched")
-        deployment.end(restarted)
-        again = _come_back(deployment, prepared, keys[0])
+        deployment.end(first)
+        again = _come_back(deployment, prepared, keys[0], "restarted")
         assert _replies(deployment, other) == sent
-    deployment.wait("restarted", TIMEOUT)
-    assert _replies(deployment, restarted) >= 1
+    _until(lambda: _rounds_done(prepared) >= 2, "no second round")
+    assert _replies(deployment, first) >= 1
     assert _replies(deployment, again) >= 1
-    check_equal(prepared)  # its optimiser and its learnt graph are where they were
+
+    with _held(deployment, again):
+        done = _rounds_done(prepared)
+        deployment.kill(again)
+    _until(lambda: _rounds_done(prepared) > done, "the SuperLink does not notice")
+    with _held(deployment, other):  # the last round waits until the killed one is back
+        _come_back(deployment, prepared, keys[0], "killed")
+    deployment.wait("faults", TIMEOUT)
+
+    check_equal(prepared, rounds=2)  # its optimiser and its learnt graph were where they had been
+    rounds = rounds_of(prepared.folder / "deployed")
+    assert [one["round"] for one in rounds] == [1, 2, 3, 4, 5]
+    took_part = [Participation.from_record(one["participation"]) for one in rounds]
+    assert any(set(one.failed) == {0} and one.answered == {1} for one in took_part[2:])
+    assert took_part[-1].answered == {0, 1}
+    for entry in took_part:  # nobody is lost and nobody counts twice
+        assert entry.answered | set(entry.failed) | set(entry.left_out) == {0, 1}
+    check_outputs(prepared)
+    missed = sum(bool(one.failed or one.left_out) for one in took_part)
     outcome(
         "a SuperNode is restarted in mid-run",
         "FedGLS, deployed",
         "stopped between two messages and started with the same key: the figures are those of the "
         "simulation",
     )
-
-
-def test_a_supernode_killed_in_mid_training_is_left_out_and_comes_back(
-    deployment: Loopback, keys: list[Path], tmp_path: Path, outcome: Outcome
-) -> None:
-    case = Case(FEDGLS.config, (*FEDGLS.overrides[1:], "rounds=4"), 2)
-    prepared = prepare(case, tmp_path / "killed")
-    killed, other = start_nodes(deployment, prepared, keys)
-    # One SuperNode is enough to go on.
-    deployment.start_run("killed", prepared.settings("deployed", "strategy.min_nodes=1"))
-    _until(lambda: _rounds_done(prepared) >= 1, "no round")
-    with _held(deployment, killed):
-        done = _rounds_done(prepared)
-        deployment.kill(killed)
-    _until(lambda: _rounds_done(prepared) > done, "the SuperLink does not notice")
-    with _held(deployment, other):  # the last round waits until the killed one is back
-        _come_back(deployment, prepared, keys[0])
-    deployment.wait("killed", TIMEOUT)
-    rounds = rounds_of(prepared.folder / "deployed")
-    assert [one["round"] for one in rounds] == [1, 2, 3, 4]
-    took_part = [Participation.from_record(one["participation"]) for one in rounds]
-    assert any(set(one.failed) == {0} and one.answered == {1} for one in took_part)
-    assert took_part[0].answered == took_part[-1].answered == {0, 1}
-    for entry in took_part:  # nobody is lost and nobody counts twice
-        assert entry.answered | set(entry.failed) | set(entry.left_out) == {0, 1}
-    missed = sum(bool(one.failed or one.left_out) for one in took_part)
     outcome(
         "a client's process is killed (SIGKILL) in mid-training",
         "FedGLS, deployed",
         "SuperNode and ClientApp killed and started again once the SuperLink has noticed: missing "
-        f"in {missed} of 4 rounds and named in them, there in the last",
+        f"in {missed} of 5 rounds and named in them, there in the last",
     )
 
 
-def _come_back(deployment: Loopback, prepared: Prepared, key: Path) -> str:
+def _come_back(deployment: Loopback, prepared: Prepared, key: Path, after: str) -> str:
     """Start the first SuperNode again, with its key and its data folder; return its name."""
-    name = f"{prepared.folder.name}-again"
+    name = f"{after}-came-back"
     deployment.start_node(name, {"data-folder": str(prepared.clients()[0])}, key=key)
     _until(lambda: "SuperNode ID" in deployment.log(name), "it did not come back")
     return name
@@ -144,11 +144,12 @@ def _come_back(deployment: Loopback, prepared: Prepared, key: Path) -> str:
 def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     deployment: Loopback, keys: list[Path], tmp_path: Path, outcome: Outcome
 ) -> None:
-    case = Case("nfedgnn/cora", ("rounds=4", "model.hidden=4", "checkpoint_every=1"), 2, nodes=6)
-    prepared = prepare(case, tmp_path / "resumed")
-    start_nodes(deployment, prepared, keys)
+    prepared = prepare(CASES["nfedgnn"], tmp_path / "resumed")
+    names = start_nodes(deployment, prepared, keys)
     deployment.start_run("killed-server", prepared.settings())
     _until(lambda: _rounds_done(prepared) >= 2, "no two rounds")
+    # The query, and three rounds: a SuperNode that is still fetching a message waits for a minute.
+    _until(lambda: all(_received(deployment, name) == 4 for name in names), "no third round")
     (server,) = deployment.processes_of("superlink", SERVER)
     server.kill()
     deployment.kill("killed-server")
@@ -157,6 +158,7 @@ def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     log = deployment.wait("resumed", TIMEOUT)
     assert (prepared.folder / "deployed" / "result.json").is_file(), log
     check_equal(prepared)
+    check_outputs(prepared)
     outcome(
         "the server is killed (SIGKILL) between checkpoint and send",
         "nFedGNN, deployed",
