@@ -22,8 +22,12 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_cut_of_the_table(
-    data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data_root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(WEIGHTS, "Cora", (1, 100))
     reproduce.main("nfedgnn", tmp_path, only=ONLY, seeds=[0], rounds=2)
     rows = rows_of(tmp_path)
     for row in rows:

@@ -64,7 +64,7 @@ SMALL = {
     ),
     "PPFL-GNN": Setup(
         "ppfl/cora-linqs-gat",
-        (*GENERATED, "judge.mlp=false", "judge.folds=2", "gat.epochs=5"),
+        (*GENERATED, "judge.mlp=false", "judge.folds=2", "judge.every=2", "gat.epochs=5"),
         4,
     ),
 }
