@@ -9,7 +9,7 @@ STAMP = .venv/.installed
 install: $(STAMP)
 
 # `pip install -e`: a change of the sources needs no new installation, a change of what is
-# depended on does. Python compiles what is imported; all that is installed takes half a minute more.
+# depended on does.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; for python in "$$PYTHON" python3.11 python3 python; do \
 		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 	done
 	@test -x $(BIN)/python || { echo "No Python 3.11 or later was found; set PYTHON" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev,metis,ogb,dp]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev,metis,ogb,dp]' --constraint constraints.txt
 	@touch $@
 
 # The main job: 2,708 users on the bundled Cora, 200 rounds, on Ray.
