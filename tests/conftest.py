@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +14,12 @@ import pytest
 # The tests' tensors are tiny: more threads only wait for each other, 20 times as long when the
 # machine has other work. It must be set before PyTorch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage from walking through thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
