@@ -1,7 +1,7 @@
 # Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
 # from the package registry that pip is set up for.
 .POSIX:
-.PHONY: install run test lint types check bench deploy-demo clean
+.PHONY: install run test test-slow lint types check bench deploy-demo clean
 
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -24,7 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)
 	@$(BIN)/flower-graph run quickstart --engine flwr
 
-test: lint types check
+# At once: pytest takes longest, and the others use what it leaves of the cores.
+test: $(STAMP)
+	@$(MAKE) -j 3 lint types check
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -40,8 +42,15 @@ types: $(STAMP)
 		--cache-dir ../../.mypy_cache --package flower_graph
 
 # Files in their order: those of deployments, which mostly wait, come early.
+PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
 check: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+# Deployments, runs on Ray, benchmarks, the wheel, what is frozen, all hostile replies, and what
+# needs FLOWER_GRAPH_DATA: everything that `make test` leaves out.
+test-slow: $(STAMP)
+	$(PYTEST) -m slow
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

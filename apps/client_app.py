@@ -3,7 +3,8 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_graph.apps.common import client_app, configured
+from flower_graph.apps.run import client_app
+from flower_graph.config.of_app import allowed_methods, configured
 
 
 class ConfiguredClientApp(ClientApp):
@@ -11,7 +12,7 @@ class ConfiguredClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
-        return client_app(*configured(context))(message, context)
+        return client_app(*configured(context, allowed_methods(context)))(message, context)
 
 
 app = ConfiguredClientApp()

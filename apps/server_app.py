@@ -7,10 +7,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_graph.apps.common import configured, run_server
-from flower_graph.apps.data_folders import server_folder
-from flower_graph.report import RoundReport, format_round
-from flower_graph.state import forget_run
+from flower_graph.apps.run import run_server
+from flower_graph.client.state import forget_run
+from flower_graph.config.of_app import configured
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders.party import server_folder
+from flower_graph.report.rounds import RoundReport
+from flower_graph.report.text import format_round
 
 app = ServerApp()
 
@@ -24,10 +27,10 @@ def main(grid: Grid, context: Context) -> None:
     if out is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         out = Path.home() / "flower-graph-runs" / f"{config.app}-{stamp}"
-    log = logging.getLogger("flwr")
+    log, clients = logging.getLogger("flwr"), method_of(config).clients
 
     def on_round(report: RoundReport) -> None:
-        log.info(format_round(report, config.rounds))
+        log.info(format_round(report, config.rounds, clients))
 
     try:
         result = run_server(

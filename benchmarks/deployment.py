@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.measure import say, summary
 from deploy.loopback import HOST, DeploymentError, Loopback
-from flower_graph import cli
-from flower_graph.processes import termination_as_exit
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.cli.processes import termination_as_exit
 
 TIMEOUT = 900.0  # seconds that one run may take
 # Configuration, settings, exchanges of a round
@@ -33,13 +33,7 @@ BLOCK = 1 << 16
 
 
 class Forwarder(ThreadingTCPServer):
-    """Passes connections on to a port of this machine and counts the bytes.
-
-    Parameters
-    ----------
-    port : int
-        Where to.
-    """
+    """Passes connections on to a port of this machine and counts the bytes."""
 
     daemon_threads = True
     block_on_close = False
@@ -82,26 +76,7 @@ class _Connection(BaseRequestHandler):
 def measure(
     config: str, settings: list[str], exchanges: int, *, tls: bool, supernodes: int
 ) -> dict[str, Any]:
-    """Time a run and count its bytes.
-
-    Parameters
-    ----------
-    config : str
-        Name of the configuration.
-    settings : list of str
-        Settings that replace the configuration's.
-    exchanges : int
-        Exchanges of one round.
-    tls : bool
-        With TLS and registered keys, or with neither.
-    supernodes : int
-        How many.
-
-    Returns
-    -------
-    dict
-        Seconds an exchange; bytes an exchange, of the messages and on the network.
-    """
+    """Time a run and count its bytes."""
     say(f"deployment: {config}, {supernodes} SuperNodes, {'TLS' if tls else 'no TLS'}")
     settings = [*settings, f"strategy.min_nodes={supernodes}", "device=cpu"]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:

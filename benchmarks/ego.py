@@ -20,13 +20,12 @@ from torch_geometric.nn import GCNConv
 
 from benchmarks.ego_round import Overlap, engine_round
 from benchmarks.measure import peak_bytes, run_part, say, summary
-from flower_graph.config import load_config
-from flower_graph.config_fedscem import FedSCemConfig
+from flower_graph.config.load import load_config
 from flower_graph.data import load_data
-from flower_graph.data.ego_networks import EgoNetwork, partition_egos
-from flower_graph.ego_cohort import EgoCohort, EgoSettings
+from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.engine.memory import keep_freed_memory
 from flower_graph.errors import DataError
-from flower_graph.memory import keep_freed_memory
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
 
 # The issue's target is for the engine with masks and alignment.
 TARGETS = {"ratio": 0.2, "bytes": 8 * 2**30}
@@ -117,17 +116,8 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Measure one configuration, or say why it cannot be.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration.
-    rounds : int
-        Rounds to count, with each number of threads.
-    """
+    """Measure one configuration, or say why it cannot be."""
     config = load_config(name, ["device=cpu"])
-    assert isinstance(config, FedSCemConfig)
     try:
         data = load_data(config.data, seed=config.seed, download=False)
     except DataError:

@@ -7,26 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, Shared
-from flower_graph.judgement import Judgement
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.metrics import Judgement
+from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 
 
 class Overlap:
-    """Which nodes several clients hold; what alignment finds in a run.
-
-    Parameters
-    ----------
-    egos : sequence of EgoNetwork
-        All clients.
-    device : device
-        Where the embeddings are.
-
-    Attributes
-    ----------
-    place : Tensor
-        ``[s]`` rows of such nodes among all clients' nodes.
-    """
+    """Which nodes several clients hold; what alignment finds in a run."""
 
     def __init__(self, egos: Sequence[EgoNetwork], device: torch.device | str = "cpu") -> None:
         nodes = torch.cat([ego.nodes for ego in egos])

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import say, summary
-from flower_graph.config import load_config
+from flower_graph.apps.cli.launch import flwr_run
+from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
-from flower_graph.launch import flwr_run
-from flower_graph.report import RoundReport, read_reports
+from flower_graph.report.rounds import RoundReport, read_reports
 
 TARGET = 0.15  # seconds a round with two SuperNodes
 WARM_UP = 2  # rounds that are not counted: Ray starts its actors, clients load their data
@@ -28,22 +28,7 @@ QUICK = ((2, 4, False),)
 
 
 def measure(name: str, supernodes: int, rounds: int, single: bool) -> dict[str, Any]:
-    """Time a run.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration.
-    supernodes, rounds : int
-        How many.
-    single : bool
-        Take a generated graph of as many users as SuperNodes, instead of the configuration's.
-
-    Returns
-    -------
-    dict
-        Seconds a round, and of the whole run with the start of Ray.
-    """
+    """Time a run."""
     settings = [f"rounds={rounds}"]
     if single:
         settings += ["data.name=csbm", f"data.nodes={supernodes}", "data.split=random"]
@@ -57,22 +42,7 @@ def measure(name: str, supernodes: int, rounds: int, single: bool) -> dict[str, 
 def run_rounds(
     name: str, settings: list[str], supernodes: int
 ) -> tuple[list[RoundReport], float, int]:
-    """Run a configuration through ``flwr run``.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration.
-    settings : list of str
-        Settings that replace the configuration's.
-    supernodes : int
-        How many.
-
-    Returns
-    -------
-    tuple
-        The report of every round, seconds of the whole run with the start of Ray, and clients.
-    """
+    """Run a configuration through ``flwr run``."""
     say(f"flwr: {name}, {supernodes} SuperNodes")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -21,17 +21,19 @@ from benchmarks.fedgls_loop import PlainLoop
 from benchmarks.fedgls_sizes import measure_clients, measure_learner
 from benchmarks.fedgls_start import measure_start
 from benchmarks.measure import exponent, part_main, run_part, say, summary
-from flower_graph.apps.common import client_app, method_of
-from flower_graph.apps.fedgls import cached_clients, structure_settings
-from flower_graph.config import FedGLSConfig, load_config
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
 from flower_graph.data import load_data
+from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.state import forget_run
-from flower_graph.structure_cohort import StructureCohort
-from flower_graph.structure_networks import initial_models
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
+from flower_graph.strategies.structure_fedavg.method import METHOD, structure_settings
+from flower_graph.strategies.structure_fedavg.networks import initial_models
 
 # Rounds in parts of the loop's and of Fed-GNN's; seconds and bytes to the first round; growth
 TARGETS = {"loop": 1 / 3, "fedgls": 2.0, "start": 5.0, "bytes": 700e6, "exponent": 1.0}
@@ -57,7 +59,7 @@ class Engine:
 
     def __init__(self, config: FedGLSConfig) -> None:
         self.settings = structure_settings(config)
-        self.cohort = StructureCohort(cached_clients(config), self.settings)
+        self.cohort = StructureCohort(METHOD.graphs(config), self.settings)
         self.models, self.rounds = initial_models(self.settings), 0
 
     def round(self) -> None:
@@ -73,22 +75,7 @@ class Engine:
 def flower_rounds(
     config: FedGLSConfig, rounds: int, between: Callable[[], None] = lambda: None
 ) -> tuple[list[float], Sequence[Any]]:
-    """Run a configuration in process with one SuperNode.
-
-    Parameters
-    ----------
-    config : FedGLSConfig
-        The run.
-    rounds : int
-        How many.
-    between : callable
-        What else is done after each round, out of its time.
-
-    Returns
-    -------
-    tuple of list of float and sequence of ndarray
-        Seconds of every round, everything in them, before the first the set-up; the last arrays.
-    """
+    """Run a configuration in process with one SuperNode."""
     seconds: list[float] = []
 
     def on_round(report: RoundReport) -> None:
@@ -107,18 +94,10 @@ def flower_rounds(
 
 
 def measure_fedavg(name: str, rounds: int) -> dict[str, Any]:
-    """Compare FedAvg over communities with the plain loop: weights, then time.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration that gives the data.
-    rounds : int
-        Rounds to count, with each number of threads.
-    """
+    """Compare FedAvg over communities with the plain loop: weights, then time."""
     say(f"fedgls: {name}, FedAvg beside a loop")
     config = _config(name, FEDAVG)
-    graphs, settings = cached_clients(config), structure_settings(config)
+    graphs, settings = METHOD.graphs(config), structure_settings(config)
     loops = {
         layout: PlainLoop(graphs, settings, sparse=layout == "sparse")
         for layout in ("dense", "sparse")
@@ -148,15 +127,7 @@ def measure_fedavg(name: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_methods(name: str, turns: int) -> dict[str, Any]:
-    """Compare a round of FedGLS with one of Fed-GNN, both as shipped, in turns.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration.
-    turns : int
-        How often it is each method's turn, with each number of threads.
-    """
+    """Compare a round of FedGLS with one of Fed-GNN, both as shipped, in turns."""
     say(f"fedgls: {name}, FedGLS beside Fed-GNN")
     configs = {method: _config(name, [f"strategy.name={method}"]) for method in METHODS}
     runs = []
@@ -173,7 +144,6 @@ def measure_methods(name: str, turns: int) -> dict[str, Any]:
 
 def _config(name: str, settings: list[str]) -> FedGLSConfig:
     config = load_config(name, [*settings, "device=cpu"])
-    assert isinstance(config, FedGLSConfig)
     return config
 
 

@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
-from flower_graph.data.client_graphs import ClientGraph
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.structure_networks import StructureSettings, initial_models, rest_shapes
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.strategies.structure_fedavg.networks import (
+    StructureSettings,
+    initial_models,
+    rest_shapes,
+)
 
 State = dict[str, Tensor]
 # Names of PyG's parameters in the order of ``rest_shapes``
@@ -23,17 +27,7 @@ REST = ("first.bias", "second.lin.weight", "second.bias")
 
 
 class PlainClient(nn.Module):
-    """A client with a GCN of two layers and an Adam of its own.
-
-    Parameters
-    ----------
-    graph : ClientGraph
-        Its data; it has edges.
-    settings : StructureSettings
-        Widths, step size and local epochs; dropout and weight decay play no part.
-    sparse : bool
-        Whether the features are a sparse matrix, which few write.
-    """
+    """A client with a GCN of two layers and an Adam of its own."""
 
     def __init__(self, graph: ClientGraph, settings: StructureSettings, *, sparse: bool) -> None:
         super().__init__()
@@ -72,22 +66,7 @@ class PlainClient(nn.Module):
 
 
 class PlainLoop:
-    """The server and its clients.
-
-    Parameters
-    ----------
-    graphs : sequence of ClientGraph
-        The clients' data, all with edges.
-    settings : StructureSettings
-        Model and training.
-    sparse : bool
-        As for ``PlainClient``.
-
-    Attributes
-    ----------
-    state : dict of Tensor
-        The shared weights; at first those that ``StructureFedAvg`` starts from.
-    """
+    """The server and its clients."""
 
     def __init__(
         self, graphs: Sequence[ClientGraph], settings: StructureSettings, *, sparse: bool

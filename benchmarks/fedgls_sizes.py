@@ -13,19 +13,24 @@ from torch import Tensor
 
 from benchmarks.ego import timed
 from benchmarks.measure import peak_bytes, say, summary
-from flower_graph.client import make_client_app
-from flower_graph.data.client_graphs import ClientGraph, split_nodes
-from flower_graph.data.generators import csbm_sparse
-from flower_graph.graph_batch import pack_graphs
-from flower_graph.graph_learners import GraphLearners, LearnerSettings
-from flower_graph.memory import peak_memory
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.data.partition.client_graphs import ClientGraph, split_nodes
+from flower_graph.data.sources.generators import csbm_sparse
+from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.engine.memory import peak_memory
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import csr_tensor
 from flower_graph.ops.graph_learner import weighted_propagate
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg import StructureClient, StructureFedAvg
-from flower_graph.structure_networks import LEARNED, TRUE, Network, StructureSettings
+from flower_graph.strategies.structure_fedavg.graph_learners import GraphLearners, LearnerSettings
+from flower_graph.strategies.structure_fedavg.networks import (
+    LEARNED,
+    TRUE,
+    Network,
+    StructureSettings,
+)
+from flower_graph.strategies.structure_fedavg.strategy import StructureClient, StructureFedAvg
 
 CLASSES, FEATURES, ACTIVE, DEGREE, RATIOS = 7, 500, 32, 10.0, [0.6, 0.2, 0.2]
 NODES = 100  # of each client, where their number grows
@@ -46,20 +51,7 @@ def generated(client: int, nodes: int, *, graphless: bool) -> ClientGraph:
 
 
 def measure_learner(nodes: int) -> dict[str, Any]:
-    """Time what the graph learner of one client does in a round, apart from the round.
-
-    Parameters
-    ----------
-    nodes : int
-        Nodes of the client.
-
-    Returns
-    -------
-    dict
-        Seconds of a step with the new graph after it, and of the contrastive loss with its
-        gradient, which the step's loss is in a round; the most memory above what the process had
-        with the features, and what a matrix of all pairs would take.
-    """
+    """Time what the graph learner of one client does in a round, apart from the round."""
     say(f"fedgls: graph learner, {nodes:,} nodes")
     client, alone = generated(0, nodes, graphless=True), torch.zeros(2, 0, dtype=torch.long)
     masks = client.train_mask, client.val_mask, client.test_mask
@@ -102,20 +94,7 @@ def _contrast_seconds(nodes: int, chance: torch.Generator) -> float:
 
 
 def measure_clients(method: str, clients: int) -> dict[str, Any]:
-    """Time whole rounds over small clients, half of them without edges.
-
-    Parameters
-    ----------
-    method : str
-        ``fed-gnn`` or ``structure-fedavg``.
-    clients : int
-        How many, all at one SuperNode.
-
-    Returns
-    -------
-    dict
-        Seconds a round; peak memory of the process.
-    """
+    """Time whole rounds over small clients, half of them without edges."""
     say(f"fedgls: {method}, {clients} clients")
     graphs = [generated(client, NODES, graphless=client % 2 == 1) for client in range(clients)]
     settings = StructureSettings(FEATURES, CLASSES, graphs=GRAPHS[method])

@@ -16,9 +16,9 @@ ROUNDS = 5  # after which the memory is read
 FIRST = """
 import json, sys, tempfile, time
 from pathlib import Path
-from flower_graph.apps.runner import run
-from flower_graph.config import load_config
-from flower_graph.memory import peak_memory
+from flower_graph.apps.run import run
+from flower_graph.config.load import load_config
+from flower_graph.engine.memory import peak_memory
 
 times = []
 config = load_config(sys.argv[1], sys.argv[2:])
@@ -29,15 +29,7 @@ print(json.dumps([times[0], peak_memory()]))
 
 
 def measure_start(settings: list[str], repeats: int) -> dict[str, Any]:
-    """Time new processes from their start to the end of the first round, on one thread.
-
-    Parameters
-    ----------
-    settings : list of str
-        Name of the configuration, and what replaces its settings.
-    repeats : int
-        Processes to count; one more goes before, which fills the caches of data and files.
-    """
+    """Time new processes from their start to the end of the first round, on one thread."""
     say("fedgls: from the start of a process")
     command = [sys.executable, "-c", FIRST, *settings, f"rounds={ROUNDS}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

@@ -19,15 +19,14 @@ from benchmarks import engines
 from benchmarks.ego import PlainClient, plain_round, timed
 from benchmarks.ego_round import Overlap
 from benchmarks.measure import peak_bytes, run_part, say, summary
-from flower_graph.apps.common import client_app
-from flower_graph.apps.fedscem import build_strategy, cached_egos
-from flower_graph.config import load_config
-from flower_graph.config_fedscem import FedSCemConfig
+from flower_graph.apps.run import client_app
+from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
+from flower_graph.strategies.masked_embedding_averaging.method import METHOD
+from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 
 # Seconds a round, in parts of the loop's round, and above the in-process round; of the set-up
 TARGETS = {"round": 0.2, "ratio": 0.2, "flwr": 0.3, "setup": 20.0, "bytes": 8 * 2**30}
@@ -58,28 +57,10 @@ QUICK: tuple[Case, ...] = (
 def measure(
     name: str, what: str, settings: list[str], supernodes: int, rounds: int, *, loop: bool
 ) -> dict[str, Any]:
-    """Time a run in process.
-
-    Parameters
-    ----------
-    name, what : str
-        Name of the configuration, and what the settings make of it.
-    settings : list of str
-        Settings that replace the configuration's.
-    supernodes, rounds : int
-        How many.
-    loop : bool
-        Whether to run the plain loop beside it.
-
-    Returns
-    -------
-    dict
-        Seconds of a round and its parts, of the set-up and of the loop's rounds; peak memory.
-    """
+    """Time a run in process."""
     config = load_config(name, [f"rounds={rounds}", "device=cpu", *settings])
-    assert isinstance(config, FedSCemConfig)
     say(f"fedscem: {name}, {what}, {supernodes} SuperNodes")
-    strategy, egos = build_strategy(config, None), cached_egos(config)
+    strategy, egos = METHOD.build_strategy(config, None), METHOD.graphs(config)
     assert isinstance(strategy, MaskedEmbeddingAveraging)
     clients = [PlainClient(ego, strategy.session.settings) for ego in egos] if loop else []
     overlap, before = Overlap(egos), torch.get_num_threads()

@@ -24,14 +24,15 @@ from torch import Tensor
 
 from benchmarks.ego_round import Overlap, engine_round
 from benchmarks.ppfl_server import FORMS, Size, embeddings
-from flower_graph.cohort import LinearCohort, UserSettings
-from flower_graph.data.ego_networks import partition_egos
-from flower_graph.data.generators import csbm
-from flower_graph.ego_cohort import EgoCohort, EgoSettings
+from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.sources.generators import csbm
+from flower_graph.engine.device import resolve_device
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import ActiveRows, pack_csr
-from flower_graph.relay import RelayServer, resolve_device
 from flower_graph.rng import generator
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
+from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
 HIDDEN, CLASSES, DEGREE = 16, 7, 10
 ROUNDS, WARM_UP = 10, 2

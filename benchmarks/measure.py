@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flower_graph.memory import keep_freed_memory
+from flower_graph.engine.memory import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")
@@ -56,25 +56,7 @@ def machine() -> dict[str, Any]:
 
 
 def run_part(module: str, arguments: Sequence[str] = ()) -> Any:
-    """Run a module of this folder in a process of its own; its last line is its result.
-
-    Parameters
-    ----------
-    module : str
-        Name of the file without ``.py``.
-    arguments : sequence of str
-        Its command line.
-
-    Returns
-    -------
-    object
-        The JSON that it printed.
-
-    Raises
-    ------
-    RuntimeError
-        If it failed; its error output has gone to ours.
-    """
+    """Run a module of this folder in a process of its own; its last line is its result."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     # Threads that spin while they wait measure what else the cores do; both sides of every ratio
     # wait without spinning.
@@ -110,15 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def part_main(cases: Mapping[str, Callable[..., Any]], measure_all: Callable[[bool], Any]) -> None:
-    """Be the command line of a part that measures each case in a process of its own.
-
-    Parameters
-    ----------
-    cases : mapping
-        By name what ``--case '["name", argument, ...]'`` measures.
-    measure_all : callable
-        Measures the whole part; is told whether ``--quick`` was given.
-    """
+    """Be the command line of a part that measures each case in a process of its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--case")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
-from benchmarks.page_deployment import deployment_section
+from benchmarks.page_deployment import deployment_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
 from benchmarks.page_ppfl import gpu_alignment, ppfl_section
@@ -27,18 +27,7 @@ system's load average when a part began: above 0, others used the cores too.
 
 
 def render(results: dict[str, Any]) -> str:
-    """Write the page.
-
-    Parameters
-    ----------
-    results : dict
-        What ``benchmarks/results.json`` holds.
-
-    Returns
-    -------
-    str
-        Markdown.
-    """
+    """Write the page."""
     sections: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
         "round": _round,
         "flwr": _flwr,
@@ -50,7 +39,9 @@ def render(results: dict[str, Any]) -> str:
         "fedgls": fedgls_section,
         "ppfl": ppfl_section,
         "deployment": deployment_section,
+        "waiting": waiting_section,
         "soak": soak_section,
+        "startup": _startup,
         "gpu": _gpu,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]
@@ -75,6 +66,30 @@ def _footnote(part: dict[str, Any]) -> str:
     quick = " **Tiny sizes, to try the scripts out; the figures mean nothing.**"
     took = f"Measured {part['measured']} in {part['took-seconds']:.0f} s{load}."
     return f"<sub>{took}{quick if part['quick'] else ''}</sub>"
+
+
+def _startup(part: dict[str, Any]) -> Iterable[str]:
+    yield "## Starting"
+    yield (
+        "CPU seconds, user and system, of commands that compute little, and their ratio to an "
+        "import that nobody can avoid: medians of "
+        f"{part['times']} runs in turns, by `python benchmarks/startup.py --against CHECKOUT`. "
+        "*Before* is version 0.1.0 where PyTorch Geometric, and with it PyTorch's compiler, was "
+        "imported by every run."
+    )
+    head = ("command", "beside", "before", "after", "target", "")
+    yield table(head, (_startup_row(entry) for entry in part["entries"]))
+
+
+def _startup_row(entry: dict[str, Any]) -> Sequence[str]:
+    before, after = (
+        f"{entry[side]['ratio']:.2f} ({entry[side]['seconds']:.2f} s)" if side in entry else ""
+        for side in ("before", "after")
+    )
+    target, ratio = entry["target"], entry["after"]["ratio"]
+    beside = f"`import {entry['beside']}`"
+    words = f"`{entry['command']}`"
+    return words, beside, before, after, f"at most {target:g}", verdict(ratio, target)
 
 
 def _round(part: dict[str, Any]) -> Iterable[str]:

@@ -47,5 +47,32 @@ def deployment_section(part: dict[str, Any]) -> Iterable[str]:
     yield table(head, rows)
 
 
+def waiting_section(part: dict[str, Any]) -> Iterable[str]:
+    """Write what ``benchmarks.waiting`` measured."""
+    yield "## Deployment: what is lost by looking for replies"
+    yield (
+        "Seconds from the moment when the last reply of an exchange is there to its end, over a "
+        "grid that answers after a given time. *Flower* is `Grid.send_and_receive`, which sleeps "
+        "3 s between two looks; *relay* is `Exchange.relay`, by which FedGLS, FedAvg, FedProx and "
+        "all methods on `ReportedFedAvg` exchange. The deployments above were measured while they "
+        "still went through the first. `python -m benchmarks.waiting`."
+    )
+    rows = [
+        (duration(one["after"]), duration(one["flower"]), duration(one["ours"]))
+        for one in part["entries"]
+    ]
+    yield table(("reply after", "Flower", "relay"), rows)
+    if "deployed" in part:
+        one = part["deployed"]
+        yield (
+            f"Deployed, `{one['config']}` with {one['supernodes']} SuperNodes, before and after at "
+            f"the same time on one machine at a load of {one['load']:.0f}, where it is starting "
+            "processes that takes nearly all of the time: an exchange took "
+            f"{duration(one['before'])} before and "
+            f"{duration(one['after'])} after (medians of {one['rounds']} rounds; `measure` of "
+            "`benchmarks.deployment` in both checkouts)."
+        )
+
+
 def _kilo(size: float) -> str:
     return f"{size / 1e3:,.0f} kB"

@@ -32,7 +32,7 @@ from benchmarks.ppfl_server import (
     growth_cases,
     measure_alignment,
 )
-from flower_graph.config import PPFLConfig, load_config
+from flower_graph.config.load import load_config
 
 # The server's goals; an iteration in parts of gensim's time; seconds above the clients' own work
 GOALS = {**TARGETS, "deepwalk": TARGET, "flwr": 0.5}
@@ -69,7 +69,6 @@ def measure_server(quick: bool) -> dict[str, Any]:
 def measure_walking(quick: bool) -> list[dict[str, Any]]:
     """Measure DeepWalk with one pass over the walks, and with the shipped number of them."""
     config = load_config(CONFIGS[0], [])
-    assert isinstance(config, PPFLConfig)
     work, turns = (TINY, 1) if quick else (WORK, 7)
     passes = sorted({1, config.deepwalk.epochs})[: 1 if quick else 2]
     return [_part("deepwalk", CONFIGS[0], [*work, f"deepwalk.epochs={n}"], turns) for n in passes]

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 
 from benchmarks.measure import say, summary
-from flower_graph.apps.ppfl import build_model, cached_clients
-from flower_graph.config import PPFLConfig, load_config
-from flower_graph.deepwalk import DeepWalkSettings
-from flower_graph.public_nodes import EmbeddingModel, FloatArray, IntArray
+from flower_graph.config.load import load_config
+from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalkSettings
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingModel,
+    FloatArray,
+    IntArray,
+)
+from flower_graph.strategies.procrustes_alignment.method import METHOD, build_model
 
 TARGET = 1.5  # times gensim alone, walking included
 WORK = ["deepwalk.walks=10", "deepwalk.length=40", "deepwalk.window=5"]  # as the goal has it
@@ -40,27 +44,11 @@ def gensim_alone(walks: list[list[int]], settings: DeepWalkSettings) -> None:
 
 
 def measure_deepwalk(name: str, settings: list[str], turns: int) -> dict[str, Any]:
-    """Time a client's first iteration and a later one; after each, gensim alone on its walks.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration; its first client is measured.
-    settings : list of str
-        Settings that replace the configuration's.
-    turns : int
-        Iterations of each kind to count; one more goes before.
-
-    Returns
-    -------
-    dict
-        Seconds of all sides, of making the model and of the walks; the ratios of the medians.
-    """
+    """Time a client's first iteration and a later one; after each, gensim alone on its walks."""
     say(f"ppfl: {name}, DeepWalk beside gensim, {' '.join(settings)}")
     config = load_config(name, ["device=cpu", *settings])
-    assert isinstance(config, PPFLConfig)
     torch.set_num_threads(1)
-    graph = cached_clients(config)[0]
+    graph = METHOD.graphs(config)[0]
     rows = graph.public.nonzero().flatten().numpy()
     times: dict[str, list[float]] = defaultdict(list)
 

@@ -18,16 +18,24 @@ from flwr.clientapp import ClientApp
 from benchmarks import engines
 from benchmarks.measure import say, summary
 from benchmarks.ppfl_server import Size, embeddings
-from flower_graph.apps.data_folders import share
-from flower_graph.apps.ppfl import build_strategy, cached_clients, make_member
-from flower_graph.client import make_client_app
-from flower_graph.config import PPFLConfig, load_config
-from flower_graph.memory import peak_memory
-from flower_graph.public_nodes import EmbeddingModel, FloatArray, IntArray, Member
-from flower_graph.report import RoundReport
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.load import load_config
+from flower_graph.data.folders.party import share
+from flower_graph.engine.memory import peak_memory
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.state import forget_run
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment, PublicNodeClient
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingModel,
+    FloatArray,
+    IntArray,
+    Member,
+)
+from flower_graph.strategies.procrustes_alignment.method import METHOD, make_member
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    ProcrustesAlignment,
+    PublicNodeClient,
+)
 
 SUPERNODES = 4  # one for each client of the shipped settings
 WARM_UP = 2  # iterations that are not counted; the last is not either: the MLP judges there too
@@ -94,35 +102,17 @@ class Fixed:
 
 
 def measure_rounds(name: str, settings: list[str], threads: int, rounds: int) -> dict[str, Any]:
-    """Time a run in process, with a SuperNode for each client.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration.
-    settings : list of str
-        Settings that replace the configuration's.
-    threads : int
-        Threads of PyTorch.
-    rounds : int
-        Iterations, those that are not counted among them.
-
-    Returns
-    -------
-    dict
-        Seconds of an iteration and of its parts, each client's own work, bytes and peak memory.
-    """
+    """Time a run in process, with a SuperNode for each client."""
     say(f"ppfl: {name} {' '.join(settings)}, {threads} threads")
     torch.set_num_threads(threads)
     config = load_config(name, [f"rounds={rounds}", "device=cpu", *settings])
-    assert isinstance(config, PPFLConfig)
-    book, graphs = Workbook(), cached_clients(config)
+    book, graphs = Workbook(), METHOD.graphs(config)
     members = [book.watched(make_member(graph, config)) for graph in graphs]
 
     def client_fn(context: Context) -> PublicNodeClient:
         return PublicNodeClient(context, members[share(context, len(members))])
 
-    strategy = build_strategy(config, None)
+    strategy = METHOD.build_strategy(config, None)
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=SUPERNODES, seed=config.seed)
     reports, spent = _run(strategy, grid, rounds, book)
     counted = slice(WARM_UP, -1)
@@ -182,17 +172,7 @@ def _payload(report: RoundReport) -> int:
 
 
 def measure_exchange(form: str, size: Sequence[int], threads: int, rounds: int) -> dict[str, Any]:
-    """Time whole iterations of clients at one SuperNode that have nothing to learn.
-
-    Parameters
-    ----------
-    form : str
-        The alignment, ``pairs`` or ``consensus``.
-    size : sequence of int
-        As ``Size``.
-    threads, rounds : int
-        Threads of PyTorch; iterations, the warm-up among them.
-    """
+    """Time whole iterations of clients at one SuperNode that have nothing to learn."""
     say(f"ppfl: {form}, iterations without learning, {threads} threads")
     torch.set_num_threads(threads)
     wanted = Size(*size)
@@ -214,30 +194,14 @@ def _app(members: Sequence[Member]) -> ClientApp:
 
 
 def measure_ray(name: str, settings: list[str], rounds: int) -> dict[str, Any]:
-    """Time ``flwr run`` with a SuperNode for each client.
-
-    Parameters
-    ----------
-    name, settings
-        As in ``measure_rounds``.
-    rounds : int
-        Iterations, those that are not counted among them.
-    """
+    """Time ``flwr run`` with a SuperNode for each client."""
     reports, total, _ = engines.run_rounds(name, [f"rounds={rounds}", *settings], SUPERNODES)
     seconds = summary([report.seconds for report in reports[WARM_UP:-1]])
     return {"config": name, "settings": settings, "round": seconds, "total-seconds": total}
 
 
 def above_own(ray: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
-    """Say what of an iteration on Ray is not the clients' own work.
-
-    Parameters
-    ----------
-    ray : dict
-        As ``measure_ray`` returns it.
-    alone : dict
-        The same in process on one thread, as a Ray actor has it, from ``measure_rounds``.
-    """
+    """Say what of an iteration on Ray is not the clients' own work."""
     own = makespan(alone["own"], min(SUPERNODES, os.cpu_count() or 1))
     return {**ray, "own": own, "above": ray["round"]["median"] - own}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import exponent, say, summary
-from flower_graph.memory import peak_memory
+from flower_graph.engine.memory import peak_memory
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.rng import generator
 
@@ -41,21 +41,7 @@ QUICK_SWEEPS: dict[str, dict[str, Sequence[int]]] = {
 
 
 def embeddings(size: Size, *, related: bool = True) -> Tensor:
-    """Draw embeddings of the same nodes at several clients.
-
-    Parameters
-    ----------
-    size : Size
-        How many.
-    related : bool
-        Whether all clients have the same embeddings, each turned in its own way and with noise as
-        large as they are; else nothing but the noise, on which a consensus takes longest.
-
-    Returns
-    -------
-    Tensor
-        ``[m, u, d]`` float32.
-    """
+    """Draw embeddings of the same nodes at several clients."""
     clients, nodes, dimension = size
     draw = generator(0, "alignment", clients)
     own = torch.randn(clients, nodes, dimension, generator=draw)
@@ -69,26 +55,7 @@ def embeddings(size: Size, *, related: bool = True) -> Tensor:
 def measure_alignment(
     form: str, size: Sequence[int], threads: int, related: bool, repeats: int
 ) -> dict[str, Any]:
-    """Time one alignment.
-
-    Parameters
-    ----------
-    form : str
-        ``pairs`` or ``consensus``.
-    size : sequence of int
-        As ``Size``.
-    threads : int
-        Threads of PyTorch.
-    related : bool
-        As in ``embeddings``.
-    repeats : int
-        Alignments to count; one more goes before.
-
-    Returns
-    -------
-    dict
-        The arguments, seconds, and the peak memory of the process with the embeddings.
-    """
+    """Time one alignment."""
     wanted = Size(*size)
     say(f"ppfl: {form}, {wanted.clients} x {wanted.nodes} x {wanted.dimension}, {threads} threads")
     torch.set_num_threads(threads)
@@ -133,13 +100,7 @@ def growth_cases(quick: bool) -> list[tuple[str, Size, int, bool, int]]:
 
 
 def fitted(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Fit how the time grows along each axis, over all sizes and from the last but one on.
-
-    Parameters
-    ----------
-    entries : sequence of dict
-        As ``measure_alignment`` returns them, for ``growth_cases``.
-    """
+    """Fit how the time grows along each axis, over all sizes and from the last but one on."""
     fits = []
     for form in FORMS:
         own = [entry for entry in entries if entry["form"] == form]

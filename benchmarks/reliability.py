@@ -1,6 +1,6 @@
 """Tries every fault and writes ``docs/results/reliability.json`` and the table of reliability.md.
 
-``python benchmarks/reliability.py [--only tests/faults]``. The tests note what happened; here it
+``python benchmarks/reliability.py [--only tests/contracts]``. The tests note what happened; here it
 becomes a table.
 """
 
@@ -17,19 +17,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
-TESTS = ("tests/faults", "tests/test_restarted_supernodes.py", "tests/deployment")
+TESTS = ("tests/contracts", "tests/deployment")
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 METHODS = ("nFedGNN", "FedSCem", "FedGLS", "PPFL-GNN")
 Faults = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 
 def table(faults: Faults) -> str:
-    """Write fault by fault what happened to each method, and the test that says so."""
+    """Write fault by fault what happened to which methods, and the test that says so."""
     blocks = []
     for fault, methods in faults.items():
-        known = [(name, methods[name]) for name in sorted(methods, key=_place)]
-        rows = [f"| {name} | {one['happened']} | `{_short(one['test'])}` |" for name, one in known]
-        head = ["| method | what happened | test |", "| --- | --- | --- |"]
+        alike: dict[tuple[str, str], list[str]] = {}  # methods to which the same happened
+        for name in sorted(methods, key=_place):
+            one = methods[name]
+            alike.setdefault((one["happened"], _short(one["test"])), []).append(name)
+        rows = [f"| {'; '.join(who)} | {what} | `{test}` |" for (what, test), who in alike.items()]
+        head = ["| methods | what happened | test |", "| --- | --- | --- |"]
         blocks.append("\n".join([f"### {fault[0].upper()}{fault[1:]}", "", *head, *rows]))
     return "\n\n".join(blocks)
 

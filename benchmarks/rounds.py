@@ -20,15 +20,17 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from benchmarks.measure import say, summary
-from flower_graph.apps.common import cached_data, client_app
-from flower_graph.apps.nfedgnn import build_strategy
-from flower_graph.cohort import LinearCohort
-from flower_graph.config import NFedGNNConfig, load_config
+from flower_graph.apps.run import client_app
+from flower_graph.config.load import load_config
 from flower_graph.data import load_data
+from flower_graph.data.cached import cached_data
 from flower_graph.errors import DataError
 from flower_graph.ops.active_rows import pack
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.method import METHOD
+from flower_graph.strategies.split_gradient_relay.users import LinearCohort
 
 TARGETS = {"nfedgnn/cora": 0.3, "quickstart": 0.3, "nfedgnn/pubmed": 0.6}
 WARM_UP = 3  # rounds that are not counted: packing, first touch of memory
@@ -77,22 +79,7 @@ def central_epoch(config: NFedGNNConfig, data: Data) -> Callable[[], float]:
 
 
 def compare(config: NFedGNNConfig, data: Data, supernodes: int) -> dict[str, Any]:
-    """Time rounds and epochs in turn.
-
-    Parameters
-    ----------
-    config : NFedGNNConfig
-        The run.
-    data : Data
-        Its graph.
-    supernodes : int
-        Cohorts that the users are dealt to.
-
-    Returns
-    -------
-    dict
-        Seconds of both, and the ratio of their medians.
-    """
+    """Time rounds and epochs in turn."""
     epoch, rounds, epochs = central_epoch(config, data), [], []
 
     def on_round(report: RoundReport) -> None:
@@ -100,7 +87,7 @@ def compare(config: NFedGNNConfig, data: Data, supernodes: int) -> dict[str, Any
         epochs.append(epoch())
 
     grid = InProcessGrid(client_app(config, None), num_supernodes=supernodes)
-    strategy = build_strategy(config, None)
+    strategy = METHOD.build_strategy(config, None)
     strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
     round_, epoch_ = summary(rounds[WARM_UP:]), summary(epochs[WARM_UP:])
     ratio = round_["median"] / epoch_["median"]
@@ -108,23 +95,8 @@ def compare(config: NFedGNNConfig, data: Data, supernodes: int) -> dict[str, Any
 
 
 def user_step(config: NFedGNNConfig, data: Data, repeats: int) -> dict[str, Any]:
-    """Time the users' Adam step and forward in turn with a triad over as many bytes.
-
-    Parameters
-    ----------
-    config : NFedGNNConfig
-        The run.
-    data : Data
-        Its graph.
-    repeats : int
-        How often.
-
-    Returns
-    -------
-    dict
-        Seconds of the step, bytes that it has to move, and both bandwidths.
-    """
-    settings = build_strategy(config, None).book.settings
+    """Time the users' Adam step and forward in turn with a triad over as many bytes."""
+    settings = METHOD.build_strategy(config, None).users.settings
     cohort = LinearCohort(pack(data.x, bias=settings.bias), settings)
     gradient = torch.randn(data.num_nodes, settings.latent_size)
     weights = cohort.tensors()["weight"].numel()
@@ -151,17 +123,7 @@ def user_step(config: NFedGNNConfig, data: Data, repeats: int) -> dict[str, Any]
 
 
 def measure(name: str, rounds: int, *, with_step: bool) -> dict[str, Any]:
-    """Measure one configuration, or say why it cannot be.
-
-    Parameters
-    ----------
-    name : str
-        Name of the configuration.
-    rounds : int
-        Rounds to run, those of the warm-up included.
-    with_step : bool
-        Whether to hold the users' step against the memory's bandwidth.
-    """
+    """Measure one configuration, or say why it cannot be."""
     config = load_config(name, [f"rounds={rounds}", "device=cpu"])
     try:
         load_data(config.data, seed=config.seed, download=False)

@@ -31,6 +31,7 @@ PARTS = {
     "fedgls": "fedgls",
     "ppfl": "ppfl",
     "deployment": "deployment",
+    "waiting": "waiting",
     "soak": "soak",
     "gpu": "gpu",
 }

@@ -19,12 +19,12 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from benchmarks.measure import exponent, say, summary
-from flower_graph.ledger import count_bytes
-from flower_graph.records.secure_sum import MaskedReply
 from flower_graph.secure.partners import plan
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum_host import SumHost
-from flower_graph.secure.sum_server import Skipped, SumServer
+from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.messages import MaskedReply
+from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.server.ledger import count_bytes
 
 LIMIT = 64.0
 STEPS = {32: 2.0**-16, 64: 2.0**-24}  # resolutions that need words of so many bits
@@ -36,15 +36,7 @@ REST = -1  # the SuperNode of the clients that are not sampled
 
 
 class Sum:
-    """A server and its hosts; adds up what every step costs, by SuperNode.
-
-    Parameters
-    ----------
-    hosted : dict of int to range
-        Clients of each SuperNode.
-    length, word : int
-        Numbers of a vector, and bits of a number.
-    """
+    """A server and its hosts; adds up what every step costs, by SuperNode."""
 
     def __init__(self, hosted: dict[int, range], length: int, word: int) -> None:
         self.server, self.length = SumServer(), length
@@ -122,18 +114,7 @@ def wire_bytes(message: Any) -> int:
 
 
 def measure_round(clients: int, length: int, rounds: int, word: int) -> dict[str, Any]:
-    """Time whole rounds of one SuperNode with all clients.
-
-    Parameters
-    ----------
-    clients, length, rounds, word : int
-        Clients, numbers of a vector, measured rounds, bits of a number.
-
-    Returns
-    -------
-    dict
-        Seconds of the round, of its two sides, and of saving and loading the state.
-    """
+    """Time whole rounds of one SuperNode with all clients."""
     whole = Sum({0: range(clients)}, length, word)
     host, server, state = [], [], []
     for number in range(rounds + WARM_UP):
@@ -155,18 +136,7 @@ def measure_round(clients: int, length: int, rounds: int, word: int) -> dict[str
 
 
 def measure_size(clients: int, length: int, sample: int) -> dict[str, Any]:
-    """Measure what a round costs a client that is alone at its SuperNode, and the server.
-
-    Parameters
-    ----------
-    clients, length, sample : int
-        Clients, numbers of a vector, clients that are measured.
-
-    Returns
-    -------
-    dict
-        Seconds and bytes of a client, seconds of the server, partners and threshold.
-    """
+    """Measure what a round costs a client that is alone at its SuperNode, and the server."""
     hosted = {node: range(node, node + 1) for node in range(sample)}
     many = Sum(hosted | {REST: range(sample, clients)}, length, 32)
     many.round(0)

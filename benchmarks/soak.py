@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 
 from benchmarks.measure import say
-from flower_graph.apps.runner import run
-from flower_graph.config import load_config
-from flower_graph.launch import flwr_run
-from flower_graph.report import RoundReport
+from flower_graph.apps.cli.launch import flwr_run
+from flower_graph.apps.run import run
+from flower_graph.config.load import load_config
+from flower_graph.report.rounds import RoundReport
 
 GROWTH = 0.05  # share by which memory may grow
 ROUNDS = {"in-process": 1000, "flwr": 200}

@@ -21,12 +21,12 @@ import torch
 from flwr.app import Context, RecordDict
 
 from benchmarks.measure import say, summary
-from flower_graph.cohort import UserSettings
-from flower_graph.data.generators import csbm_sparse
-from flower_graph.records.keys import CONFIG
-from flower_graph.records.relay import RelayRequest
-from flower_graph.state import forget_run
-from flower_graph.strategies.split_gradient_relay import NodeClient
+from flower_graph.client.state import forget_run
+from flower_graph.data.sources.generators import csbm_sparse
+from flower_graph.messages.keys import CONFIG
+from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
+from flower_graph.strategies.split_gradient_relay.strategy import NodeClient
+from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 SETTINGS = UserSettings(16, False, 0.1, 5e-4, 0, "holders")
 FEATURES, ACTIVE = 500, 50  # as PubMed
@@ -56,20 +56,7 @@ def make_context(node: int, folder: str) -> Context:
 
 
 def alternate(users: int, messages: int) -> dict[str, Any]:
-    """Send the same messages to the three clients and time them.
-
-    Parameters
-    ----------
-    users : int
-        Users of the cohort.
-    messages : int
-        How many each client gets.
-
-    Returns
-    -------
-    dict
-        Seconds of a message for each client, and what travels with it.
-    """
+    """Send the same messages to the three clients and time them."""
     ways = {"process": ":memory:", "file": "", "file-in-turns": ""}
     contexts = {way: make_context(i, where) for i, (way, where) in enumerate(ways.items())}
     seconds: dict[str, list[float]] = {way: [] for way in ways}

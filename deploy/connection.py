@@ -21,27 +21,7 @@ NAME = "my-deployment"
 
 
 def write_connection(home: Path, name: str, address: str, certificate: Path | None) -> Path:
-    """Add a connection to Flower's configuration.
-
-    Parameters
-    ----------
-    home : Path
-        Flower's home folder.
-    name, address : str
-        The connection's name; host and port of the SuperLink.
-    certificate : Path, optional
-        The authority that signed the SuperLink's certificate; None for a SuperLink without TLS.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such certificate.
-    """
+    """Add a connection to Flower's configuration."""
     if certificate is not None and not certificate.is_file():
         raise FileNotFoundError(f"{certificate}: no such certificate")
     file = home / "config.toml"

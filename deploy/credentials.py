@@ -45,24 +45,7 @@ class CredentialsError(Exception):
 def make_server_credentials(
     folder: Path, hosts: Sequence[str], *, expires: datetime | None = None
 ) -> None:
-    """Write an authority and the certificate that it gives the SuperLink.
-
-    Parameters
-    ----------
-    folder : Path
-        Where; nothing that lies there is overwritten.
-    hosts : sequence of str
-        Names and addresses under which the other parties reach the SuperLink.
-    expires : datetime, optional
-        When the SuperLink's certificate expires; in a year if not given.
-
-    Raises
-    ------
-    ValueError
-        If no host is given.
-    FileExistsError
-        If one of the files is there already.
-    """
+    """Write an authority and the certificate that it gives the SuperLink."""
     if not hosts:
         raise ValueError("hosts=[]: at least one name or address is needed")
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,18 +62,7 @@ def make_server_credentials(
 
 
 def make_node_key(file: Path) -> None:
-    """Write a SuperNode's key and, beside it, its public half.
-
-    Parameters
-    ----------
-    file : Path
-        For the private key; the public one gets the ending ``.pub``.
-
-    Raises
-    ------
-    FileExistsError
-        If one of the files is there already.
-    """
+    """Write a SuperNode's key and, beside it, its public half."""
     file.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())  # Flower takes NIST curves alone
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -100,18 +72,7 @@ def make_node_key(file: Path) -> None:
 
 
 def check(file: Path) -> None:
-    """Look whether a certificate or a key can be used.
-
-    Parameters
-    ----------
-    file : Path
-        A certificate (``.crt``), or else a private key.
-
-    Raises
-    ------
-    CredentialsError
-        If it is missing, damaged or out of date, or others may read the key; says what to do.
-    """
+    """Look whether a certificate or a key can be used."""
     if not file.is_file():
         raise CredentialsError(
             f"{file}: no such file; make it with deploy/credentials.py, or copy ca.crt from "

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deploy.loopback import DeploymentError, Loopback, remove
-from flower_graph.processes import termination_as_exit
+from flower_graph.apps.cli.processes import termination_as_exit
 
 CLIENTS = 4
 TIMEOUT = 280.0  # seconds for one method's run
@@ -94,8 +94,8 @@ def run_demo(folder: Path) -> list[Outcome]:
 
 def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Path) -> Outcome:
     """Give the clients their data, start them, run the method here and as a simulation."""
-    from flower_graph.apps.runner import run
-    from flower_graph.config import load_config
+    from flower_graph.apps.run import run
+    from flower_graph.config.load import load_config
 
     overrides = [*method.overrides, *SHARED]
     _partition(method, overrides, folder / "data")
@@ -128,7 +128,7 @@ def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Pat
 
 def _partition(method: Method, overrides: Sequence[str], out: Path) -> None:
     """Write one data folder a client, and the server's."""
-    from flower_graph.cli import main
+    from flower_graph.apps.cli.main import main
 
     printed = io.StringIO()
     with redirect_stdout(printed):  # a page of statistics

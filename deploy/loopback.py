@@ -30,13 +30,13 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
-from flower_graph.node_place import STATE_VARIABLE
-from flower_graph.processes import (
+from flower_graph.apps.cli.processes import (
     adopted_orphans,
     end_processes,
     marked_processes,
     without_interrupts,
 )
+from flower_graph.storage.supernode_folder import STATE_VARIABLE
 
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
@@ -54,17 +54,7 @@ class DeploymentError(RuntimeError):
 
 
 class Loopback:
-    """A SuperLink and SuperNodes on this machine; leaving the context ends all their processes.
-
-    Parameters
-    ----------
-    folder : Path
-        For credentials, logs and the homes of all parties; new, and the caller's to remove.
-    tls : bool
-        With TLS and registered keys, or with neither.
-    environment : mapping
-        Further variables for all processes.
-    """
+    """A SuperLink and SuperNodes on this machine; leaving the context ends all their processes."""
 
     def __init__(
         self, folder: Path, *, tls: bool = True, environment: Mapping[str, str] | None = None
@@ -156,21 +146,7 @@ class Loopback:
         authority: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """Start a SuperNode.
-
-        Parameters
-        ----------
-        name : str
-            What its log is called, and how it is stopped.
-        node_config : mapping
-            What its clients find in ``Context.node_config``.
-        key : Path, optional
-            Its private key; one is made and registered if TLS is on and none is given.
-        authority : Path, optional
-            The certificate that it trusts, if not this deployment's.
-        options : sequence of str
-            Further options of ``flower-supernode``.
-        """
+        """Start a SuperNode."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         common = ["--node-config", pairs, *options]
         port, trust = str(free_port()), str(authority or self.authority)
@@ -188,39 +164,14 @@ class Loopback:
         self._start(name, [*command, *common])
 
     def start_run(self, name: str, run_config: Mapping[str, str | bool], app: Path = ROOT) -> None:
-        """Start ``flwr run . my-deployment --stream``, whose log is then called `name`.
-
-        Parameters
-        ----------
-        name : str
-            Name of the run, for its log and to wait for it.
-        run_config : mapping
-            Settings of the app.
-        app : Path
-            Folder of the app.
-        """
+        """Start ``flwr run . my-deployment --stream``, whose log is then called `name`."""
         settings = self.folder / f"{name}.toml"
         settings.write_text(tomli_w.dumps(dict(run_config)), encoding="utf-8")
         command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(settings)]
         self._start(name, command, home=USER)
 
     def wait(self, name: str, timeout: float, echo: Callable[[str], None] | None = None) -> str:
-        """Wait until a run has ended; return its log.
-
-        Parameters
-        ----------
-        name : str
-            Name of the run.
-        timeout : float
-            Seconds that it may take.
-        echo : callable, optional
-            Receives each line of the log.
-
-        Raises
-        ------
-        DeploymentError
-            If it takes longer.
-        """
+        """Wait until a run has ended; return its log."""
         deadline = time.monotonic() + timeout
         shown = 0
         while True:

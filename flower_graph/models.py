@@ -1,8 +1,9 @@
-"""Split graph networks: what the server computes from the users' latent vectors.
+"""Graph networks: halves that the server has, and whole ones of clients that have a graph each.
 
-Each model is an ordinary module called as ``model(x, edge_index)``, PyG's convention, where ``x``
-holds the latent vectors. Any module with that signature can take its place. The first layer's
-linear map is at the users; ``latent_size`` says how many numbers each user sends.
+Split networks are what the server computes from the users' latent vectors. Each model is an
+ordinary module called as ``model(x, edge_index)``, PyG's convention, where ``x`` holds the latent
+vectors. Any module with that signature can take its place. The first layer's linear map is at the
+users; ``latent_size`` says how many numbers each user sends.
 
 The matrices that a graph needs are built at the first call with an ``edge_index`` and kept until
 another tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
@@ -18,10 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.ops.attention import attend, attention_graph
-from flower_graph.ops.graph import gcn_adjacency, mean_adjacency, propagate
+from flower_graph.ops.graph import (
+    Adjacency,
+    csr_tensor,
+    gcn_adjacency,
+    mean_adjacency,
+    pointers,
+    propagate,
+)
 from flower_graph.rng import seeded
 
 T = TypeVar("T")
+FEW = 0.1  # share of features that are not 0, up to which their entries alone are multiplied
 
 
 class _GraphCache(Generic[T]):
@@ -73,23 +82,11 @@ class SplitGCN(nn.Module):
 
 
 class SplitGAT(nn.Module):
-    """Server half of a two-layer GAT.
+    """Server half of a two-layer GAT."""
 
-    The first layer attends over the users' vectors, one per head; its heads are concatenated and
-    passed through ELU. The second layer is an ordinary GAT layer with one head (nFedGNN,
-    appendix D, equation 9).
-
-    Parameters
-    ----------
-    hidden : int
-        Numbers per head, ``h``.
-    heads : int
-        Heads of the first layer, ``L``; users send ``L h`` numbers.
-    classes : int
-        Number of classes.
-    dropout : float
-        Dropout on the input of both layers and on the attention coefficients.
-    """
+    # The first layer attends over the users' vectors, one per head; its heads are concatenated and
+    # passed through ELU. The second layer is an ordinary GAT layer with one head (nFedGNN, appendix
+    # D, equation 9).
 
     def __init__(self, hidden: int, heads: int, classes: int, dropout: float = 0.6) -> None:
         super().__init__()
@@ -117,20 +114,10 @@ class SplitGAT(nn.Module):
 
 
 class SplitSAGE(nn.Module):
-    """Server half of a two-layer GraphSAGE with the mean aggregator.
+    """Server half of a two-layer GraphSAGE with the mean aggregator."""
 
-    The first layer adds a map of the node itself and a map of its neighbours' mean. Both maps act
-    on ``x_i``, so both are at the user, who sends their two outputs one behind the other.
-
-    Parameters
-    ----------
-    hidden : int
-        Hidden units, ``h``; users send ``2 h`` numbers.
-    classes : int
-        Number of classes.
-    dropout : float
-        Dropout on the input of both layers.
-    """
+    # The first layer adds a map of the node itself and a map of its neighbours' mean. Both maps act
+    # on ``x_i``, so both are at the user, who sends their two outputs one behind the other.
 
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -153,30 +140,70 @@ class SplitSAGE(nn.Module):
 SplitModel = SplitGCN | SplitGAT | SplitSAGE
 
 
-def build_server_model(
-    name: str, *, hidden: int, heads: int, classes: int, dropout: float, seed: int
-) -> SplitModel:
-    """Build one of the split models with reproducible initial weights.
+class GCN(nn.Module):
+    """Two-layer GCN of a client that has a graph (Kipf and Welling, ICLR 2017).
+
+    ``Z = A' dropout(ReLU(A' dropout(X) W_1 + b_1)) W_2 + b_2``, ``A'`` the normalised adjacency.
 
     Parameters
     ----------
-    name : str
-        ``"gcn"``, ``"gat"`` or ``"sage"``.
-    hidden, heads, classes, dropout : int, int, int, float
-        As in the models; ``heads`` is for GAT alone.
-    seed : int
-        The run's seed.
-
-    Returns
-    -------
-    SplitGCN, SplitGAT or SplitSAGE
-        The server's half.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown.
+    features, hidden, classes : int
+        Widths of input, hidden layer and output.
+    dropout, input_dropout : float
+        Dropout on the hidden layer and on the features.
     """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.dropout, self.input_dropout = dropout, input_dropout
+        self.first = _glorot(nn.Linear(features, hidden))
+        self.second = _glorot(nn.Linear(hidden, classes))
+        self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``."""
+        graph = self._graph(edge_index, x.shape[0])
+        x = propagate(graph, self._lifted(x)).add_(self.first.bias).relu_()
+        x = functional.dropout(x, self.dropout, self.training)
+        return propagate(graph, x @ self.second.weight.T).add_(self.second.bias)
+
+    def _lifted(self, x: Tensor) -> Tensor:
+        """Multiply features by the first matrix, by their entries if most are 0."""
+        if self.training and self.input_dropout:
+            x = functional.dropout(x, self.input_dropout)
+        else:
+            entries = self._entries(x, x.shape[0])
+            if entries is not None:
+                return propagate(entries, self.first.weight.T)
+        return x @ self.first.weight.T
+
+
+def _few_entries(x: Tensor, n: int) -> Adjacency | None:
+    """Give features as a sparse matrix if few of them, such as words of a text, are not 0."""
+    if int(torch.count_nonzero(x)) > FEW * x.numel():
+        return None
+    row, col = x.nonzero().t()
+    value, width = x[row, col], x.shape[1]
+    return Adjacency(_sparse(row, col, value, n, width), _sparse(col, row, value, width, n))
+
+
+def _sparse(row: Tensor, col: Tensor, value: Tensor, rows: int, columns: int) -> Tensor:
+    order = torch.argsort(row, stable=True)
+    where = pointers(row, rows), col[order].to(torch.int32)
+    return csr_tensor(*where, value[order], (rows, columns))
+
+
+def build_server_model(
+    name: str, *, hidden: int, heads: int, classes: int, dropout: float, seed: int
+) -> SplitModel:
+    """Build one of the split models with reproducible initial weights."""
     with seeded(torch.device("cpu"), seed, "server-model"):
         if name == "gcn":
             return SplitGCN(hidden, classes, dropout)
@@ -188,17 +215,7 @@ def build_server_model(
 
 
 class CentralModel(nn.Module):
-    """The same network in one piece: one shared linear map in front of a server model.
-
-    Parameters
-    ----------
-    num_features : int
-        Width of the feature matrix.
-    server : Module
-        Server half with a ``latent_size``.
-    input_dropout : float
-        Dropout on the features, as ordinary GCN and GAT have it.
-    """
+    """The same network in one piece: one shared linear map in front of a server model."""
 
     def __init__(self, num_features: int, server: Any, input_dropout: float) -> None:
         super().__init__()

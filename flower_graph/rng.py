@@ -10,20 +10,7 @@ import torch
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
-    """Derive an independent seed for one purpose.
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed.
-    labels : str or int
-        What the numbers are for, such as ``"dropout", server_round``.
-
-    Returns
-    -------
-    int
-        A number below 2^63, the same on every machine.
-    """
+    """Derive an independent seed for one purpose."""
     text = "/".join(str(part) for part in (seed, *labels))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

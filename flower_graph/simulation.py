@@ -34,7 +34,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_graph.memory import keep_freed_memory
+from flower_graph.engine.memory import keep_freed_memory
 
 LOG = logging.getLogger(__name__)
 

@@ -6,14 +6,54 @@ import fcntl
 import gc
 import json
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # The tests' tensors are tiny: more threads only wait for each other, 20 times as long when the
 # machine has other work. It must be set before PyTorch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No deadline: on a machine that has other work, an example may take long.
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.load_profile("quick")
+
+# Contracts that take minutes over all methods; rounds and resuming are tried for every one.
+FAULTS = (
+    "test_checkpoint_files",
+    "test_clocks",
+    "test_dropouts",
+    "test_killed",
+    "test_restarts",
+    "test_server_killed",
+    "test_silence",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what starts processes of Flower's or needs data from outside the package.
+
+    Of the former one test each is marked ``fast``: `make test` has it too. Of the contracts of
+    faults it has two methods'.
+    """
+    for item in items:
+        if _is_a_fault_again(item):
+            item.add_marker(pytest.mark.slow)
+        starts = item.get_closest_marker("flwr") or item.get_closest_marker("deployment")
+        needs = "data_root" in getattr(item, "fixturenames", ())
+        if needs or (starts and not item.get_closest_marker("fast")):
+            item.add_marker(pytest.mark.slow)
+
+
+def _is_a_fault_again(item: pytest.Item) -> bool:
+    """Whether it is a contract of faults, for a method besides the two that `make test` tries."""
+    if item.path.parent.name != "contracts" or item.path.stem not in FAULTS or "[" not in item.name:
+        return False
+    return not any(method in item.name.lower() for method in ("nfedgnn", "fedgls"))
 
 
 def pytest_collection_finish() -> None:
@@ -29,6 +69,21 @@ def data_root() -> Path:
     if not value:
         pytest.skip("FLOWER_GRAPH_DATA is unset: no raw data outside the package")
     return Path(value)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Let every look-up of another machine fail at once: no test downloads or waits for a host."""
+    look_up = socket.getaddrinfo
+
+    def local(host: Any, *more: Any, **others: Any) -> Any:
+        if host in (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"):
+            return look_up(host, *more, **others)
+        raise socket.gaierror(socket.EAI_NONAME, "name lookup is switched off")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", local)
+        yield
 
 
 Outcome = Callable[[str, str, str], None]

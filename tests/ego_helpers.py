@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import EgoSettings, Shared, rest_shapes
-from flower_graph.stacked_weights import ModelWeights
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    EgoSettings,
+    Shared,
+    rest_shapes,
+)
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
 SETTINGS = EgoSettings(

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import dense_to_sparse
 
-from flower_graph.data.client_graphs import ClientGraph
-from flower_graph.graph_learners import LearnerSettings
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.rng import generator
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.structure_networks import StructureSettings, initial_models
+from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
+from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
 
 FEDGLS = "structure-fedavg"
 METHODS = (

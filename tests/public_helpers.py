@@ -12,11 +12,19 @@ from flwr.app import Context
 from flwr.clientapp.typing import Mod
 from torch import Tensor
 
-from flower_graph.client import make_client_app
-from flower_graph.public_nodes import EmbeddingModel, FloatArray, IntArray, Member
-from flower_graph.report import RoundReport
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment, PublicNodeClient
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingModel,
+    FloatArray,
+    IntArray,
+    Member,
+)
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    ProcrustesAlignment,
+    PublicNodeClient,
+)
 
 
 class ToyModel:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from flower_graph.client import make_client_app
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import EgoSettings
-from flower_graph.report import RoundReport
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage import ACTIONS, LocalSage, SageClient
+from flower_graph.strategies.fed_sage.strategy import ACTIONS, LocalSage, SageClient
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 CLASSES, FEATURES = 3, 8
 SETTINGS = EgoSettings(FEATURES, CLASSES, hidden=6, learning_rate=0.02, seed=5)

@@ -13,23 +13,30 @@ from flwr.serverapp.strategy import Result
 from plain_structure import FEDGLS, METHODS
 from torch import Tensor
 
-from flower_graph.client import make_client_app
-from flower_graph.data.client_graphs import ClientGraph
-from flower_graph.graph_learners import LearnerSettings
-from flower_graph.report import RoundReport
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import StateStore
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.state import StateStore
-from flower_graph.strategies.fedproto import FedProto, PrototypeClient
-from flower_graph.strategies.structure_fedavg import (
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.fedproto import FedProto, PrototypeClient
+from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
+from flower_graph.strategies.structure_fedavg.networks import (
+    KNN,
+    LEARNED,
+    NONE,
+    OWN,
+    TRUE,
+    StructureSettings,
+)
+from flower_graph.strategies.structure_fedavg.strategy import (
     LocalClient,
     LocalTraining,
     SharewiseFedAvg,
     StructureClient,
     StructureFedAvg,
 )
-from flower_graph.structure_cohort import StructureCohort
-from flower_graph.structure_networks import KNN, LEARNED, NONE, OWN, TRUE, StructureSettings
 
 FEATURES, CLASSES = 8, 4
 SETTINGS = StructureSettings(

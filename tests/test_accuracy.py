@@ -7,9 +7,9 @@ from statistics import fmean
 
 import pytest
 
-from flower_graph.apps.runner import simulate
-from flower_graph.config import load_config
-from flower_graph.report import RoundReport
+from flower_graph.apps.run import simulate
+from flower_graph.config.load import load_config
+from flower_graph.report.rounds import RoundReport
 
 
 def at_best_validation(reports: list[RoundReport]) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flower_graph.arrays import decode_array, encode_array
+from flower_graph.messages.arrays import decode_array, encode_array
 
 DTYPES = hnp.floating_dtypes() | hnp.integer_dtypes() | hnp.boolean_dtypes()
 

@@ -16,6 +16,8 @@ from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run, secure
 
 ROOT = Path(__file__).resolve().parents[1]
 
+pytestmark = pytest.mark.slow
+
 
 def ratio_of(entry: dict[str, Any]) -> float:
     return float(entry["round"]["median"] / entry["epoch"]["median"])

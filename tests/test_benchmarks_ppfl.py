@@ -11,6 +11,8 @@ import torch
 
 from benchmarks import measure, page, ppfl, ppfl_rounds, ppfl_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def overlapping() -> dict[str, Any]:

@@ -10,12 +10,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 
-from flower_graph.central_privacy import CentralNoise, central_noise
-from flower_graph.client import make_client_app
-from flower_graph.config_privacy import PrivacyConfig
-from flower_graph.privacy_account import noise_multiplier
-from flower_graph.report import RoundReport
-from flower_graph.reported_fedavg import ReportedFedAvg
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.privacy.accountant import noise_multiplier
+from flower_graph.privacy.central import CentralNoise, central_noise
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
 
 SIZE = 4000

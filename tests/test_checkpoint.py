@@ -12,9 +12,9 @@ from flwr.app import Context, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from flower_graph import checkpoint
+from flower_graph.client.state import SMALL_BYTES, StateStore, forget_run
 from flower_graph.errors import CheckpointError
-from flower_graph.state import SMALL_BYTES, StateStore, forget_run
+from flower_graph.storage import checkpoint
 
 RUN = "0123456789abcdef" * 2
 

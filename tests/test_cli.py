@@ -14,12 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph import cli, errors
-from flower_graph.checkpoint import round_folder, save_server
-from flower_graph.cli_run import default_folder
-from flower_graph.config import RunConfig, list_configs, load_config, to_dict, to_yaml
-from flower_graph.progress import RoundPrinter
-from flower_graph.report import RoundReport, RunWriter
+from flower_graph import errors
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.cli.progress import RoundPrinter
+from flower_graph.apps.cli.run import default_folder
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config, to_dict, to_yaml
+from flower_graph.config.sources import list_configs
+from flower_graph.report.rounds import RoundReport
+from flower_graph.report.writer import RunWriter
+from flower_graph.storage.checkpoint import round_folder, save_server
 
 Call = dict[str, Any]
 
@@ -55,7 +59,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
     runner = Runner()
-    module(monkeypatch, "apps.runner", run=runner.run)
+    module(monkeypatch, "apps.run", run=runner.run)
     monkeypatch.chdir(tmp_path)
     return runner
 
@@ -281,7 +285,7 @@ def test_flwr_engine_gets_paths_in_full(
         writer.write_round(report(1))
         return writer.finish({"clients": 2, "engine": "flwr"})
 
-    module(monkeypatch, "launch", flwr_run=flwr_run)
+    module(monkeypatch, "apps.cli.launch", flwr_run=flwr_run)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my graph.pt").write_bytes(b"")
     (tmp_path / "mine.yaml").write_text("data: {name: my graph.pt, root: raw}\nseed: 3\n")
@@ -302,7 +306,7 @@ def test_flwr_engine_that_fails_is_exit_1(
     def flwr_run(*given: Any, **rest: Any) -> dict[str, Any]:
         raise RuntimeError("`flwr run` ended without a result")
 
-    module(monkeypatch, "launch", flwr_run=flwr_run)
+    module(monkeypatch, "apps.cli.launch", flwr_run=flwr_run)
     words = ["run", "quickstart", "--engine", "flwr", "--out", str(tmp_path / "out")]
     assert cli.main(words) == 1
     assert "ended without a result" in capsys.readouterr().err
@@ -322,7 +326,11 @@ def test_list_names_apps_configs_and_data(capsys: Captured) -> None:
 
 def test_reproduce_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[tuple[tuple[Any, ...], Call]] = []
-    module(monkeypatch, "apps.reproduce", main=lambda *given, **rest: calls.append((given, rest)))
+    module(
+        monkeypatch,
+        "apps.reproduce.command",
+        main=lambda *given, **rest: calls.append((given, rest)),
+    )
     words = ["reproduce", "nfedgnn", "--out", str(tmp_path), "--only", "data=Cora"]
     words += ["--only", "data=PubMed", "--only", "model=gcn", "--seeds", "0,1", "--rounds", "5"]
     assert cli.main(words) == 0
@@ -335,7 +343,7 @@ def test_reproduce_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_closed_pipe_is_no_fault() -> None:
-    command = f"{sys.executable} -m flower_graph.cli show quickstart | true"
+    command = f"{sys.executable} -m flower_graph.apps.cli.main show quickstart | true"
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True)
     assert done.stderr == ""

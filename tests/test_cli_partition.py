@@ -9,22 +9,22 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from flower_graph import cli
-from flower_graph.cli_partition import paper_figures
-from flower_graph.config import load_config
+from flower_graph.apps.cli import main as cli
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_named
 from flower_graph.data import load_graph
-from flower_graph.data.client_folder import load_folder
-from flower_graph.data.client_graphs import partition_graph
-from flower_graph.data.ego_networks import partition_egos
-from flower_graph.data.overlapping import overlapping_graphs
-from flower_graph.data.overlapping_folder import load_overlapping_folder
-from flower_graph.data.partition_stats import (
+from flower_graph.data.folders.client_folder import load_folder
+from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.partition.client_graphs import partition_graph
+from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.partition.overlapping import overlapping_graphs
+from flower_graph.data.partition.statistics import (
     client_statistics,
     ego_statistics,
     overlap_statistics,
 )
 from flower_graph.errors import OutputError
-from flower_graph.plots import plot_counts
+from flower_graph.report.plots.base import plot_counts
 
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,7 +179,7 @@ def test_overlapping_clients_of_a_folder(overlaps: str, tmp_path: Path, capsys: 
     ],
 )
 def test_the_papers_sizes_are_for_its_shares_alone(override: str, nodes: int | None) -> None:
-    found = paper_figures(load_config("ppfl/cora-gat", [override]))
+    found = method_named("ppfl").paper_figures(load_config("ppfl/cora-gat", [override]))
     assert found.get("nodes-per-client") == nodes
 
 
@@ -193,12 +193,12 @@ def test_the_papers_sizes_are_for_its_shares_alone(override: str, nodes: int | N
     ],
 )
 def test_the_papers_figures_are_for_its_settings_alone(override: str, nodes: int | None) -> None:
-    found = paper_figures(load_config("fedgls/cora", [override]))
+    found = method_named("fedgls").paper_figures(load_config("fedgls/cora", [override]))
     assert found.get("nodes-per-client") == nodes
 
 
 def test_other_apps_have_no_figures_of_a_paper() -> None:
-    assert paper_figures(load_config("fedscem/cora")) == {}
+    assert method_named("fedscem").paper_figures(load_config("fedscem/cora")) == {}
 
 
 def test_nodes_as_clients(tmp_path: Path, capsys: Captured) -> None:
@@ -262,7 +262,7 @@ def test_of_several_seeds_no_folder_is_written(egos: str, tmp_path: Path, capsys
 def test_more_folders_than_anybody_wants_are_not_written(
     egos: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flower_graph.cli_partition.MOST_FOLDERS", 7)
+    monkeypatch.setattr("flower_graph.apps.cli.partition.MOST_FOLDERS", 7)
     assert cli.main(["partition", egos, "--out", "here"]) == 0
     assert not [path for path in (tmp_path / "here").iterdir() if path.is_dir()]
     assert "none: 8 are more than 7; --supernodes N deals the clients to" in capsys.readouterr().out

@@ -12,8 +12,8 @@ from flwr.clientapp.mod import LocalDpMod, message_size_mod
 from flwr.supercore.task_identity import TaskIdentity
 
 import flower_graph
-from flower_graph.arrays import encode_array
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.messages.arrays import encode_array
 
 
 class Recorder(NumPyClient):

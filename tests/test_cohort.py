@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flower_graph.cohort import (
+from flower_graph.ops.active_rows import pack
+from flower_graph.rng import seeded
+from flower_graph.strategies.split_gradient_relay.users import (
     Cohort,
     LinearCohort,
     ModuleCohort,
     UserSettings,
     shared_linear_weight,
 )
-from flower_graph.ops.active_rows import pack
-from flower_graph.rng import seeded
 
 N, F, H = 12, 7, 3
 SETTINGS = UserSettings(H, False, 0.1, 0.01, 5, "holders")

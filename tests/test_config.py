@@ -14,20 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.config import (
-    FedGLSConfig,
-    FedSCemConfig,
-    NFedGNNConfig,
-    PPFLConfig,
-    list_configs,
-    load_config,
-    parse_overrides,
-    to_dict,
-    to_yaml,
-)
-from flower_graph.config_checks import known_keys
-from flower_graph.config_sources import describe_config
+from flower_graph.config.load import load_config, to_dict, to_yaml
+from flower_graph.config.schema import known_keys
+from flower_graph.config.sources import describe_config, list_configs, parse_overrides
 from flower_graph.errors import ConfigError
+from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
+from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
 
 KEYS = sorted(known_keys(NFedGNNConfig))
 PAPER_SETS = {"cora", "citeseer", "pubmed", "chameleon", "squirrel", "wiki-cs"}
@@ -318,7 +312,8 @@ def test_a_section_is_no_setting(override: str) -> None:
 
 def test_unknown_configs_name_the_nearest() -> None:
     assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
-    assert "did you mean fedgls/cora or fedscem/cora or nfedgnn/cora?" in refusal(config="cora")
+    known = "fedgls/cora or fedgta/cora or fedpub/cora or fedscem/cora or nfedgnn/cora"
+    assert f"did you mean {known}?" in refusal(config="cora")
     assert "there are fedgls/citeseer" in refusal(config="zzzzzzzz")
     assert "unknown" in refusal(config="../conf/quickstart")
 
@@ -403,7 +398,7 @@ def test_overrides_are_split_as_a_shell_does() -> None:
 
 def test_settings_are_read_without_torch_or_flower() -> None:
     script = (
-        "import sys; from flower_graph.config import load_config; load_config('nfedgnn/cora');"
+        "import sys; from flower_graph.config.load import load_config; load_config('nfedgnn/cora');"
         "print([name for name in ('torch', 'flwr', 'ray', 'matplotlib') if name in sys.modules])"
     )
     root = Path(__file__).resolve().parent.parent

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.config import FedGLSConfig, NFedGNNConfig, load_config, to_dict, to_yaml
-from flower_graph.config_checks import known_keys
-from flower_graph.config_fedgls import METHODS
+from flower_graph.config.load import load_config, to_dict, to_yaml
+from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.structure_fedavg.config import METHODS, FedGLSConfig
 
 
 def refusal(*overrides: str, config: str = "fedgls/cora") -> str:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.config import FedSCemConfig, NFedGNNConfig, load_config, to_dict, to_yaml
-from flower_graph.config_checks import known_keys
-from flower_graph.config_fedscem import STRATEGIES
+from flower_graph.config.load import load_config, to_dict, to_yaml
+from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError
+from flower_graph.strategies.masked_embedding_averaging.config import STRATEGIES, FedSCemConfig
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 
 
 def refusal(*overrides: str, config: str = "fedscem/cora") -> str:
@@ -173,3 +174,11 @@ def test_every_app_starts_with_the_same_keys() -> None:
         assert list(to_dict(schema()))[: len(common)] == common
         # What the server's loop reads, whichever method it runs.
         assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema).keys()
+
+
+def test_patience_is_for_methods_that_average() -> None:
+    found = load_config("fedscem/cora", ["strategy.name=fedavg", "strategy.patience=5"])
+    assert found.strategy.patience == 5
+    text = refusal("strategy.patience=5")
+    assert "strategy.patience: 5 is not allowed with strategy.name=masked-emb" in text
+    assert "strategy.patience: -1" in refusal("strategy.name=fedavg", "strategy.patience=-1")

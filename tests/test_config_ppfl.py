@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.config import PPFLConfig, load_config, to_dict, to_yaml
-from flower_graph.config_checks import known_keys
+from flower_graph.config.load import load_config, to_dict, to_yaml
+from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError
+from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 
 
 def refusal(*overrides: str, config: str = "ppfl/cora-gat") -> str:

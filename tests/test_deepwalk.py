@@ -16,8 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.deepwalk import DeepWalk, DeepWalkSettings, negative_sampling_loss
 from flower_graph.errors import DataError
+from flower_graph.strategies.procrustes_alignment.deepwalk import (
+    DeepWalk,
+    DeepWalkSettings,
+    negative_sampling_loss,
+)
 
 SETTINGS = DeepWalkSettings(dimension=4, walks=5, length=8, window=2, seed=3)
 ROWS = np.array([0, 2])
@@ -52,6 +56,7 @@ def run_three_rounds() -> str:
     return f"{losses} {walker.embed().tobytes().hex()}"
 
 
+@pytest.mark.slow
 def test_a_fresh_process_with_another_hash_seed_computes_the_same_bits():
     for hash_seed in ("1", "77"):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}

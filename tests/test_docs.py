@@ -27,13 +27,3 @@ def test_links_lead_to_headings_and_files_that_are_there(page: Path) -> None:
         other = page.parent / name if name else page
         assert other.is_file(), target
         assert not anchor or anchor in anchors(other.read_text(encoding="utf-8")), target
-
-
-def test_named_tests_are_there() -> None:
-    """Names of tests in the page on privacy are those of files and functions."""
-    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
-    assert named
-    for file, function in named:
-        source = (ROOT / file).read_text(encoding="utf-8")
-        assert not function or f"def {function}(" in source, (file, function)

@@ -19,11 +19,11 @@ from flwr.serverapp.strategy import (
 )
 from safetensors.numpy import load_file
 
-from flower_graph.apps.runner import run
-from flower_graph.client import make_client_app
-from flower_graph.config import load_config
+from flower_graph.apps.run import run
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.config.load import load_config
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg import StructureFedAvg, initial_arrays
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
 
 PAGE = DOCS / "fedgls.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -54,6 +54,7 @@ def test_the_models_have_the_shapes_that_the_page_says() -> None:
     }
 
 
+@pytest.mark.slow
 def test_other_strategies_of_flower_take_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     space = {**defined(), "InProcessGrid": InProcessGrid}
     space = run_blocks(PAGE, 3, slice(2, 3), space)

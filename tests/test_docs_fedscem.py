@@ -11,11 +11,11 @@ import pytest
 from doc_helpers import DOCS, run_blocks
 from flwr.app import Context
 
-from flower_graph.checkpoint import load_client, round_folder
-from flower_graph.client import make_client_app
-from flower_graph.ego_cohort import EgoCohort, EgoSettings
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import (
+from flower_graph.storage.checkpoint import load_client, round_folder
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.strategy import (
     ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,

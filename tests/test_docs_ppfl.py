@@ -15,12 +15,15 @@ from doc_helpers import DOCS, run_blocks
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 
-from flower_graph import state
-from flower_graph.apps.runner import run
-from flower_graph.client import make_client_app
-from flower_graph.config import load_config
+from flower_graph.apps.run import run
+from flower_graph.client import state
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.config.load import load_config
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment, PublicNodeClient
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    ProcrustesAlignment,
+    PublicNodeClient,
+)
 
 PAGE, BLOCKS = DOCS / "ppfl.md", 4
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -98,6 +101,7 @@ def test_one_supernode_for_all_clubs_gives_the_same() -> None:
         assert np.array_equal(array.numpy(), together[name].numpy()), name
 
 
+@pytest.mark.slow
 def test_a_module_of_pytorch_is_a_model_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     space = {**defined(), "InProcessGrid": InProcessGrid}
     space = run_blocks(PAGE, BLOCKS, slice(3, 4), space)

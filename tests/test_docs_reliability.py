@@ -43,14 +43,15 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
         reliability.write_page(page, FAULTS)
 
 
-def test_rows_are_in_the_order_of_the_methods() -> None:
-    one = {"happened": "nothing", "test": "tests/faults/test_x.py::test_y"}
-    text = reliability.table({"a fault": {"PPFL-GNN": one, "nFedGNN": one}})
+def test_methods_to_which_the_same_happened_share_a_row_in_their_order() -> None:
+    one = {"happened": "nothing", "test": "tests/contracts/test_x.py::test_y"}
+    other = {"happened": "something", "test": "tests/contracts/test_x.py::test_y"}
+    text = reliability.table({"a fault": {"PPFL-GNN": one, "FedSCem": other, "nFedGNN": one}})
     assert text.splitlines() == [
         "### A fault",
         "",
-        "| method | what happened | test |",
+        "| methods | what happened | test |",
         "| --- | --- | --- |",
-        "| nFedGNN | nothing | `test_x.py::test_y` |",
-        "| PPFL-GNN | nothing | `test_x.py::test_y` |",
+        "| nFedGNN; PPFL-GNN | nothing | `test_x.py::test_y` |",
+        "| FedSCem | something | `test_x.py::test_y` |",
     ]

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.dropout import draw_kept, draw_mask, thinned, turn_of
-from flower_graph.graph_batch import pack_graphs
-from flower_graph.structure_networks import Network
+from flower_graph.engine.dropout import draw_kept, draw_mask, thinned, turn_of
+from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.strategies.structure_fedavg.networks import Network
 
 
 def chance(seed: int) -> torch.Generator:

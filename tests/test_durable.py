@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from flower_graph import durable
-from flower_graph.durable import keep_state, state_file
+from flower_graph.client import durable
+from flower_graph.client.durable import keep_state, state_file
 from flower_graph.errors import StateLostError
 from flower_graph.simulation import InProcessGrid
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flower_graph.config import FedSCemConfig
-from flower_graph.config_fedscem import PartitionConfig
 from flower_graph.data import load_data
-from flower_graph.data.ego_networks import partition_egos
-from flower_graph.ego_central import train_whole
-from flower_graph.ego_cohort import EgoCohort, EgoSettings
+from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.strategies.masked_embedding_averaging.central import train_whole
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig, PartitionConfig
 
 CONFIG = FedSCemConfig(
     rounds=30, device="cpu", partition=PartitionConfig(clients=6, min_nodes=20, split="global")
@@ -40,7 +39,7 @@ def test_one_client_with_the_whole_graph_is_judged_like_itself() -> None:
         x=DATA.x,
         y=DATA.y,
     )
-    from flower_graph.data.ego_networks import split_global
+    from flower_graph.data.partition.ego_networks import split_global
 
     (whole,) = split_global([everything], DATA.y, CONFIG.partition.ratios, 0)
     config = replace(CONFIG, rounds=3)

@@ -18,16 +18,16 @@ from ego_helpers import (
 )
 from torch import Tensor
 
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import (
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.metrics import judge
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
     initial_weights,
 )
-from flower_graph.judgement import judge
-from flower_graph.stacked_weights import ModelWeights
 
 NOTHING = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
 

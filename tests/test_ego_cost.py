@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flower_graph.config_base import DataConfig
-from flower_graph.config_fedscem import PartitionConfig
+from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data
-from flower_graph.data.ego_networks import partition_egos
-from flower_graph.ego_cohort import EgoCohort, EgoSettings
-from flower_graph.ego_cost import costs_by_size
+from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.config import PartitionConfig
+from flower_graph.strategies.masked_embedding_averaging.cost import costs_by_size
 
 DATA = load_data(DataConfig(), seed=0)
 EGOS = partition_egos(DATA, PartitionConfig(clients=9, min_nodes=20), 0)

@@ -12,13 +12,18 @@ import torch
 from ego_helpers import SETTINGS, toy_egos
 from flwr.app import Context, RecordDict
 
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import initial_weights
-from flower_graph.ego_host import EgoHost
+from flower_graph.client.state import StateStore
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.records.ego import EgoHello, EgoReply, EgoRequest, write_save
-from flower_graph.records.resume import Resume
-from flower_graph.state import StateStore
+from flower_graph.messages.resume import Resume
+from flower_graph.strategies.masked_embedding_averaging.client_state import EgoHost
+from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    EgoHello,
+    EgoReply,
+    EgoRequest,
+    write_save,
+)
 
 RUN = b"0123456789abcdef"
 RUN_TOKEN = "ab" * 16

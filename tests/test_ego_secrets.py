@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from flower_graph.ego_secrets import EgoSecrets
 from flower_graph.errors import StateLostError
-from flower_graph.secure import vault
-from flower_graph.secure.align_host import AlignHost
-from flower_graph.secure.open_host import PlainHost, PolynomialHost
+from flower_graph.secure import secret_store as vault
+from flower_graph.secure.align.client import AlignHost
+from flower_graph.secure.align.plaintext_client import PlainHost, PolynomialHost
+from flower_graph.strategies.masked_embedding_averaging.secrets import EgoSecrets
 
 RUN = b"0123456789abcdef"
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}

@@ -9,11 +9,11 @@ import pytest
 from ego_helpers import SETTINGS
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_graph.ego_session import EgoSession
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.records.keys import HANDLED
-from flower_graph.records.sum_setup import KeyReply
+from flower_graph.messages.keys import HANDLED
 from flower_graph.secure.channel import new_key
+from flower_graph.secure.sum.messages import KeyReply
+from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
 
 class Nodes:
@@ -144,7 +144,7 @@ def test_a_hello_of_another_run_or_without_keys_is_refused() -> None:
 
 
 def test_requests_go_to_the_hosts_of_those_drawn() -> None:
-    from flower_graph.records.ego import EgoRequest
+    from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
 
     session = session_of(HOSTED, aggregation="plain", participation=0.3)
     base = EgoRequest(2, np.zeros(0, np.int64), SETTINGS, "full")

@@ -12,9 +12,22 @@ from ego_helpers import HIDDEN, SETTINGS, toy_egos
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, EgoCohort, initial_weights
-from flower_graph.ego_vector import (
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.secure.align.slots import SlotTable, open_table
+from flower_graph.secure.ring import Ring
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    ChosenEgos,
+    EgoCohort,
+    initial_weights,
+)
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    METRIC_NAMES,
+    SUMMED_NAMES,
+    Layout,
+    Sums,
+)
+from flower_graph.strategies.masked_embedding_averaging.vector import (
     Writing,
     add_up,
     contrast_scale,
@@ -22,10 +35,6 @@ from flower_graph.ego_vector import (
     measure,
     read_shared,
 )
-from flower_graph.records.ego import METRIC_NAMES, SUMMED_NAMES, Layout, Sums
-from flower_graph.secure.ring import Ring
-from flower_graph.secure.slots import SlotTable, open_table
-from flower_graph.stacked_weights import ModelWeights
 
 RUN, ROUND, MOST = b"r" * 16, 4, 6
 

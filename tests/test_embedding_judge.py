@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flower_graph.embedding_judge import CLASSIFIERS, check_folds, judge_embeddings
 from flower_graph.errors import DataError
+from flower_graph.strategies.procrustes_alignment.evaluation import (
+    CLASSIFIERS,
+    check_folds,
+    judge_embeddings,
+)
 
 Embeddings = tuple[NDArray[np.float32], NDArray[np.int64]]
 
@@ -105,5 +109,6 @@ def test_what_cannot_be_judged_is_an_error() -> None:
 
 
 def test_scikit_learn_is_imported_only_to_judge() -> None:
-    code = "import sys, flower_graph.embedding_judge; assert 'sklearn' not in sys.modules"
+    module = "flower_graph.strategies.procrustes_alignment.evaluation"
+    code = f"import sys, {module}; assert 'sklearn' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flower_graph import __version__
-from flower_graph.arrays import decode_array, encode_array
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.exchange import Exchange, Rejected, Replies, other_version
+from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.server.exchange import Exchange, Rejected, Replies, other_version
 from flower_graph.simulation import InProcessGrid
 
 MESSAGE_BYTES = 1 + 128 + 3 * 4  # key "x", NumPy's header, three float32
@@ -202,7 +203,7 @@ def test_a_late_reply_is_drained_and_not_mixed_in() -> None:
 
 
 def test_memory_for_unanswered_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flower_graph.exchange.MAX_LATE", 5)
+    monkeypatch.setattr("flower_graph.server.exchange.MAX_LATE", 5)
     grid = ScriptedGrid(dict.fromkeys(range(4), "never"))
     sender = Exchange(grid)
     for server_round in range(3):
@@ -274,8 +275,8 @@ def test_nodes_waits_for_enough_and_says_how_many_came() -> None:
 def test_a_server_that_waits_says_so_and_stops(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flower_graph.exchange.FIRST_WORD", 0.0)
-    monkeypatch.setattr("flower_graph.exchange.NEXT_WORD", 0.1)
+    monkeypatch.setattr("flower_graph.server.exchange.FIRST_WORD", 0.0)
+    monkeypatch.setattr("flower_graph.server.exchange.NEXT_WORD", 0.1)
     wanted = (
         r"1 of at least 3 nodes connected within 0\.25 s: start more SuperNodes, set "
         r"strategy\.min_nodes lower, or strategy\.timeout higher"
@@ -359,3 +360,42 @@ def test_every_node_is_used_or_left_out_once(rounds: list[list[str]]) -> None:
         good = {node for node, word in enumerate(words) if word in ("good", "twice")}
         own_round = {node for node, word in enumerate(words) if word == "other round"}
         assert set(replies.values) == good | (own_round if server_round == 3 else set())
+
+
+# --- messages made elsewhere
+
+
+def relayed(sender: Exchange, nodes: Iterable[int], number: int) -> dict[int, bool]:
+    """Send Flower's kind of messages, which share a content; return who answered, and how."""
+    content = vector(0, 0, 0)
+    messages = [Message(content, node, "train") for node in nodes]
+    replies = sender.relay(messages, server_round=number, timeout=0.1)
+    return {reply.metadata.src_node_id: reply.has_content() for reply in replies}
+
+
+def test_relayed_messages_come_back_unread():
+    words = {4: "error", 5: "refused", 6: "never", 7: "stranger", 8: "nan"}
+    sender = Exchange(ScriptedGrid(words))
+    assert relayed(sender, range(3, 9), 1) == {3: True, 4: False, STRANGER: True, 8: True}
+    assert sender.ledger.wire == {"up": 0, "down": 0}  # whoever made them counts
+    assert relayed(sender, [], 2) == {}
+
+
+def test_a_relayed_reply_that_is_late_is_drained_and_named(caplog: pytest.LogCaptureFixture):
+    grid = ScriptedGrid({4: "late"})
+    sender = Exchange(grid)
+    assert relayed(sender, [3, 4], 1) == {3: True}
+    grid.release()
+    assert relayed(sender, [3], 2) == {3: True}
+    assert "round 2: ignored 1 (node 4): late: round 1, expected 2" in caplog.text
+    assert not grid.open and sender.ledger.wire["up"] > 0
+
+
+def test_relayed_messages_are_waited_for_in_short_steps():
+    grid = ScriptedGrid({3: "late"})
+    release = threading.Timer(0.03, grid.release)
+    release.start()
+    began = time.monotonic()
+    messages = [Message(vector(0, 0, 0), 3, "train")]
+    (reply,) = Exchange(grid).relay(messages, server_round=1, timeout=30)
+    assert reply.has_content() and time.monotonic() - began < 1.5

@@ -23,9 +23,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from flower_graph.arrays import encode_array
-from flower_graph.client import make_client_app
-from flower_graph.exchange import Exchange, Rejected
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.messages.arrays import encode_array
+from flower_graph.server.exchange import Exchange, Rejected
 from flower_graph.simulation import InProcessGrid
 
 RUN_ID = 11

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from flower_graph import launch
+from flower_graph.apps.cli import launch
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).parents[1]

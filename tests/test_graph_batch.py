@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_dense_adj
 
-from flower_graph.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
 from flower_graph.ops.graph import Adjacency
 
 

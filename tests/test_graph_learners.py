@@ -12,11 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flower_graph import graph_learners
+from flower_graph.engine.graph_batch import GraphBatch, pack_graphs
 from flower_graph.errors import DataError
-from flower_graph.graph_batch import GraphBatch, pack_graphs
-from flower_graph.graph_learners import GraphLearners, LearnerSettings, Tensors
 from flower_graph.rng import generator
+from flower_graph.strategies.structure_fedavg import graph_learners
+from flower_graph.strategies.structure_fedavg.graph_learners import (
+    GraphLearners,
+    LearnerSettings,
+    Tensors,
+)
 
 SIZES, FEATURES = (7, 5, 9), 12
 ATTENTIVE = LearnerSettings(neighbours=3, learning_rate=0.05)

@@ -13,13 +13,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
-from flower_graph.hosted import Hosted, Presence
-from flower_graph.participation import Participation
-from flower_graph.records.keys import CLIENTS, CONFIG, NUM_EXAMPLES, pack_integers
-from flower_graph.report import RoundReport
-from flower_graph.reported_fedavg import ReportedFedAvg
+from flower_graph.messages.keys import CLIENTS, CONFIG, NUM_EXAMPLES, pack_integers
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.membership import Enrolment, Membership
+from flower_graph.server.participation import Participation
 from flower_graph.simulation import InProcessGrid
 
 Deal = list[list[int]]  # clients of each SuperNode
@@ -33,7 +33,7 @@ class Client(NumPyClient):
 
     def get_properties(self, config: Any) -> Any:
         self.bad("query", int(config.get("resume-round", 0)))
-        return Presence(self.clients).to_properties() if self.clients else {}
+        return Enrolment(self.clients).to_properties() if self.clients else {}
 
     def fit(self, parameters: Any, config: Any) -> Any:
         more = self.bad("train", config["server-round"]) or {}
@@ -291,21 +291,21 @@ def test_all_are_gone_when_they_should_measure() -> None:
 )
 def test_answers_that_are_refused(clients: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Presence.from_record(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
+        Enrolment.from_record(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
 
 
 def test_answers_that_are_read() -> None:
-    properties = Presence([3, 1], handled=4, examples=70).to_properties()
+    properties = Enrolment([3, 1], handled=4, examples=70).to_properties()
     record = RecordDict({CONFIG: ConfigRecord(properties)})
-    assert Presence.from_record(record) == ([1, 3], 4, 70)
-    assert Presence.from_record(RecordDict()) == ([], None, None)
+    assert Enrolment.from_record(record) == ([1, 3], 4, 70)
+    assert Enrolment.from_record(RecordDict()) == ([], None, None)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**53 + 1, 1.5, "many", True])
 def test_examples_that_nobody_has(value: Any) -> None:
-    said = Presence([1]).to_properties() | {NUM_EXAMPLES: value}
+    said = Enrolment([1]).to_properties() | {NUM_EXAMPLES: value}
     with pytest.raises(ValueError, match=f"num-examples is {value}, must be a positive number"):
-        Presence.from_record(RecordDict({CONFIG: ConfigRecord(said)}))
+        Enrolment.from_record(RecordDict({CONFIG: ConfigRecord(said)}))
 
 
 class Weighing(Client):
@@ -316,7 +316,7 @@ class Weighing(Client):
         self.examples, self.heavy = examples, heavy
 
     def get_properties(self, config: Any) -> Any:
-        return Presence(self.clients, examples=self.examples).to_properties()
+        return Enrolment(self.clients, examples=self.examples).to_properties()
 
     def fit(self, parameters: Any, config: Any) -> Any:
         arrays, weight, more = super().fit(parameters, config)
@@ -364,7 +364,7 @@ def test_a_reply_weighs_no_more_than_was_said(kind: str) -> None:
 
 
 def test_the_order_is_that_of_the_clients() -> None:
-    who = Hosted()
+    who = Membership()
     who.clients = {9: [5], 1: [], 4: [2, 8], 3: []}
     assert who.present([1, 3, 4, 9, 77]) == [4, 9, 1, 3]
     assert [who.count(node) for node in (4, 1, 77)] == [2, 1, 1]

@@ -1,4 +1,4 @@
-"""Imports go one way: apps → strategies → flower_graph → flower_graph/ops."""
+"""Imports go one way: apps → strategies → flower_graph → flower_graph/ops, and in no circle."""
 
 from __future__ import annotations
 
@@ -7,33 +7,41 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("ops", "library", "strategies", "apps")  # each may import itself and what is before it
 # Parts that a script without Flower, Ray or PyG must be able to use.
 PURE = (
     "flower_graph/models.py",
-    "flower_graph/cohort.py",
-    "flower_graph/dropout.py",
-    "flower_graph/ego_cohort.py",
-    "flower_graph/graph_batch.py",
-    "flower_graph/graph_learners.py",
-    "flower_graph/judgement.py",
-    "flower_graph/public_gat.py",
-    "flower_graph/stacked_weights.py",
-    "flower_graph/structure_cohort.py",
-    "flower_graph/structure_networks.py",
+    "strategies/split_gradient_relay/users.py",
+    "flower_graph/engine/dropout.py",
+    "strategies/masked_embedding_averaging/cohort.py",
+    "flower_graph/engine/graph_batch.py",
+    "strategies/structure_fedavg/graph_learners.py",
+    "flower_graph/engine/metrics.py",
+    "strategies/procrustes_alignment/gat.py",
+    "flower_graph/engine/stacked_weights.py",
+    "strategies/structure_fedavg/cohort.py",
+    "strategies/structure_fedavg/networks.py",
     "flower_graph/ops/*.py",
 )
-# What a user starts stands above all layers, wherever its file lies.
-ENTRIES = ("flower_graph/cli.py", "flower_graph/cli_audit.py", "flower_graph/cli_run.py")
+# The only modules that are in no folder of the library; docs/architecture.md says why
+AT_THE_ROOT = (
+    *("__init__", "simulation", "errors", "rng", "models"),
+    *("method", "module_method", "lazy"),
+)
 
 
 def _module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts if parts[0] == "flower_graph" else ("flower_graph", *parts)
-    return ".".join(parts)
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    parts = parts if parts[0] == "flower_graph" else ["flower_graph", *parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {
+    _module(path): path
+    for folder in ("flower_graph", "strategies", "apps")
+    for path in (ROOT / folder).rglob("*.py")
+}
 
 
 def _layer(module: str) -> str:
@@ -41,23 +49,18 @@ def _layer(module: str) -> str:
     return part if part in LAYERS else "library"
 
 
-def _imports(source: str, module: str = "") -> set[str]:
-    """Return the names of all modules that a source imports at run time, at any depth."""
+def _imports(source: str, module: str = "", is_package: bool = False) -> set[str]:
+    """Return the names of all modules that a source imports, in functions and for types too."""
     names: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(source)]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            todo += node.orelse
-            continue
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(module.split(".")[: -node.level]) if node.level else ""
+            up = node.level - is_package
+            base = ".".join(module.split(".")[: -up or None]) if node.level else ""
             origin = ".".join(filter(None, (base, node.module)))
             # `from flower_graph import ops` names a module only with what is imported.
             names |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
-        todo += ast.iter_child_nodes(node)
     return names
 
 
@@ -67,33 +70,52 @@ def _upward(source: str, module: str) -> set[str]:
     return {name for name in ours if name != "flower_graph" and _layer(name) not in allowed}
 
 
-SOURCES = sorted(
-    path
-    for folder in ("flower_graph", "strategies", "apps")
-    for path in (ROOT / folder).rglob("*.py")
-    if str(path.relative_to(ROOT)) not in ENTRIES
-)
+def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return what is left when modules that import none, or none that is left, are taken away."""
+    left = {module: set(targets) for module, targets in arrows.items()}
+    while free := {module for module, targets in left.items() if not targets}:
+        left = {m: targets - free for m, targets in left.items() if m not in free}
+    return [[module, *sorted(targets)] for module, targets in sorted(left.items())]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert _upward(source, _module(path)) == set()
-    tops = {name.split(".")[0] for name in _imports(source, _module(path))}
-    assert not tops & {"strategies", "apps", "conf"}, "the full flower_graph.… name is needed"
+def test_imports_go_one_way() -> None:
+    for module, path in SOURCES.items():
+        source = path.read_text(encoding="utf-8")
+        assert _upward(source, module) == set(), path
+        tops = {name.split(".")[0] for name in _imports(source, module)}
+        assert not tops & {"strategies", "apps", "conf"}, f"{path}: flower_graph.… is needed"
+        assert not tops & {"benchmarks", "deploy", "examples", "tests"}, path
 
 
-def test_the_check_finds_what_it_looks_for() -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {}
+    for module, path in SOURCES.items():
+        is_package = path.name == "__init__.py"
+        named = _imports(path.read_text(encoding="utf-8"), module, is_package)
+        # `from a import b` reads the package `a` only where `b` is no module.
+        packages = {name.rpartition(".")[0] for name in named & SOURCES.keys()}
+        arrows[module] = (named & SOURCES.keys()) - packages - {module}
+    assert _circles(arrows) == []
+
+
+def test_few_modules_are_in_no_folder() -> None:
+    found = {path.stem for path in (ROOT / "flower_graph").glob("*.py")}
+    assert found <= set(AT_THE_ROOT)
+
+
+def test_the_checks_find_what_they_look_for() -> None:
     upward = "def f():\n    from flower_graph.strategies.relay import Relay\n"
     assert _upward(upward, "flower_graph.ops.graph") == {
         "flower_graph.strategies.relay",
         "flower_graph.strategies.relay.Relay",
     }
     assert _upward(upward, "flower_graph.apps.server_app") == set()
-    assert _upward("from flower_graph import apps", "flower_graph.client")
+    assert _upward("from flower_graph import apps", "flower_graph.client.adaptor")
     assert _upward("from ..apps import server_app", "flower_graph.ops.graph")
-    assert _upward("from flower_graph.ops import graph", "flower_graph.client") == set()
-    assert _upward("if TYPE_CHECKING:\n    import flower_graph.apps", "flower_graph.ops.a") == set()
+    assert _upward("from flower_graph.ops import graph", "flower_graph.client.adaptor") == set()
+    assert _upward("if TYPE_CHECKING:\n    import flower_graph.apps", "flower_graph.ops.a")
+    assert _circles({"a": {"b"}, "b": {"a"}, "c": set()}) == [["a", "b"], ["b", "a"]]
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_pure_parts_import_neither_flower_nor_ray_nor_pyg() -> None:
@@ -119,7 +141,9 @@ def test_importing_the_package_is_cheap() -> None:
 
 def test_engine_loads_no_flower_at_run_time() -> None:
     loaded = _loaded(
-        "import flower_graph.cohort, flower_graph.ego_cohort, flower_graph.models, flower_graph.ops"
+        "import flower_graph.models, flower_graph.ops\n"
+        "import flower_graph.strategies.split_gradient_relay.users\n"
+        "import flower_graph.strategies.masked_embedding_averaging.cohort"
     )
     assert "torch" in loaded
     assert not loaded & {"flwr", "ray", "torch_geometric"}

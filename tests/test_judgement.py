@@ -8,8 +8,8 @@ import pytest
 import torch
 from graph_helpers import toy
 
-from flower_graph.graph_batch import pack_graphs
-from flower_graph.judgement import judge, node_losses
+from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.engine.metrics import judge, node_losses
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0], [5.0, 0.0]])
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from flower_graph import launch
-from flower_graph.config import load_config
-from flower_graph.node_place import STATE_VARIABLE
-from flower_graph.processes import end_processes, marked_processes
+from flower_graph.apps.cli import launch
+from flower_graph.apps.cli.processes import end_processes, marked_processes
+from flower_graph.config.load import load_config
+from flower_graph.storage.supernode_folder import STATE_VARIABLE
 
 MARK = "FLOWER_GRAPH_TEST_MARK"
 SMALL = ["rounds=3"]
@@ -48,10 +48,11 @@ def _rounds(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.flwr
+@pytest.mark.fast
 def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
     tmp_path: Path, mark: str, scratch: Path
 ) -> None:
-    from flower_graph.apps.runner import run
+    from flower_graph.apps.run import run
 
     lines: list[str] = []
 
@@ -89,7 +90,14 @@ def test_a_run_that_fails_says_why(tmp_path: Path, mark: str, scratch: Path) -> 
 @pytest.mark.flwr
 def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "flower_graph.cli", "run", "quickstart", "rounds=100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "flower_graph.apps.cli.main",
+        "run",
+        "quickstart",
+        "rounds=100000",
+    ]
     command += ["--engine", "flwr", "--out", str(out)]
     root = str(Path(launch.__file__).parents[1])
     state = {STATE_VARIABLE: str(tmp_path / "state")}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flower_graph.arrays import encode_array
-from flower_graph.ledger import ByteLedger, count_bytes
+from flower_graph.messages.arrays import encode_array
+from flower_graph.server.ledger import ByteLedger, count_bytes
 
 
 def test_bytes_of_a_message_counted_by_hand() -> None:

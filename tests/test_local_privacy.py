@@ -13,21 +13,21 @@ from flwr.clientapp.mod import LocalDpMod
 from public_helpers import run, still_member
 from scipy.stats import kstest
 
-from flower_graph import local_privacy
-from flower_graph.client_noise import ClientNoise
-from flower_graph.config import PPFLConfig
-from flower_graph.config_privacy import PrivacyConfig
+from flower_graph.config.privacy import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.local_privacy import (
+from flower_graph.messages.keys import pack_integers
+from flower_graph.privacy import local as local_privacy
+from flower_graph.privacy.accountant import spent
+from flower_graph.privacy.client_noise import ClientNoise
+from flower_graph.privacy.local import (
     PrivateReplies,
     PrivateRows,
     privacy_mods,
     require_one_client,
     withhold_measurements,
 )
-from flower_graph.privacy_account import spent
-from flower_graph.records.keys import pack_integers
 from flower_graph.simulation import _identify
+from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 
 BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
 
@@ -296,7 +296,7 @@ def test_a_run_under_noise_shows_nobodys_embeddings() -> None:
     assert [report.answered for report in outcome.reports] == [3, 3]
     assert math.isnan(outcome.reports[-1].loss)
     noise = spent(BUDGET, 2)["noise"]
-    for client_, seen in outcome.strategy.book.embeddings.items():
+    for client_, seen in outcome.strategy.clients.embeddings.items():
         # The noise is tens of times longer than what is left of the embeddings after clipping.
         assert abs((seen - points[client_]).std() / noise - 1) < 0.5
         correlation = np.corrcoef(seen.ravel(), points[client_].ravel())[0, 1]

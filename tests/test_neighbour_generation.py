@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from flower_graph import neighbour_generation
-from flower_graph.neighbour_generation import (
+from flower_graph.ops.graph import gcn_adjacency
+from flower_graph.ops.mending import slots
+from flower_graph.ops.wide import wide_rows
+from flower_graph.strategies.fed_sage import neighbour_generation
+from flower_graph.strategies.fed_sage.neighbour_generation import (
     LATENT,
     NEIGHBOURS,
     Mended,
@@ -14,9 +17,6 @@ from flower_graph.neighbour_generation import (
     predict_numbers,
     rounded,
 )
-from flower_graph.ops.graph import gcn_adjacency
-from flower_graph.ops.mending import slots
-from flower_graph.ops.wide import wide_rows
 
 
 def stacked(clients: int, features: int = 4, classes: int = 3) -> dict[str, torch.Tensor]:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.node_place import STATE_VARIABLE, default_folder, own_folder, remove_if_empty
+from flower_graph.storage.supernode_folder import (
+    STATE_VARIABLE,
+    default_folder,
+    own_folder,
+    remove_if_empty,
+)
 
 
 def test_who_starts_a_run_may_say_where_state_lies(

@@ -15,8 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from flower_graph import plots_participation
-from flower_graph.participation import (
+from flower_graph.report.plots import participation as plots_participation
+from flower_graph.report.plots.participation import COLOUR, MOST_ROWS, save_participation
+from flower_graph.report.rounds import RoundReport, read_reports
+from flower_graph.report.writer import RunWriter
+from flower_graph.server.participation import (
     NOT_CONNECTED,
     NOT_DRAWN,
     Participation,
@@ -27,8 +30,6 @@ from flower_graph.participation import (
     states,
     summarise_participation,
 )
-from flower_graph.plots_participation import COLOUR, MOST_ROWS, save_participation
-from flower_graph.report import RoundReport, RunWriter, read_reports
 
 
 def report(number: int, participation: dict[str, Any]) -> RoundReport:

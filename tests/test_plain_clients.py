@@ -19,17 +19,22 @@ from structure_helpers import HALVES, settings_of
 from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
-from flower_graph.participation import numbers
-from flower_graph.records.ego import METRIC_NAMES
-from flower_graph.records.structure import CONTRAST, DISTILLATION, LOSS, STRUCTURE_NAMES
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.participation import numbers
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.ego_baselines import EgoFedAvg, EgoFedProx
-from flower_graph.strategies.fed_sage import LocalSage
-from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
-from flower_graph.strategies.split_gradient_relay import SplitGradientRelay
-from flower_graph.strategies.structure_fedavg import StructureFedAvg, initial_arrays
+from flower_graph.strategies.fed_sage.strategy import LocalSage
+from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoFedProx
+from flower_graph.strategies.masked_embedding_averaging.messages import METRIC_NAMES
+from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
+from flower_graph.strategies.structure_fedavg.messages import (
+    CONTRAST,
+    DISTILLATION,
+    LOSS,
+    STRUCTURE_NAMES,
+)
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
 
 
 def run(strategy: Any, app: Any, clients: int, rounds: int) -> list[RoundReport]:
@@ -72,13 +77,13 @@ def test_fedscem_adds_up_what_plain_clients_send() -> None:
     embedding = np.arange(24.0).reshape(6, 4)
     strategy = MaskedEmbeddingAveraging(settings, alignment="plain", aggregation="plain")
     taken: list[Any] = []
-    take = strategy.book.take
+    take = strategy.kept.take
 
     def watch(layout: Any, found: Any, *rest: Any) -> RoundReport:
         taken.append((layout, found.total))
         return take(layout, found, *rest)
 
-    strategy.book.take = watch  # type: ignore[method-assign]
+    strategy.kept.take = watch  # type: ignore[method-assign]
     reports = run(strategy, plain_clients.ego_app(nodes, embedding), 3, 2)
     layout, total = taken[0]
     # Node 3 is held by all, node 2 by clients 0 and 1; nodes 1 and 4 by one each.
@@ -105,7 +110,7 @@ def test_fedavg_and_fedprox_average_what_plain_clients_send(kind: type[EgoFedAvg
 def _first(strategy: EgoFedAvg) -> dict[str, Any]:
     from flwr.app import Array
 
-    from flower_graph.ego_cohort import initial_weights
+    from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 
     start = initial_weights(strategy.settings)
     return {"first": Array(start.first.numpy()), "rest": Array(start.rest.numpy())}

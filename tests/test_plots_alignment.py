@@ -11,9 +11,13 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from flower_graph import plots_alignment
-from flower_graph.plots_alignment import AlignmentCurves, plot_alignment, save_alignment
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
+from flower_graph.strategies.procrustes_alignment import plots as plots_alignment
+from flower_graph.strategies.procrustes_alignment.plots import (
+    AlignmentCurves,
+    plot_alignment,
+    save_alignment,
+)
 
 FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
 

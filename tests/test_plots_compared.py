@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from flower_graph import plots_compared
-from flower_graph.plots_compared import Bar, plot_bars, plot_matrices, plot_points
+from flower_graph.report.plots import compared as plots_compared
+from flower_graph.report.plots.compared import Bar, plot_bars, plot_matrices, plot_points
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from flower_graph import plots_privacy
-from flower_graph.plots_privacy import Panel, plot_budgets
+from flower_graph.report.plots import privacy as plots_privacy
+from flower_graph.report.plots.privacy import Panel, plot_budgets
 
 BUDGETS = {1e4: [0.5, 0.75], 10.0: [0.25, 0.25]}
 LEVELS = {"LOC": [0.5], "FED": [0.5, 1.0]}

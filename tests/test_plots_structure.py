@@ -11,9 +11,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from flower_graph import plots_structure
-from flower_graph.plots_structure import save_structure
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
+from flower_graph.strategies.structure_fedavg import plots as plots_structure
+from flower_graph.strategies.structure_fedavg.plots import save_structure
 
 FIGURES = {
     "precision": 0.25,

@@ -16,16 +16,16 @@ import torch
 from ego_helpers import CLASSES, SETTINGS
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from flower_graph import ego_host
-from flower_graph.client import make_client_app
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.records.ego import Layout
-from flower_graph.records.keys import SUMS, TOTAL
-from flower_graph.secure.identities import canonical, hash_to_group
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.messages.keys import SUMS, TOTAL
+from flower_graph.secure.align.identities import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum_server import SumResult, SumServer
+from flower_graph.secure.sum.server import SumResult, SumServer
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import (
+from flower_graph.strategies.masked_embedding_averaging import client_state as ego_host
+from flower_graph.strategies.masked_embedding_averaging.messages import Layout
+from flower_graph.strategies.masked_embedding_averaging.strategy import (
     ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from flower_graph.config_privacy import PrivacyConfig
+from flower_graph.config.privacy import PrivacyConfig
 from flower_graph.errors import ConfigError
-from flower_graph.privacy_account import accounted, noise_multiplier, spent, spent_until
+from flower_graph.privacy.accountant import accounted, noise_multiplier, spent, spent_until
 
 BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
-from flower_graph.dropout import turn_of
-from flower_graph.graph_batch import pack_graphs
+from flower_graph.engine.dropout import turn_of
+from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.ops.attention import attention_graph
-from flower_graph.public_gat import (
+from flower_graph.strategies.procrustes_alignment.gat import (
     GATWeights,
     Inputs,
     PublicGAT,

@@ -14,10 +14,14 @@ from flwr.app import Context, RecordDict
 from public_helpers import ToyModel, still_member, toy_members
 from torch import Tensor
 
-from flower_graph import state
-from flower_graph.public_node_host import PublicNodeHost, disagreement
-from flower_graph.public_nodes import FloatArray, IntArray, Member
-from flower_graph.records.public_nodes import PublicReply, PublicRequest
+from flower_graph.client import state
+from flower_graph.strategies.procrustes_alignment.client_state import PublicNodeHost, disagreement
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    FloatArray,
+    IntArray,
+    Member,
+)
+from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 
 
 def context(**config: Any) -> Context:

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from public_helpers import StillModel, ToyModel
 
-from flower_graph.public_nodes import KeepsState, Member, public_rows
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    KeepsState,
+    Member,
+    public_rows,
+)
 
 VECTORS = np.zeros((3, 2), np.float32)
 GOOD: dict[str, Any] = {

@@ -12,12 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.cohort import LinearCohort, UserSettings, shared_linear_weight
+from flower_graph.engine.device import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops.active_rows import pack
-from flower_graph.relay import RelayServer, resolve_device
 from flower_graph.rng import seeded
+from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
+from flower_graph.strategies.split_gradient_relay.users import (
+    LinearCohort,
+    UserSettings,
+    shared_linear_weight,
+)
 
 N, F, C, SEED = 14, 8, 3, 7
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import flower_graph
-from flower_graph import launch
+from flower_graph.apps.cli import launch
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = {".py", ".toml", ".yaml", ".md", ".txt", ".json", ".in", ".cfg", ""}
@@ -56,12 +56,13 @@ def test_version_is_the_same_in_both_places() -> None:
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:
-    inner = {
+    found = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "flower_graph").rglob("__init__.py")
+        for folder in ("flower_graph", "apps", "conf", "strategies")
+        for path in (ROOT / folder).rglob("__init__.py")
     }
-    outer = {"flower_graph.apps", "flower_graph.conf", "flower_graph.strategies"}
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == inner | outer
+    names = {n if n.split(".")[0] == "flower_graph" else f"flower_graph.{n}" for n in found}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == names
 
 
 def test_dependencies_are_what_the_code_imports() -> None:

@@ -22,21 +22,16 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
-from flower_graph import files
-from flower_graph.config import load_config, to_dict
+from flower_graph.config.load import load_config, to_dict
+from flower_graph.config.registry import method_named
 from flower_graph.errors import OutputError
-from flower_graph.folder_lock import LOCK_FILE, FolderLock
-from flower_graph.plots import CurveSet, plot_grid, save_curves
-from flower_graph.report import (
-    RoundReport,
-    RunWriter,
-    _title,
-    format_round,
-    read_reports,
-    summarise,
-)
-from flower_graph.result import _join
-from flower_graph.text import describe_result, format_bytes
+from flower_graph.report.plots.base import CurveSet, plot_grid, save_curves
+from flower_graph.report.result import _join, summarise
+from flower_graph.report.rounds import RoundReport, read_reports
+from flower_graph.report.text import describe_result, format_bytes, format_round
+from flower_graph.report.writer import RunWriter, _title
+from flower_graph.storage import files
+from flower_graph.storage.folder_lock import LOCK_FILE, FolderLock
 
 CONFIG = to_dict(load_config("quickstart", ["rounds=4", "seed=3"]))
 FINAL = {"clients": 10, "engine": "in-process"}
@@ -89,7 +84,7 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
 def test_a_run_that_compares_graphs_leaves_their_picture_and_the_last_figures(
     tmp_path: Path,
 ) -> None:
-    writer = RunWriter(tmp_path / "run", CONFIG)
+    writer = RunWriter(tmp_path / "run", CONFIG, draw=method_named("fedgls").draw)
     writer.write_round(report(1, structure={"precision": 0.5, "true-degree": 4.0}))
     writer.write_round(report(2, structure={"precision": 0.75, "true-degree": 4.0}))
     returned = writer.finish(FINAL)
@@ -103,7 +98,7 @@ def test_a_run_that_compares_graphs_leaves_their_picture_and_the_last_figures(
 def test_a_run_that_aligns_embeddings_leaves_their_picture_and_the_last_figures(
     tmp_path: Path,
 ) -> None:
-    writer = RunWriter(tmp_path / "run", CONFIG)
+    writer = RunWriter(tmp_path / "run", CONFIG, draw=method_named("ppfl").draw)
     writer.write_round(report(1, alignment={"precision-1": 0.5}))
     writer.write_round(report(2, alignment={"precision-1": 0.75, "precision-5": math.nan}))
     returned = writer.finish(FINAL)
@@ -265,7 +260,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     # A limit on the size of files cuts a write short, as a full disk does.
     script = (
         "import resource, signal, sys; from pathlib import Path;"
-        "from flower_graph.files import append_line;"
+        "from flower_graph.storage.files import append_line;"
         "from flower_graph.errors import OutputError;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 20}, {size + 20}));\n"
@@ -406,7 +401,9 @@ def test_summary_agrees_with_numpy(values: list[float]) -> None:
 
 def test_round_line() -> None:
     line = format_round(
-        report(12, loss=1.2344, val_accuracy=0.7123, test_accuracy=0.703, seconds=0.021), 200
+        report(12, loss=1.2344, val_accuracy=0.7123, test_accuracy=0.703, seconds=0.021),
+        200,
+        "users",
     )
     assert line == (
         "round  12/200  loss 1.234  val 0.712  test 0.703  10/10 users"
@@ -416,7 +413,7 @@ def test_round_line() -> None:
 
 def test_round_line_says_what_is_wrong() -> None:
     bad = report(1, loss=math.nan, answered=8, rejected=[{"node": 3, "reason": "NaN in latent"}])
-    line = format_round(bad, 10)
+    line = format_round(bad, 10, "users")
     assert "LOSS nan" in line and "8/10 users" in line and "1 rejected: NaN in latent" in line
 
 
@@ -439,7 +436,7 @@ def test_final_summary_of_one_and_of_several(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", CONFIG)
     writer.write_round(report(1))
     result = writer.finish({"clients": 2, "engine": "in-process"})
-    text = describe_result("quickstart", result, writer.out)
+    text = describe_result("quickstart", result, writer.out, ("user", "users"))
     assert text.startswith("quickstart: 2 users, 1 rounds, seed 3\n")
     assert "test 0.050 at the best validation (0.100)" in text
     assert "up 640 B, down 0 B in all; up 320 B, down 0 B per user" in text
@@ -494,7 +491,8 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from flower_graph.folder_lock import FolderLock;"
+        "import os, sys; from pathlib import Path;"
+        "from flower_graph.storage.folder_lock import FolderLock;"
         "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(

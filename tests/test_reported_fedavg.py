@@ -14,10 +14,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam, FedMedian, FedProx
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
-from flower_graph.report import RoundReport
-from flower_graph.reported_fedavg import ReportedFedAvg
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
 
 Change = Callable[[int, int], Any]  # of node's place and round
@@ -191,9 +191,8 @@ def test_nobody_measures():
 class Deaf(InProcessGrid):
     """A grid that loses what the node in place 1 says to ``train``."""
 
-    def send_and_receive(self, messages, *, timeout=None):
-        lost = list(self.contexts)[1]
-        replies = super().send_and_receive(messages, timeout=timeout)
+    def pull_messages(self, message_ids):
+        lost, replies = list(self.contexts)[1], super().pull_messages(message_ids)
         return [r for r in replies if not (r.metadata.src_node_id == lost and _is_train(r))]
 
 
@@ -292,6 +291,6 @@ def test_a_subclass_says_what_is_reported():
 
 def test_by_default_a_line_is_logged(caplog: pytest.LogCaptureFixture):
     run = Run(Simple())
-    with caplog.at_level(logging.INFO, "flower_graph.reported_fedavg"):
+    with caplog.at_level(logging.INFO, "flower_graph.server"):
         run.strategy.run(run.grid, start(), 1, timeout=1)
     assert "round 1/1  loss 4.667" in caplog.text

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.records.rotated_sum import ABSENT
-from flower_graph.rotated_sum import (
+from flower_graph.strategies.procrustes_alignment.rotated_sum import (
     common_nodes,
     fewest_holders,
     find_slots,
@@ -14,6 +13,7 @@ from flower_graph.rotated_sum import (
     rotation,
     sum_vector,
 )
+from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import ABSENT
 
 
 def test_rows_go_to_their_slots() -> None:

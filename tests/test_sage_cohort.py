@@ -7,9 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.errors import StateLostError
-from flower_graph.neighbour_generation import CODE, NEIGHBOURS
-from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageCohort, SageSettings
-from flower_graph.sage_graph import HIDDEN_SHARE
+from flower_graph.strategies.fed_sage.cohort import (
+    CLASSIFIER_NAMES,
+    FEATURE_NAMES,
+    SageCohort,
+    SageSettings,
+)
+from flower_graph.strategies.fed_sage.graph import HIDDEN_SHARE
+from flower_graph.strategies.fed_sage.neighbour_generation import CODE, NEIGHBOURS
 
 SETTINGS = SageSettings(6, 0.02, 5e-4, 1, 3, 5)
 CPU = torch.device("cpu")

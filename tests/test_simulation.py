@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_graph.client import make_client_app
-from flower_graph.exchange import Exchange
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 
 

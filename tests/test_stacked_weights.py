@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flower_graph.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.graph import propagate
-from flower_graph.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 
 FEATURES, HIDDEN = 5, 3
 RATES = {"learning_rate": 0.05, "weight_decay": 0.1}

@@ -14,8 +14,8 @@ from structure_helpers import (
 )
 from torch import Tensor
 
-from flower_graph.structure_cohort import StructureCohort, Trained
-from flower_graph.structure_networks import StructureSettings
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
+from flower_graph.strategies.structure_fedavg.networks import StructureSettings
 
 
 class Batched:

@@ -11,8 +11,8 @@ from plain_structure import FEDGLS, METHODS, NoDrops, PlainFederation
 from structure_helpers import settings_of, toy_clients, weights_of
 from torch import Tensor
 
-from flower_graph.structure_cohort import StructureCohort
-from flower_graph.structure_networks import initial_models
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.networks import initial_models
 
 
 def close(one: Tensor, other: Tensor, atol: float = 1e-5) -> None:

@@ -14,12 +14,16 @@ from flwr.app import Context, RecordDict
 from plain_structure import FEDGLS, METHODS
 from structure_helpers import run, settings_of, toy_clients
 
-from flower_graph import state
-from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.client import state
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.simulation import InProcessGrid
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.structure_cohort import StructureCohort
-from flower_graph.structure_host import StructureHost, check_graphs, check_models
+from flower_graph.strategies.structure_fedavg.client_state import (
+    StructureHost,
+    check_graphs,
+    check_models,
+)
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 
 SETTINGS = settings_of(FEDGLS)
 

@@ -7,13 +7,13 @@ import pytest
 from doc_helpers import DOCS, run_blocks
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
-from flower_graph.exchange import Exchange
 from flower_graph.secure.ring import Ring, encode_sum
-from flower_graph.secure.sum_server import Skipped
+from flower_graph.secure.sum.server import Skipped
+from flower_graph.secure.sum.service import ACTIONS, SecureSum, SecureSumClient
+from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
-from flower_graph.summing import ACTIONS, SecureSum, SecureSumClient
 
 DOC = DOCS / "secure-sum.md"
 

@@ -14,13 +14,14 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from flower_graph import state
-from flower_graph.cohort import LinearCohort, UserSettings
+from flower_graph.client import state
+from flower_graph.client.state import forget_run
 from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.messages.resume import Resume
 from flower_graph.ops.active_rows import pack
-from flower_graph.records.resume import Resume
-from flower_graph.state import IN_PROCESS, forget_run
-from flower_graph.user_host import UserHost
+from flower_graph.storage.supernode_folder import IN_PROCESS
+from flower_graph.strategies.split_gradient_relay.client_state import UserHost
+from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
 SETTINGS = UserSettings(2, True, 0.1, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
@@ -166,7 +167,7 @@ def test_a_restored_client_goes_on_bit_by_bit(
     host = host_of(context, checkpoint_dir=folder)
     send(host, everybody, GRADIENT, [1] * 4)
     assert context.state.config_records["node-client"]["kind"] == kind
-    assert host.save(5, RUN) == ""
+    assert host.save(SETTINGS, 5, RUN) == ""
     want = send(host, everybody, 2 * GRADIENT, [2] * 4)
     forget_run(context.run_id, tmp_path / "state")
     again = Context(context.run_id, 1, context.node_config, RecordDict(), {})
@@ -188,12 +189,12 @@ def test_checkpoints_need_a_folder_and_the_same_users(context: Context, tmp_path
     host = host_of(context)
     with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
         send(host, USERS.tolist())
-        host.save(1, RUN)
+        host.save(SETTINGS, 1, RUN)
     with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
         host.restore(SETTINGS, Resume(RUN, 1))
     saved = host_of(context, checkpoint_dir=tmp_path)
     send(saved, USERS.tolist())
-    saved.save(1, RUN)
+    saved.save(SETTINGS, 1, RUN)
     other = host_of(context, users=torch.tensor([7, 2, 9, 5]), checkpoint_dir=tmp_path)
     with pytest.raises(CheckpointError, match="other users; resume with as many SuperNodes"):
         other.restore(SETTINGS, Resume(RUN, 1))

@@ -21,6 +21,8 @@ PARTS = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
 FOLDERS = ("apps", "conf", "flower_graph", "strategies")
 DATA = "flower_graph/data/cora_linqs"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -104,7 +106,7 @@ def test_installed_package_is_the_one_of_the_wheel(installed: Path, tmp_path: Pa
         import json
         import flower_graph
         from flower_graph.apps import client_app, server_app
-        from flower_graph.strategies import split_gradient_relay as relay
+        from flower_graph.strategies.split_gradient_relay import strategy as relay
         print(json.dumps([flower_graph.__file__, relay.__file__, server_app.__file__]))
         relay.SplitGradientRelay, relay.NodeClient, client_app.app
         import importlib.util
@@ -136,7 +138,7 @@ def test_flower_app_bundle_has_all_that_it_needs(source: Path, tmp_path: Path) -
     code = """
         import flower_graph
         from flower_graph.data import load_data
-        from flower_graph.config import DataConfig
+        from flower_graph.config.common import DataConfig
         data = load_data(DataConfig(name="cora-linqs"))
         print(flower_graph.__file__, data.num_nodes, int(data.edge_index.shape[1]) // 2)
     """

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.arrays import decode_array
-from flower_graph.records.keys import CONFIG
+from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.keys import CONFIG
 from flower_graph.simulation import InProcessGrid
 
 
@@ -33,16 +33,10 @@ class Exchange(NamedTuple):
 
 
 class RecordingGrid(InProcessGrid):
-    """The in-process grid, with a list of all exchanges that were answered.
+    """The in-process grid, with a list of all exchanges that were answered."""
 
-    Nothing here is known to the server alone: whoever reads the traffic of all SuperNodes, where
-    there is no TLS, has the same list.
-
-    Attributes
-    ----------
-    exchanges : list of Exchange
-        In the order in which they were answered; error replies are left out.
-    """
+    # Nothing here is known to the server alone: whoever reads the traffic of all SuperNodes, where
+    # there is no TLS, has the same list.
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,13 +71,7 @@ def config_of(content: RecordDict) -> dict[str, Any]:
 
 
 def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
-    """Read one array of a recorded message.
-
-    Raises
-    ------
-    ValueError
-        If the message has no such array.
-    """
+    """Read one array of a recorded message."""
     arrays = content.array_records.get(record)
     if arrays is None or key not in arrays:
         raise ValueError(f"the message has no array {record}/{key}; it has {sorted(content)}")

@@ -11,39 +11,6 @@ import numpy as np
 
 from flower_graph.audit.scores import AUC, Finding, auc_deviation
 
-# What an attacker needs besides the messages, and what else a reader must know, by app
-NOTES = {
-    "nfedgnn": (
-        "Guesses are as many as the user has features, which the attacker is told; `wholly` is the "
-        "share of users all of whose features are found. From one latent the attacker solves "
-        "`x W = latent`. From all of them it also follows each row of `W` through Adam's steps, "
-        "with the gradients that were sent, and finds out how large a feature is. It supposes that "
-        "all features of a user that are not zero are equally large; where they were scaled to "
-        "sum to one, that there are 40 at most.",
-        "Chance is a blind guess. Somebody who knows which words are common does better without "
-        "any message.",
-    ),
-    "fedscem": (
-        "Candidates are all nodes of all clients. Words of a masked sum are read as numbers. "
-        "How many nodes a client has, up to a power of two, shows with `psi` too: the number of "
-        "its points.",
-        "The sums themselves, which the server learns with `plain`, or for `polynomial` under "
-        "masks alone, are not attacked here.",
-    ),
-    "fedgls": (
-        "Features: how far a row of the first layer moved. Classes: how far the last layer's bias "
-        "moved, less the mean over clients. For the last attack the attacker has the features and "
-        "classes of nodes and asks which were trained on; it has no edges.",
-        "Robust averaging (`strategy.robust`) changes what the server does with the models, not "
-        "what it is sent: these figures stay. FedGLS has no secure sum.",
-    ),
-    "ppfl": (
-        "Pairs of public nodes are ranked by the cosine of their embeddings. For the last attack "
-        "the attacker knows a private node's public neighbours and asks at which client these are "
-        "nearest to each other. In the secure form the server takes the common mean for the "
-        "embeddings of each client, so that whose a node is stays a guess by construction.",
-    ),
-}
 EVERYWHERE = (
     "All of it is read from the messages, so whoever sees the traffic of all SuperNodes without "
     "TLS does as well as the server. An attack that does no better than a guess proves nothing: "
@@ -54,31 +21,18 @@ EVERYWHERE = (
 
 @dataclass
 class Row:
-    """One attack on one setting, over all seeds.
+    """One attack on one setting, over all seeds."""
 
-    Attributes
-    ----------
-    setting, attack, measure : str
-        What was run, what was tried, how it is judged.
-    values : list of float
-        The measure of each seed.
-    chance, slack : float
-        What guessing reaches, mean over the seeds; and two standard deviations of a guess's mean,
-        as if cases were independent.
-    n : int
-        Cases, all seeds together.
-    detail : dict
-        Further figures, means over the seeds.
-    """
-
-    setting: str
+    setting: str  # What was run, what was tried, how it is judged
     attack: str
     measure: str
-    values: list[float]
+    values: list[float]  # The measure of each seed
+    # What guessing reaches, mean over the seeds; and two standard deviations of a guess's mean, as
+    # if cases were independent
     chance: float
     slack: float
-    n: int
-    detail: dict[str, float]
+    n: int  # Cases, all seeds together
+    detail: dict[str, float]  # Further figures, means over the seeds
 
     @property
     def mean(self) -> float:
@@ -113,13 +67,7 @@ class Row:
 
 
 def rows_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[Row]:
-    """Join the findings of one setting, one list a seed, attack by attack.
-
-    Raises
-    ------
-    ValueError
-        If there is no seed, or seeds have different attacks.
-    """
+    """Join the findings of one setting, one list a seed, attack by attack."""
     if not seeds:
         raise ValueError(f"{setting}: no seed was audited; at least one is needed")
     names = [[finding.attack for finding in one] for one in seeds]
@@ -149,21 +97,8 @@ def _guess_variance(one: Finding) -> float:
     return one.chance * (1 - one.chance) / one.n
 
 
-def page(record: Mapping[str, Any], *, level: int = 1) -> str:
-    """Write an audit as Markdown.
-
-    Parameters
-    ----------
-    record : mapping
-        What ``audit.json`` has.
-    level : int
-        Of the heading.
-
-    Returns
-    -------
-    str
-        Heading, command, table and what must be known to read it.
-    """
+def page(record: Mapping[str, Any], notes: Sequence[str], *, level: int = 1) -> str:
+    """Write an audit as Markdown, with its method's notes."""
     seeds = ", ".join(str(seed) for seed in record["seeds"])
     lines = [
         f"{'#' * level} {record['config']}",
@@ -177,7 +112,7 @@ def page(record: Mapping[str, Any], *, level: int = 1) -> str:
         *(_line(finding) for finding in _by_attack(record["findings"])),
         "",
     ]
-    for note in NOTES[record["app"]]:
+    for note in notes:
         lines += [note, ""]
     return "\n".join(lines)
 

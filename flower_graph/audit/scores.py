@@ -16,32 +16,17 @@ AUC, PRECISION = "AUC", "precision"
 
 @dataclass
 class Finding:
-    """What one attack reached.
+    """What one attack reached."""
 
-    Attributes
-    ----------
-    attack : str
-        What was tried to find out.
-    measure : str
-        ``AUC``: how often something true is ranked above something false. ``precision``: share of
-        the guesses that are right.
-    success, chance : float
-        The measure; and what guessing reaches.
-    n : int
-        Cases that were decided: those ranked, or the guesses.
-    true : int
-        How many of the ranked ones are true; 0 for ``precision``.
-    detail : dict
-        Further figures, by name.
-    """
-
-    attack: str
+    attack: str  # What was tried to find out
+    # AUC: how often something true is ranked above something false. precision: share of the guesses
+    # that are right
     measure: str
-    success: float
+    success: float  # The measure; and what guessing reaches
     chance: float
-    n: int
-    true: int = 0
-    detail: dict[str, float] = field(default_factory=dict)
+    n: int  # Cases that were decided: those ranked, or the guesses
+    true: int = 0  # How many of the ranked ones are true; 0 for precision
+    detail: dict[str, float] = field(default_factory=dict)  # Further figures, by name
 
     def to_record(self) -> dict[str, Any]:
         """Give all fields, for JSON."""
@@ -49,17 +34,8 @@ class Finding:
 
 
 def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -> Finding:
-    """Judge scores that are to be higher where something is true.
-
-    Parameters
-    ----------
-    attack : str
-        What was tried to find out.
-    scores, truth : array
-        ``[n]`` numbers, and whether it is true.
-    **detail : float
-        Further figures.
-    """
+    """Judge scores that are to be higher where something is true."""
+    # scores, truth [n]
     hits = np.asarray(truth, bool).ravel()
     return Finding(
         attack, AUC, auc(scores, hits), 0.5, int(hits.size), int(hits.sum()), dict(detail)
@@ -67,19 +43,8 @@ def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -
 
 
 def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Finding:
-    """Judge guesses, each of which is right or wrong.
-
-    Parameters
-    ----------
-    attack : str
-        What was tried to find out.
-    right : array
-        ``[n]`` whether each guess is right.
-    chance : float
-        Share of right ones if one guesses blindly.
-    **detail : float
-        Further figures.
-    """
+    """Judge guesses, each of which is right or wrong."""
+    # right [n]
     hits = np.asarray(right, bool).ravel()
     if not hits.size:
         raise ValueError(f"{attack}: nothing was guessed; at least one guess is needed")
@@ -87,13 +52,7 @@ def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Fi
 
 
 def auc(scores: ArrayLike, truth: ArrayLike) -> float:
-    """Return the area under the ROC curve; ties count half.
-
-    Raises
-    ------
-    ValueError
-        If all are true, or none is, or a score is not finite.
-    """
+    """Return the area under the ROC curve; ties count half."""
     values, hits = np.asarray(scores, float).ravel(), np.asarray(truth, bool).ravel()
     if values.shape != hits.shape:
         raise ValueError(f"{values.size} scores for {hits.size} cases; one each is needed")

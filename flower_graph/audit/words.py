@@ -28,39 +28,20 @@ SEARCH_STEPS = 6000
 
 
 class Step(NamedTuple):
-    """One request to a user, and its answer.
+    """One request to a user, and its answer."""
 
-    Attributes
-    ----------
-    gradient : ndarray or None
-        ``[h]`` gradient that the user is to apply; None where it has none.
-    average : ndarray or None
-        ``[f, h]`` averaged weights that the user is to take over before that; NaN rows stay.
-    latent : ndarray
-        ``[h]`` what it answers.
-    """
-
-    gradient: Floats | None
+    gradient: Floats | None  # [h] gradient that the user is to apply; None where it has none
+    # [f, h] averaged weights that the user is to take over before that; NaN rows stay
     average: Floats | None
-    latent: Floats
+    latent: Floats  # [h] what it answers
 
 
 class Known(NamedTuple):
-    """What the messages say about the users' models.
+    """What the messages say about the users' models."""
 
-    Attributes
-    ----------
-    start : ndarray
-        ``[f, h]`` the first weights, without a bias.
-    bias : bool
-        Whether users have a bias; it starts at zero.
-    learning_rate, weight_decay : float
-        Of the users' Adam.
-    """
-
-    start: Floats
-    bias: bool
-    learning_rate: float
+    start: Floats  # [f, h] the first weights, without a bias
+    bias: bool  # Whether users have a bias; it starts at zero
+    learning_rate: float  # Of the users' Adam
     weight_decay: float
 
 
@@ -71,10 +52,8 @@ def least_squares(latent: Floats, start: Floats) -> Floats:
 
 
 def sparse_from_one(latent: Floats, start: Floats) -> Floats:
-    """Return a non-negative ``x`` with ``x W`` nearest to a latent vector, ``[f]``.
-
-    Non-negative least squares has at most as many features as the latent has numbers.
-    """
+    """Return a non-negative ``x`` with ``x W`` nearest to a latent vector, ``[f]``."""
+    # Non-negative least squares has at most as many features as the latent has numbers.
     found: Floats = nnls(start.T.astype(float), latent.astype(float), maxiter=SEARCH_STEPS)[0]
     return found
 
@@ -82,22 +61,7 @@ def sparse_from_one(latent: Floats, start: Floats) -> Floats:
 def sparse_from_sequence(
     known: Known, steps: Sequence[Step], values: Sequence[float]
 ) -> tuple[Floats, float]:
-    """Return how likely each feature is, from all equations of a sequence.
-
-    Parameters
-    ----------
-    known : Known
-        The users' models.
-    steps : sequence of Step
-        One user's, from the first on.
-    values : sequence of float
-        How large a feature may be.
-
-    Returns
-    -------
-    tuple
-        ``[f]`` scores, about 1 for a feature that is there; and the value that fits best.
-    """
+    """Return how likely each feature is, from all equations of a sequence."""
     size = known.start.shape[1]
     steps = steps[: max(1, EQUATIONS // size)]
     shift = bias_course(known, steps)
@@ -115,10 +79,8 @@ def equations(known: Known, steps: Sequence[Step], value: float) -> Floats:
 
 
 def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
-    """Return the bias in every round, ``[T, h]``; zeros where users have none.
-
-    The last row of averaged weights is the bias's.
-    """
+    """Return the bias in every round, ``[T, h]``; zeros where users have none."""
+    # The last row of averaged weights is the bias's.
     size = known.start.shape[1]
     if not known.bias:
         return np.zeros((len(steps), size))

@@ -1,24 +1,29 @@
 """Data sets: names, raw files, splits, checks and a generator.
 
-Importing this package costs no more than importing torch; PyTorch Geometric is
-imported when a data set is built that needs it.
+Importing this package imports nothing else. PyTorch Geometric is imported when a data set is built
+that needs it.
 """
 
 from __future__ import annotations
 
-from flower_graph.data.cache import CACHE_VARIABLE, ROOT_VARIABLE
-from flower_graph.data.datasets import DataSettings, describe, load_data, load_graph
-from flower_graph.data.generators import SparseGraph, csbm, csbm_sparse
-from flower_graph.data.graph import Graph, normalize_rows, to_undirected
-from flower_graph.data.names import check_name, known_names
-from flower_graph.data.splits import (
-    Masks,
-    geom_gcn_split,
-    random_split,
-    ratio_split,
-    select_column,
-)
-from flower_graph.data.validate import check_data
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
+if TYPE_CHECKING:
+    from flower_graph.data.graph import Graph, normalize_rows, to_undirected
+    from flower_graph.data.sources.cache import CACHE_VARIABLE, ROOT_VARIABLE
+    from flower_graph.data.sources.datasets import DataSettings, describe, load_data, load_graph
+    from flower_graph.data.sources.generators import SparseGraph, csbm, csbm_sparse
+    from flower_graph.data.sources.names import check_name, known_names
+    from flower_graph.data.splits import (
+        Masks,
+        geom_gcn_split,
+        random_split,
+        ratio_split,
+        select_column,
+    )
+    from flower_graph.data.validate import check_data
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -42,3 +47,29 @@ __all__ = [
     "select_column",
     "to_undirected",
 ]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "CACHE_VARIABLE": "flower_graph.data.sources.cache",
+        "ROOT_VARIABLE": "flower_graph.data.sources.cache",
+        "DataSettings": "flower_graph.data.sources.datasets",
+        "Graph": "flower_graph.data.graph",
+        "Masks": "flower_graph.data.splits",
+        "SparseGraph": "flower_graph.data.sources.generators",
+        "check_data": "flower_graph.data.validate",
+        "check_name": "flower_graph.data.sources.names",
+        "csbm": "flower_graph.data.sources.generators",
+        "csbm_sparse": "flower_graph.data.sources.generators",
+        "describe": "flower_graph.data.sources.datasets",
+        "geom_gcn_split": "flower_graph.data.splits",
+        "known_names": "flower_graph.data.sources.names",
+        "load_data": "flower_graph.data.sources.datasets",
+        "load_graph": "flower_graph.data.sources.datasets",
+        "normalize_rows": "flower_graph.data.graph",
+        "random_split": "flower_graph.data.splits",
+        "ratio_split": "flower_graph.data.splits",
+        "select_column": "flower_graph.data.splits",
+        "to_undirected": "flower_graph.data.graph",
+    },
+)

@@ -43,6 +43,11 @@ class Graph:
     val_mask: Tensor | None = None
     test_mask: Tensor | None = None
 
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.x.size(0)
+
     def to_data(self) -> Data:
         """Return the same tensors as a PyG ``Data`` with the attribute ``num_classes``."""
         # Imported here: it takes seconds, and not every process needs it.
@@ -81,20 +86,8 @@ def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Take rows of a dense or sparse CSR matrix.
-
-    Parameters
-    ----------
-    x
-        ``[n, f]``, dense or CSR.
-    rows
-        int64 ``[m]``, which rows, in which order.
-
-    Returns
-    -------
-    Tensor
-        ``[m, f]``, dense or CSR as ``x`` is.
-    """
+    """Take rows of a dense or sparse CSR matrix."""
+    # x [n, f]
     if x.layout == torch.strided:
         return x[rows]
     place, entry = row_entries(x.crow_indices().long(), rows)
@@ -104,20 +97,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """List the entries of rows of a CSR matrix: whose they are (a place in ``rows``) and which.
-
-    Parameters
-    ----------
-    start
-        int64 ``[n + 1]``: the entries of row ``v`` are those from ``start[v]`` to ``start[v + 1]``.
-    rows
-        int64 ``[m]``, which rows.
-
-    Returns
-    -------
-    tuple of Tensor
-        Two of int64 ``[e]``, row after row.
-    """
+    """List the entries of rows of a CSR matrix: whose they are (a place in ``rows``) and which."""
     counts = start[rows + 1] - start[rows]
     place = torch.repeat_interleave(counts)
     # Counts up within each row, from where its entries begin.
@@ -147,41 +127,13 @@ def normalize_rows(x: Tensor) -> Tensor:
 
 
 def prepare_features(x: Tensor, *, presence: bool, normalize: bool) -> Tensor:
-    """Do with features what ``data.presence`` and ``data.normalize`` say, in this order.
-
-    Parameters
-    ----------
-    x
-        Features, float ``[n, f]``, dense.
-    presence
-        Whether to keep of each number only if it is there: 1 for what is not 0.
-    normalize
-        Whether to scale each row to sum to one (``normalize_rows``).
-
-    Returns
-    -------
-    Tensor
-        Features of the same shape.
-    """
+    """Do with features what ``data.presence`` and ``data.normalize`` say, in this order."""
     x = (x != 0).to(x.dtype) if presence else x
     return normalize_rows(x) if normalize else x
 
 
 def check_dense_size(nodes: int, features: int, advice: str) -> None:
-    """Raise DataError when a dense float32 ``[nodes, features]`` matrix is too large.
-
-    Parameters
-    ----------
-    nodes, features
-        Shape of the matrix.
-    advice
-        What to do instead; ends the message.
-
-    Raises
-    ------
-    DataError
-        If the matrix would take more than ``DENSE_LIMIT`` bytes.
-    """
+    """Raise DataError when a dense float32 ``[nodes, features]`` matrix is too large."""
     size = 4 * nodes * features
     if size > DENSE_LIMIT:
         raise DataError(
@@ -191,25 +143,7 @@ def check_dense_size(nodes: int, features: int, advice: str) -> None:
 
 
 def dense_features(x: Any, name: str) -> Tensor:
-    """Return features as a dense float32 tensor, whatever kind of tensor they were.
-
-    Parameters
-    ----------
-    x
-        A dense or sparse tensor ``[n, f]``.
-    name
-        Name of the data set, for the message.
-
-    Returns
-    -------
-    Tensor
-        float32 ``[n, f]``.
-
-    Raises
-    ------
-    DataError
-        If ``x`` is no tensor, or would be too large as a dense one.
-    """
+    """Return features as a dense float32 tensor, whatever kind of tensor they were."""
     if isinstance(x, Tensor) and x.layout == torch.strided:
         return x.to(torch.float32)
     if not hasattr(x, "to_dense"):

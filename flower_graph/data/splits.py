@@ -126,27 +126,7 @@ def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Gen
 
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
-    """Draw three shares of the nodes of each class; a share may be 0.
-
-    Parameters
-    ----------
-    y
-        Class of each node, int64 ``[n]``; nodes below 0 are in no part.
-    ratios
-        Shares for training, validation and test; at least 0, in sum above 0 and at most 1.
-    generator
-        CPU generator; the only source of randomness.
-
-    Returns
-    -------
-    Masks
-        Three disjoint masks; of each class, every part has its share to within one node.
-
-    Raises
-    ------
-    DataError
-        If the shares are impossible.
-    """
+    """Draw three shares of the nodes of each class; a share may be 0."""
     shares = [float(share) for share in ratios]
     # What is good rather than what is bad, so that NaN is refused too.
     good = len(shares) == 3 and all(share >= 0 for share in shares) and 0 < sum(shares) <= 1 + 1e-9
@@ -199,27 +179,7 @@ def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
 
 
 def split_number(count: int, index: int | None, seed: int) -> int:
-    """Return which of ``count`` splits is meant; None stands for ``seed % count``.
-
-    Parameters
-    ----------
-    count
-        How many splits there are.
-    index
-        The number that was asked for, or None.
-    seed
-        Seed of the run.
-
-    Returns
-    -------
-    int
-        A number in ``[0, count)``.
-
-    Raises
-    ------
-    DataError
-        If ``index`` is out of range.
-    """
+    """Return which of ``count`` splits is meant; None stands for ``seed % count``."""
     if index is None:
         return seed % count
     if not 0 <= index < count:

@@ -39,19 +39,7 @@ def check_data(data: Any) -> None:
 
 
 def check_client(data: Any) -> None:
-    """Check a client's own graph: some labels, all edges and all masks may be missing.
-
-    Parameters
-    ----------
-    data
-        A PyG ``Data`` or anything else with dense, finite ``x`` ``[n, f]``, ``y`` int64 ``[n]``
-        (below 0: no label), ``edge_index`` int64 ``[2, E]`` or None, boolean masks ``[n]`` or None.
-
-    Raises
-    ------
-    DataError
-        If something is malformed, or a node without a label or of another mask is in a mask.
-    """
+    """Check a client's own graph: some labels, all edges and all masks may be missing."""
     for key in ("x", "y"):
         check_tensor(data, key)
     if data.x.layout != torch.strided:
@@ -75,20 +63,7 @@ def check_client(data: Any) -> None:
 
 
 def mask_of(data: Any, part: str) -> Tensor:
-    """Give a graph's mask, or one of no nodes where it has none.
-
-    Parameters
-    ----------
-    data
-        The graph, with labels ``y`` ``[n]``.
-    part
-        One of ``PARTS``.
-
-    Returns
-    -------
-    Tensor
-        Boolean ``[n]`` if the graph's own mask is.
-    """
+    """Give a graph's mask, or one of no nodes where it has none."""
     mask = getattr(data, part, None)
     return torch.zeros(data.y.numel(), dtype=torch.bool) if mask is None else torch.as_tensor(mask)
 
@@ -100,18 +75,7 @@ def check_tensor(data: Any, key: str) -> None:
 
 
 def check_features(x: Tensor) -> None:
-    """Check the feature matrix.
-
-    Parameters
-    ----------
-    x
-        Must be finite float32 ``[n, f]`` with n and f at least 1.
-
-    Raises
-    ------
-    DataError
-        If it is not.
-    """
+    """Check the feature matrix."""
     if x.dim() != 2 or x.numel() == 0:
         raise DataError(f"x has shape {list(x.shape)}: must be [nodes, features], not empty")
     if x.dtype != torch.float32:
@@ -122,20 +86,7 @@ def check_features(x: Tensor) -> None:
 
 
 def check_edges(edge_index: Tensor, num_nodes: int) -> None:
-    """Check that edges are pairs of existing nodes.
-
-    Parameters
-    ----------
-    edge_index
-        Must be int64 ``[2, E]``; E may be 0.
-    num_nodes
-        Number of nodes.
-
-    Raises
-    ------
-    DataError
-        If it is not, or names a node that does not exist.
-    """
+    """Check that edges are pairs of existing nodes."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         raise DataError(
             f"edge_index is {edge_index.dtype} {list(edge_index.shape)}: must be int64 [2, E]"
@@ -150,22 +101,7 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
 
 
 def check_labels(y: Tensor, num_nodes: int, num_classes: int | None) -> None:
-    """Check that every node has one class.
-
-    Parameters
-    ----------
-    y
-        Must be int64 ``[n]``.
-    num_nodes
-        Number of nodes.
-    num_classes
-        Number of classes; None allows every label from 0.
-
-    Raises
-    ------
-    DataError
-        If it is not, or a label is out of range.
-    """
+    """Check that every node has one class."""
     if y.shape != (num_nodes,) or y.dtype != torch.int64:
         raise DataError(
             f"y is {y.dtype} {list(y.shape)}: must be int64 [{num_nodes}], one class a node "
@@ -181,20 +117,7 @@ def check_labels(y: Tensor, num_nodes: int, num_classes: int | None) -> None:
 
 
 def check_masks(masks: dict[str, Tensor], num_nodes: int) -> None:
-    """Check that the three parts exist, have nodes and share none.
-
-    Parameters
-    ----------
-    masks
-        Name of each mask and the mask, boolean ``[n]``.
-    num_nodes
-        Number of nodes.
-
-    Raises
-    ------
-    DataError
-        If a mask is malformed or empty, or two of them overlap.
-    """
+    """Check that the three parts exist, have nodes and share none."""
     for key, mask in masks.items():
         if mask.shape != (num_nodes,) or mask.dtype != torch.bool:
             raise DataError(f"{key} is {mask.dtype} {list(mask.shape)}: must be bool [{num_nodes}]")

@@ -22,30 +22,14 @@ BLOCK_NUMBERS = 524_288
 
 
 class ActiveRows(NamedTuple):
-    """Which rows each user stores, and the feature value that multiplies each.
+    """Which rows each user stores, and the feature value that multiplies each."""
 
-    Attributes
-    ----------
-    ptr : Tensor
-        ``[n + 1]`` int32; user ``i`` owns rows ``ptr[i]`` to ``ptr[i + 1]``.
-    feature : Tensor
-        ``[r]`` int32; the feature that a row belongs to.
-    value : Tensor
-        ``[r]`` float32; the user's value of that feature.
-    user : Tensor
-        ``[r]`` int32; the user that owns a row.
-    row : Tensor
-        ``[r]`` int32; 0, 1, 2, ...: the index that ``embedding_bag`` asks for.
-    num_features : int
-        Rows of a full matrix, bias included.
-    """
-
-    ptr: Tensor
-    feature: Tensor
-    value: Tensor
-    user: Tensor
-    row: Tensor
-    num_features: int
+    ptr: Tensor  # [n + 1] int32; user i owns rows ptr[i] to ptr[i + 1]
+    feature: Tensor  # [r] int32; the feature that a row belongs to
+    value: Tensor  # [r] float32; the user's value of that feature
+    user: Tensor  # [r] int32; the user that owns a row
+    row: Tensor  # [r] int32; 0, 1, 2, ...: the index that embedding_bag asks for
+    num_features: int  # Rows of a full matrix, bias included
 
     @property
     def num_users(self) -> int:
@@ -61,22 +45,8 @@ class ActiveRows(NamedTuple):
 def pack_csr(
     ptr: Tensor, feature: Tensor, value: Tensor, num_features: int, *, bias: bool = False
 ) -> ActiveRows:
-    """Build active rows from features in compressed sparse row form.
-
-    Parameters
-    ----------
-    ptr, feature, value : Tensor
-        ``[n + 1]``, ``[r]`` and ``[r]``: row pointers, feature numbers and values.
-    num_features : int
-        Width of the feature matrix.
-    bias : bool
-        Append a feature whose value is 1 to every user.
-
-    Returns
-    -------
-    ActiveRows
-        The rows, user by user.
-    """
+    """Build active rows from features in compressed sparse row form."""
+    # ptr, feature, value [n + 1]
     count = ptr.diff()
     n = count.numel()
     user = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), count)
@@ -100,20 +70,8 @@ def pack_csr(
 
 
 def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:
-    """Build active rows from a dense feature matrix.
-
-    Parameters
-    ----------
-    x : Tensor
-        ``[n, f]`` features, one user per row.
-    bias : bool
-        Append a feature whose value is 1 to every user.
-
-    Returns
-    -------
-    ActiveRows
-        The rows, user by user.
-    """
+    """Build active rows from a dense feature matrix."""
+    # x [n, f]
     index = x.nonzero()
     ptr = torch.zeros(x.shape[0] + 1, dtype=torch.int64)
     ptr[1:] = torch.bincount(index[:, 0], minlength=x.shape[0]).cumsum(0)
@@ -122,20 +80,8 @@ def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:
 
 
 def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
-    """Select some users.
-
-    Parameters
-    ----------
-    rows : ActiveRows
-        All users.
-    users : Tensor
-        ``[p]`` the users wanted, in the order wanted.
-
-    Returns
-    -------
-    tuple of ActiveRows and Tensor
-        The users' rows as a set of its own, and ``[r']`` where these rows lie in ``rows``.
-    """
+    """Select some users."""
+    # users [p]
     users = users.long().to(rows.ptr.device)
     start = rows.ptr[users].long()
     count = rows.ptr[users + 1].long() - start
@@ -157,20 +103,8 @@ def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
 
 
 def project(rows: ActiveRows, weight: Tensor) -> Tensor:
-    """Compute every user's latent vector, ``x_i W_i``.
-
-    Parameters
-    ----------
-    rows : ActiveRows
-        The users' active rows.
-    weight : Tensor
-        ``[r, h]`` the rows' weights.
-
-    Returns
-    -------
-    Tensor
-        ``[n, h]`` latent vectors; zero for a user without a row.
-    """
+    """Compute every user's latent vector, ``x_i W_i``."""
+    # weight [r, h]
     if weight.shape[0] == 0:
         return weight.new_zeros(rows.num_users, weight.shape[1])
     return torch.nn.functional.embedding_bag(
@@ -196,26 +130,10 @@ def adam_(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> None:
-    """Take one Adam step for every user, in place, from the gradients of the latent vectors.
-
-    The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent vector;
-    weight decay is added to it, as in ``torch.optim.Adam``.
-
-    Parameters
-    ----------
-    rows : ActiveRows
-        The users' active rows.
-    weight, exp_avg, exp_avg_sq : Tensor
-        ``[r, h]`` weights and Adam's two moments, changed in place.
-    gradient : Tensor
-        ``[n, h]`` gradient of the loss with respect to each latent vector.
-    step : Tensor
-        ``[n]`` number of steps that each user has taken, this one included.
-    learning_rate, weight_decay : float
-        As in ``torch.optim.Adam``.
-    betas, eps : tuple of float, float
-        As in ``torch.optim.Adam``.
-    """
+    """Take one Adam step for every user, in place, from the gradients of the latent vectors."""
+    # The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent
+    # vector; weight decay is added to it, as in ``torch.optim.Adam``.
+    # weight, exp_avg, exp_avg_sq [r, h], gradient [n, h], step [n]
     size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate, betas))
     blocks = list(_blocks(weight))
     largest = blocks[0].stop if blocks else 0
@@ -245,21 +163,8 @@ def _adam_factors(
 
 
 def sum_by_feature(rows: ActiveRows, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Add the users' rows feature by feature.
-
-    Parameters
-    ----------
-    rows : ActiveRows
-        The users' active rows.
-    weight : Tensor
-        ``[r, h]`` the rows' weights.
-
-    Returns
-    -------
-    tuple of Tensor
-        ``[f, h]`` sums in float64, so that their order hardly matters, and ``[f]`` int64 how many
-        users hold each feature.
-    """
+    """Add the users' rows feature by feature."""
+    # weight [r, h]
     total = torch.zeros(
         rows.num_features, weight.shape[1], dtype=torch.float64, device=weight.device
     )

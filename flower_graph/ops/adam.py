@@ -1,6 +1,13 @@
-"""Adam for rows that many clients own, each with a step count of its own."""
+"""Adam for a model's parameters, and for rows that many clients own with a step count of each.
+
+``torch.optim.Adam`` does the same as the first, but it imports PyTorch's compiler, which takes
+longer than many a run.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,21 +27,8 @@ def adam_rows_(
     learning_rate: float,
     weight_decay: float,
 ) -> None:
-    """Take one step of PyTorch's fused Adam in place; weight decay is added to the gradient.
-
-    Parameters
-    ----------
-    weight, exp_avg, exp_avg_sq : Tensor
-        ``[r, w]`` weights and Adam's two moments, changed in place.
-    gradient : Tensor
-        ``[r, w]``.
-    step : Tensor
-        ``[g]`` steps that each owner has taken, this one included; on the CPU.
-    ptr : list of int
-        ``g + 1`` bounds of the owners' rows.
-    learning_rate, weight_decay : float
-        As in ``torch.optim.Adam``.
-    """
+    """Take one step of PyTorch's fused Adam in place; weight decay is added to the gradient."""
+    # weight, exp_avg, exp_avg_sq [r, w], gradient [r, w], step [g]
     gradient = gradient.contiguous()  # or the fused step would read it in another order
     # Neighbours with as many steps are one parameter to Adam: usually all of them.
     counts, owners = torch.unique_consecutive(step, return_counts=True)
@@ -58,3 +52,95 @@ def adam_rows_(
         foreach=False,
         fused=True,
     )
+
+
+class Adam:
+    """``torch.optim.Adam`` with its defaults: the same numbers, and a state that either can load.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+        What is trained.
+    lr : float
+        Step size.
+    weight_decay : float
+        L2 weight, added to the gradient.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], *, lr: float, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters = list(parameters)
+        self.lr, self.weight_decay = lr, weight_decay
+        self.state: dict[int, dict[str, Tensor]] = {}  # by the place of the parameter
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one step for every parameter that has a gradient."""
+        moved = {n: each for n, each in enumerate(self.parameters) if each.grad is not None}
+        for number, parameter in moved.items():
+            if number not in self.state:
+                zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                self.state[number] = dict(zip(_STATE, (torch.tensor(0.0), *zeros), strict=True))
+        steps, averages, squares = ([self.state[n][name] for n in moved] for name in _STATE)
+        adam(
+            params=list(moved.values()),
+            grads=[each.grad for each in moved.values() if each.grad is not None],
+            exp_avgs=averages,
+            exp_avg_sqs=squares,
+            max_exp_avg_sqs=[],
+            state_steps=steps,
+            amsgrad=False,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            eps=EPS,
+            maximize=False,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that lasts between steps, as ``torch.optim.Adam`` does."""
+        group = {"lr": self.lr, "betas": BETAS, "eps": EPS, "weight_decay": self.weight_decay}
+        group |= _OPTIONS | {"params": list(range(len(self.parameters)))}
+        return {"state": {n: dict(each) for n, each in self.state.items()}, "param_groups": [group]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        (group,) = state["param_groups"]
+        if len(group["params"]) != len(self.parameters):
+            raise ValueError(
+                f"the state is of {len(group['params'])} parameters, not {len(self.parameters)}"
+            )
+        self.lr, self.weight_decay = group["lr"], group["weight_decay"]
+        self.state = {
+            number: {
+                name: _moved(name, value, self.parameters[number]) for name, value in of.items()
+            }
+            for number, of in state["state"].items()
+        }
+
+
+_STATE = ("step", "exp_avg", "exp_avg_sq")
+# What else PyTorch's state names
+_OPTIONS: dict[str, Any] = {
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": False,
+}
+
+
+def _moved(name: str, value: Tensor, parameter: Tensor) -> Tensor:
+    # Counts stay where they are: on a GPU, reading them would wait for it.
+    if name == "step":
+        return value.clone()
+    return value.to(device=parameter.device, dtype=parameter.dtype, copy=True)

@@ -78,23 +78,8 @@ def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = Fals
 def _products(
     left: Tensor, right: Tensor, left_held: Tensor, right_held: Tensor, relative: float
 ) -> tuple[Tensor, Tensor]:
-    """Multiply the embeddings of each client of one block with those of each of another.
-
-    Parameters
-    ----------
-    left, right : Tensor
-        ``[u, a * d]`` and ``[u, b * d]`` embeddings, as ``columns`` gives them.
-    left_held, right_held : Tensor
-        ``[a, u]`` and ``[b, u]`` bool.
-    relative : float
-        As ``rank_tolerance`` gives it.
-
-    Returns
-    -------
-    tuple of Tensor
-        ``[a, b, d, d]`` products over the nodes that both hold, and ``[a, b]`` what of them tells
-        nothing.
-    """
+    """Multiply the embeddings of each client of one block with those of each of another."""
+    # left, right [u, a * d], left_held, right_held [a, u]
     a, b = len(left_held), len(right_held)
     product = (left.T @ right).view(a, left.shape[1] // a, b, -1).transpose(1, 2)
     # Only the nodes of both: a client's square length differs from partner to partner.
@@ -104,11 +89,9 @@ def _products(
 
 
 def _maps(product: Tensor, tolerance: Tensor, same: bool, rotations_only: bool) -> Tensor:
-    """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``.
-
-    Inside one block (``same``) half of them are needed: the way back is the transposed one, and a
-    client's map to itself is the identity.
-    """
+    """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``."""
+    # Inside one block (``same``) half of them are needed: the way back is the transposed one, and a
+    # client's map to itself is the identity.
     a, b, d, _ = product.shape
     if not same:
         maps = nearest_orthogonal(product, tolerance, rotations_only=rotations_only)

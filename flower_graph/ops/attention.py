@@ -15,43 +15,20 @@ from flower_graph.ops.graph import csr_tensor, pointers, with_self_loops
 
 
 class AttentionGraph(NamedTuple):
-    """Edges with self-loops, sorted by target, and their order sorted by source.
+    """Edges with self-loops, sorted by target, and their order sorted by source."""
 
-    Attributes
-    ----------
-    source, target : Tensor
-        ``[e]`` ends of each edge, sorted by target.
-    ptr : Tensor
-        ``[n + 1]`` where the edges of each target begin.
-    by_source, source_ptr : Tensor
-        ``[e]`` edge numbers sorted by source, and ``[n + 1]`` where those of each source begin.
-    collect : Tensor
-        ``[n, e]`` sparse matrix of ones that sums edge values over each target.
-    """
-
-    source: Tensor
+    source: Tensor  # [e] ends of each edge, sorted by target
     target: Tensor
-    ptr: Tensor
+    ptr: Tensor  # [n + 1] where the edges of each target begin
+    # [e] edge numbers sorted by source, and [n + 1] where those of each source begin
     by_source: Tensor
     source_ptr: Tensor
-    collect: Tensor
+    collect: Tensor  # [n, e] sparse matrix of ones that sums edge values over each target
 
 
 def attention_graph(edge_index: Tensor, n: int) -> AttentionGraph:
-    """Sort the edges of a graph for attention.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` edges without self-loops; self-loops are added.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    AttentionGraph
-        The sorted edges.
-    """
+    """Sort the edges of a graph for attention."""
+    # edge_index [2, e]
     edges = with_self_loops(edge_index, n)
     edges = edges[:, torch.argsort(edges[1], stable=True)]
     source, target = edges
@@ -77,20 +54,8 @@ class _SumOverTarget(torch.autograd.Function):
 
 
 def edge_softmax(score: Tensor, graph: AttentionGraph) -> Tensor:
-    """Normalise scores over the neighbourhood of each target.
-
-    Parameters
-    ----------
-    score : Tensor
-        ``[e, k]`` one score per edge and head.
-    graph : AttentionGraph
-        The sorted edges.
-
-    Returns
-    -------
-    Tensor
-        ``[e, k]`` positive numbers that sum to 1 over the edges of a target.
-    """
+    """Normalise scores over the neighbourhood of each target."""
+    # score [e, k]
     n = graph.ptr.numel() - 1
     index = graph.target[:, None].expand_as(score)
     top = score.new_full((n, score.shape[1]), -torch.inf)
@@ -134,11 +99,9 @@ def _per_head(ptr: Tensor, col: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
 
 
 def _edge_products(graph: AttentionGraph, at_target: Tensor, at_source: Tensor) -> Tensor:
-    """Multiply the vectors at both ends of every edge, per head, ``[e, heads]``.
-
-    A product of two dense matrices sampled at the edges: thirty times as fast as gathering both
-    ends, and without a tensor of edges by numbers.
-    """
+    """Multiply the vectors at both ends of every edge, per head, ``[e, heads]``."""
+    # A product of two dense matrices sampled at the edges: thirty times as fast as gathering both
+    # ends, and without a tensor of edges by numbers.
     n, heads, _ = at_target.shape
     edges = graph.source.numel()
     zeros = at_target.new_zeros(edges)
@@ -159,29 +122,10 @@ def attend(
     dropout: float = 0.0,
     slope: float = 0.2,
 ) -> Tensor:
-    """Sum the neighbours' vectors, weighted by attention, for each head.
-
-    ``e_ij = LeakyReLU(a_target . x_i + a_source . x_j)``, ``alpha_ij = softmax_j(e_ij)``,
-    ``out_i = sum_j alpha_ij x_j``.
-
-    Parameters
-    ----------
-    x : Tensor
-        ``[n, heads, h]`` transformed node vectors.
-    attention_source, attention_target : Tensor
-        ``[heads, h]`` the two halves of each head's attention vector.
-    graph : AttentionGraph
-        The sorted edges.
-    dropout : float
-        Share of the coefficients that is dropped; 0 for evaluation.
-    slope : float
-        Slope of LeakyReLU below zero.
-
-    Returns
-    -------
-    Tensor
-        ``[n, heads, h]``.
-    """
+    """Sum the neighbours' vectors, weighted by attention, for each head."""
+    # ``e_ij = LeakyReLU(a_target . x_i + a_source . x_j)``, ``alpha_ij = softmax_j(e_ij)``, ``out_i
+    # = sum_j alpha_ij x_j``.
+    # x [n, heads, h], attention_source, attention_target [heads, h]
     from_source = (x * attention_source).sum(-1)
     from_target = (x * attention_target).sum(-1)
     score = from_source.index_select(0, graph.source) + from_target.index_select(0, graph.target)

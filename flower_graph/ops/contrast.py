@@ -28,27 +28,8 @@ BLOCK_NUMBERS, BLOCK_ROWS = 262_144, 8
 def nt_xent(
     z: Tensor, z_shared: Tensor, place: Tensor, ptr: list[int], shared_ptr: list[int], tau: float
 ) -> Tensor:
-    """Contrast every client's local embeddings with the shared ones of the same nodes.
-
-    Parameters
-    ----------
-    z : Tensor
-        ``[n, d]`` local metric embeddings of all clients, client by client.
-    z_shared : Tensor
-        ``[s, d]`` metric embeddings of the shared means, client by client.
-    place : Tensor
-        ``[s]`` row of ``z`` that belongs to the same node, rising.
-    ptr, shared_ptr : list of int
-        ``c + 1`` bounds of the clients in ``z`` and in ``z_shared``.
-    tau : float
-        Temperature, above 0.
-
-    Returns
-    -------
-    Tensor
-        ``[c]`` sum over each client's shared nodes (equation 10), 0 for a client without any;
-        gradients flow to ``z`` and ``z_shared``.
-    """
+    """Contrast every client's local embeddings with the shared ones of the same nodes."""
+    # z [n, d], z_shared [s, d], place [s]
     local, shared = F.normalize(z, dim=1), F.normalize(z_shared, dim=1)
     anchors = local.index_select(0, place)
     return _NTXent.apply(anchors, local, shared, place, ptr, shared_ptr, tau)  # type: ignore[no-any-return, no-untyped-call]
@@ -64,25 +45,11 @@ def projected_nt_xent(
     shared_ptr: list[int],
     tau: float,
 ) -> Tensor:
-    """Contrast embeddings by their projections ``z = h W + b``, each client with its own head.
-
-    With ``a = [h, 1]``, ``V = [W; b]`` and ``G = V V^T`` is ``z_i . z_j = a_i G a_j``. A projection
-    longer than ``a`` is therefore never made: the similarities cost as much as without a head.
-
-    Parameters
-    ----------
-    h, h_shared : Tensor
-        ``[n, h]`` local and ``[s, h]`` shared embeddings, client by client.
-    weight, bias : Tensor
-        ``[c, h, d]`` and ``[c, d]`` the clients' heads.
-    place, ptr, shared_ptr, tau
-        As in ``nt_xent``.
-
-    Returns
-    -------
-    Tensor
-        ``[c]`` as ``nt_xent`` of the projections; gradients flow to embeddings and heads.
-    """
+    """Contrast embeddings by their projections ``z = h W + b``, each client with its own head."""
+    # With ``a = [h, 1]``, ``V = [W; b]`` and ``G = V V^T`` is ``z_i . z_j = a_i G a_j``. A
+    # projection longer than ``a`` is therefore never made: the similarities cost as much as without
+    # a head.
+    # h, h_shared [n, h], weight, bias [c, h, d]
     if weight.shape[2] <= weight.shape[1] + 1:  # z is no longer than a
         z, z_shared = (
             grouped_linear(rows, weight, bias, bounds)
@@ -99,12 +66,10 @@ def projected_nt_xent(
 
 
 def _by_gram(h: Tensor, gram: Tensor, ptr: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``a`` and ``a G``, ``[n, h + 1]``, and ``1 / |z|``, ``[n, 1]``.
-
-    ``|z|^2 = a G a`` carries the rounding of sums as large as ``|a|^2 trace(G)``. A ``z`` below
-    that has no direction: 0 in place of ``1 / |z|`` makes all its similarities 0, as those of
-    zeros are in ``F.normalize``.
-    """
+    """Return ``a`` and ``a G``, ``[n, h + 1]``, and ``1 / |z|``, ``[n, 1]``."""
+    # ``|z|^2 = a G a`` carries the rounding of sums as large as ``|a|^2 trace(G)``. A ``z`` below
+    # that has no direction: 0 in place of ``1 / |z|`` makes all its similarities 0, as those of
+    # zeros are in ``F.normalize``.
     a = F.pad(h, (0, 1), value=1.0)
     y = grouped_linear(h, gram[:, :-1], gram[:, -1], ptr)
     square = (a * y).sum(1, keepdim=True)
@@ -131,11 +96,11 @@ class _Gram(torch.autograd.Function):
 
 
 class _NTXent(torch.autograd.Function):
-    """The losses and their gradients in one pass.
+    """The losses and their gradients in one pass."""
 
-    Autograd would keep every client's matrix of similarities until the backward pass. Anchors come
-    apart from the local embeddings they belong to: with a Gram matrix, only they are times ``G``.
-    """
+    # Autograd would keep every client's matrix of similarities until the backward pass. Anchors
+    # come apart from the local embeddings they belong to: with a Gram matrix, only they are times
+    # ``G``.
 
     @staticmethod
     def forward(
@@ -185,27 +150,8 @@ def _contrast_one(
     tau: float,
     into: list[Tensor],
 ) -> Tensor:
-    """Return one client's loss and write its gradient.
-
-    Parameters
-    ----------
-    anchors : Tensor
-        ``[s, d]`` the shared nodes as what is compared.
-    own, means : Tensor
-        ``[n, d]`` local and ``[s, d]`` shared embeddings as what anchors are compared with; the
-        products are similarities.
-    rows : Tensor
-        ``[s]`` the row of ``own`` that belongs to each of ``means``, each once.
-    tau : float
-        Temperature.
-    into : list of Tensor
-        Where the gradients by ``anchors``, ``own`` and ``means`` go.
-
-    Returns
-    -------
-    Tensor
-        The sum over ``rows``.
-    """
+    """Return one client's loss and write its gradient."""
+    # anchors [s, d], own, means [n, d], rows [s]
     keys = torch.cat([own, means])
     loss, grad = keys.new_zeros(()), torch.zeros_like(keys)
     block = max(BLOCK_ROWS, BLOCK_NUMBERS // keys.shape[0])

@@ -9,48 +9,16 @@ from flower_graph.ops.grouped import group_sizes
 
 
 def distinct_edges(edge_index: Tensor, weight: Tensor, n: int) -> Tensor:
-    """Return the edges of a learned graph, each direction once.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` entries, sorted by row, then by column.
-    weight : Tensor
-        ``[e]`` their weights; an entry without a weight above 0 is no edge.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    Tensor
-        ``[2, d]`` sorted, without self-loops.
-    """
+    """Return the edges of a learned graph, each direction once."""
+    # edge_index [2, e], weight [e]
     row, col = edge_index
     key = torch.unique_consecutive((row * n + col)[(weight > 0) & (row != col)])
     return torch.stack([key // n, key % n])
 
 
 def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> dict[str, Tensor]:
-    """Compare learned edges with true ones, client by client.
-
-    Parameters
-    ----------
-    learned, true : Tensor
-        ``[2, e]`` edges in both directions, each once, without self-loops; none between clients.
-        The learned ones are sorted by row, then by column.
-    y : Tensor
-        ``[n]`` classes, below 0 without a label.
-    ptr : list of int
-        ``c + 1`` bounds of the clients' nodes.
-
-    Returns
-    -------
-    dict of Tensor
-        ``[c]`` float64 each, NaN where there is nothing to divide by: ``precision``, the share of
-        the learned edges that are true; ``recall``, the share of the true ones that are learned;
-        ``homophily`` and ``true-homophily``, the share of edges within a class, among those whose
-        two nodes have labels; ``degree`` and ``true-degree``, neighbours of a node, mean.
-    """
+    """Compare learned edges with true ones, client by client."""
+    # learned, true [2, e], y [n]
     n, sizes = y.numel(), torch.tensor(group_sizes(ptr), device=y.device)
     owner = torch.arange(sizes.numel(), device=y.device).repeat_interleave(sizes)
 

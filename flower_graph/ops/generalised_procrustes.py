@@ -34,12 +34,11 @@ class Consensus(NamedTuple, Generic[Embeddings]):
 
 
 class _Clients(NamedTuple):
-    """All clients' embeddings, and what of them bears on the alignment.
+    """All clients' embeddings, and what of them bears on the alignment."""
 
-    ``side`` ``[u, m * d]`` is as ``columns`` gives it, ``held`` ``[m, u]`` float64, ``shared``
-    ``[u, 1]`` 1 for nodes that several clients hold and 0 for others, ``size`` ``[m]`` the length
-    of each client's embeddings of shared nodes.
-    """
+    # ``side`` ``[u, m * d]`` is as ``columns`` gives it, ``held`` ``[m, u]`` float64, ``shared``
+    # ``[u, 1]`` 1 for nodes that several clients hold and 0 for others, ``size`` ``[m]`` the length
+    # of each client's embeddings of shared nodes.
 
     side: Tensor
     held: Tensor
@@ -133,10 +132,8 @@ def _maps_to(reference: Tensor, clients: _Clients) -> Tensor:
 
 
 def _mean(maps: Tensor, clients: _Clients, joined: Tensor | None = None) -> Tensor:
-    """Average the mapped embeddings over each node's holders, ``[u, d]``.
-
-    ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
-    """
+    """Average the mapped embeddings over each node's holders, ``[u, d]``."""
+    # ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
     if joined is None:
         joined = clients.size.new_ones(len(maps))
     total = clients.side @ (maps * joined[:, None, None]).flatten(0, 1)

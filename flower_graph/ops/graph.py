@@ -17,20 +17,8 @@ class Adjacency(NamedTuple):
 
 
 def csr(row: Tensor, col: Tensor, value: Tensor, n: int) -> Tensor:
-    """Build a CSR matrix from entries in any order.
-
-    Parameters
-    ----------
-    row, col, value : Tensor
-        ``[e]`` each; entries with the same place stay apart and add up in products.
-    n : int
-        Rows and columns.
-
-    Returns
-    -------
-    Tensor
-        ``[n, n]`` sparse CSR tensor.
-    """
+    """Build a CSR matrix from entries in any order."""
+    # row, col, value [e]
     order = torch.argsort(row, stable=True)
     return csr_tensor(pointers(row, n), col[order].to(torch.int32), value[order], (n, n))
 
@@ -51,63 +39,23 @@ def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -
 
 
 def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
-    """Build the matrix that sums messages from sources to targets, with its transpose.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` sources and targets.
-    value : Tensor
-        ``[e]`` weight of each edge.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    Adjacency
-        ``matrix @ x`` gives every target the weighted sum over its sources.
-    """
+    """Build the matrix that sums messages from sources to targets, with its transpose."""
+    # edge_index [2, e], value [e]
     source, target = edge_index
     return Adjacency(csr(target, source, value, n), csr(source, target, value, n))
 
 
 def gcn_adjacency(edge_index: Tensor, n: int) -> Adjacency:
-    """Normalise symmetrically with self-loops: ``D^(-1/2) (A + I) D^(-1/2)``.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` edges without self-loops.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    Adjacency
-        The normalised matrix (Kipf and Welling, 2017; nFedGNN, section 3.2).
-    """
+    """Normalise symmetrically with self-loops: ``D^(-1/2) (A + I) D^(-1/2)``."""
+    # edge_index [2, e]
     edges = with_self_loops(edge_index, n)
     root = torch.bincount(edges[1], minlength=n).float().rsqrt()
     return adjacency(edges, root[edges[0]] * root[edges[1]], n)
 
 
 def replace_block(graph: Adjacency, first: int, block: Adjacency) -> Adjacency:
-    """Put another graph in the place of one block of a block-diagonal graph.
-
-    Parameters
-    ----------
-    graph : Adjacency
-        ``[n, n]``; nodes ``first`` to ``first + m`` have no edges to others.
-    first : int
-        First node of the block.
-    block : Adjacency
-        ``[m, m]`` what is to be there.
-
-    Returns
-    -------
-    Adjacency
-        A new graph; the other blocks are as they were.
-    """
+    """Put another graph in the place of one block of a block-diagonal graph."""
+    # graph [n, n], block [m, m]
     return Adjacency(*(_replace(old, first, new) for old, new in zip(graph, block, strict=True)))
 
 
@@ -125,20 +73,8 @@ def _replace(matrix: Tensor, first: int, block: Tensor) -> Tensor:
 
 
 def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:
-    """Average over the neighbours; zero for a node that has none.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` edges without self-loops.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    Adjacency
-        ``D^(-1) A`` (Hamilton et al., 2017, mean aggregator).
-    """
+    """Average over the neighbours; zero for a node that has none."""
+    # edge_index [2, e]
     degree = torch.bincount(edge_index[1], minlength=n).float()
     return adjacency(edge_index, 1 / degree[edge_index[1]], n)
 
@@ -169,56 +105,22 @@ class _SparseProduct(torch.autograd.Function):
 
 
 def propagate(graph: Adjacency, x: Tensor) -> Tensor:
-    """Sum the neighbours' vectors, weighted by the matrix.
-
-    Parameters
-    ----------
-    graph : Adjacency
-        The matrix and its transpose.
-    x : Tensor
-        ``[n, h]`` node vectors.
-
-    Returns
-    -------
-    Tensor
-        ``[n, h]``; gradients flow to ``x``.
-    """
+    """Sum the neighbours' vectors, weighted by the matrix."""
+    # x [n, h]
     return _SparseProduct.apply(x.contiguous(), graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class LaplacianTerm(NamedTuple):
-    """What ``L_reg`` needs of a graph: its edges as a matrix, and the degrees.
+    """What ``L_reg`` needs of a graph: its edges as a matrix, and the degrees."""
 
-    Attributes
-    ----------
-    edges : Adjacency
-        Every edge with weight 1.
-    degree : Tensor
-        ``[n, 1]`` edges that end at a node plus edges that start there.
-    neighbourhoods : int
-        ``sum_i |N_i|``, where ``N_i`` has the node itself (nFedGNN, section 2.1).
-    """
-
-    edges: Adjacency
-    degree: Tensor
-    neighbourhoods: int
+    edges: Adjacency  # Every edge with weight 1
+    degree: Tensor  # [n, 1] edges that end at a node plus edges that start there
+    neighbourhoods: int  # sum_i |N_i|, where N_i has the node itself (nFedGNN, section 2.1)
 
 
 def laplacian_term(edge_index: Tensor, n: int) -> LaplacianTerm:
-    """Prepare ``L_reg`` for a graph.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` edges without self-loops, both ways for an undirected graph.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    LaplacianTerm
-        Constants of the graph.
-    """
+    """Prepare ``L_reg`` for a graph."""
+    # edge_index [2, e]
     e = edge_index.shape[1]
     ends = torch.bincount(edge_index.reshape(-1), minlength=n).float()
     ones = torch.ones(e, device=edge_index.device)
@@ -250,23 +152,10 @@ class _LaplacianSum(torch.autograd.Function):
 
 
 def laplacian_regulariser(term: LaplacianTerm, x: Tensor) -> Tensor:
-    """Mean squared distance between the latent vectors of neighbours, ``L_reg``.
-
-    ``(1 / sum_i |N_i|) sum_i sum_{j in N_i} ||x_i - x_j||^2``, with ``||a - b||^2`` multiplied out
-    so that no tensor of edges by numbers is made. For several heads the vectors are the
-    concatenation, which sums the heads' terms.
-
-    Parameters
-    ----------
-    term : LaplacianTerm
-        Constants of the graph.
-    x : Tensor
-        ``[n, h]`` latent vectors.
-
-    Returns
-    -------
-    Tensor
-        Scalar (nFedGNN, equation 6).
-    """
+    """Mean squared distance between the latent vectors of neighbours, ``L_reg``."""
+    # ``(1 / sum_i |N_i|) sum_i sum_{j in N_i} ||x_i - x_j||^2``, with ``||a - b||^2`` multiplied
+    # out so that no tensor of edges by numbers is made. For several heads the vectors are the
+    # concatenation, which sums the heads' terms.
+    # x [n, h]
     total: Tensor = _LaplacianSum.apply(x.contiguous(), term.degree, *term.edges)  # type: ignore[no-untyped-call]
     return total / term.neighbourhoods

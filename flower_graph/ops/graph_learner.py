@@ -24,24 +24,10 @@ from flower_graph.ops.similarity import SparseRows, sampled_products
 
 
 def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
-    """Weight the features, layer by layer: ``E^(l) = ReLU(E^(l-1) ⊙ w^(l))``, row by row.
-
-    A zero stays zero, so only values change. With weights of one, features that are not negative
-    come out as they are.
-
-    Parameters
-    ----------
-    x : SparseRows
-        ``[n, r]`` features.
-    weights : Tensor
-        ``[L, r]`` one vector per layer.
-
-    Returns
-    -------
-    SparseRows
-        ``[n, r]`` in the places of ``x`` (FedGLS, equation 15); gradients flow to values and
-        weights.
-    """
+    """Weight the features, layer by layer: ``E^(l) = ReLU(E^(l-1) ⊙ w^(l))``, row by row."""
+    # A zero stays zero, so only values change. With weights of one, features that are not negative
+    # come out as they are.
+    # x [n, r], weights [L, r]
     value = x.value
     for weight in weights.unbind():
         value = F.relu(value * weight.index_select(0, x.col))
@@ -49,24 +35,8 @@ def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
 
 
 def mlp_encode(x: Adjacency, first: Tensor, rest: Tensor, ptr: list[int]) -> Tensor:
-    """Encode the features by MLPs without biases: ``E^(l) = ReLU(E^(l-1) W^(l))``.
-
-    Parameters
-    ----------
-    x : Adjacency
-        ``[n, r]`` features and their transpose; each client has columns of its own.
-    first : Tensor
-        ``[r, d]`` weights of the first layer.
-    rest : Tensor
-        ``[c, L - 1, d, d]`` each client's weights of the others.
-    ptr : list of int
-        ``c + 1`` bounds of the clients' nodes.
-
-    Returns
-    -------
-    Tensor
-        ``[n, d]`` (FedGLS, equation 14); gradients flow to the weights.
-    """
+    """Encode the features by MLPs without biases: ``E^(l) = ReLU(E^(l-1) W^(l))``."""
+    # x [n, r], first [r, d], rest [c, L - 1, d, d]
     e = F.relu(propagate(x, first))
     none = rest.new_zeros(rest.shape[0], rest.shape[-1])
     for weight in rest.unbind(1):
@@ -75,37 +45,18 @@ def mlp_encode(x: Adjacency, first: Tensor, rest: Tensor, ptr: list[int]) -> Ten
 
 
 class Pattern(NamedTuple):
-    """Where a learned graph has entries, and which kept similarity is in each.
+    """Where a learned graph has entries, and which kept similarity is in each."""
 
-    Attributes
-    ----------
-    edge_index : Tensor
-        ``[2, 2nk + n]`` row and column, sorted by row, then by column. Every kept pair is there in
-        both directions, so twice in each if the two keep each other; and all self-loops.
-    kept : Tensor
-        ``[2nk + n]`` number of the similarity, counted row by row; ``nk`` for a self-loop.
-    num_nodes : int
-        ``n``.
-    """
-
+    # [2, 2nk + n] row and column, sorted by row, then by column. Every kept pair is there in both
+    # directions, so twice in each if the two keep each other; and all self-loops
     edge_index: Tensor
-    kept: Tensor
-    num_nodes: int
+    kept: Tensor  # [2nk + n] number of the similarity, counted row by row; nk for a self-loop
+    num_nodes: int  # n
 
 
 def symmetric_pattern(neighbours: Tensor) -> Pattern:
-    """Lay out the symmetric graph of each node's kept neighbours.
-
-    Parameters
-    ----------
-    neighbours : Tensor
-        ``[n, k]`` numbers, none the node's own.
-
-    Returns
-    -------
-    Pattern
-        Its entries, in order.
-    """
+    """Lay out the symmetric graph of each node's kept neighbours."""
+    # neighbours [n, k]
     n, k = neighbours.shape
     node = torch.arange(n, device=neighbours.device)
     own, other = node.repeat_interleave(k), neighbours.reshape(-1)
@@ -117,21 +68,8 @@ def symmetric_pattern(neighbours: Tensor) -> Pattern:
 
 
 def learned_adjacency(values: Tensor, pattern: Pattern) -> Tensor:
-    """Compute the entries of the normalised learned adjacency.
-
-    Parameters
-    ----------
-    values : Tensor
-        ``[n, k]`` kept similarities.
-    pattern : Pattern
-        Their places.
-
-    Returns
-    -------
-    Tensor
-        ``[2nk + n]`` weight of each entry of ``pattern.edge_index`` (FedGLS, equations 17 and
-        18); weights in the same place add up, in any product. Gradients flow to ``values``.
-    """
+    """Compute the entries of the normalised learned adjacency."""
+    # values [n, k]
     row, col = pattern.edge_index
     half = F.relu(values).reshape(-1) / 2
     weight = torch.cat([half, half.new_ones(1)]).index_select(0, pattern.kept)
@@ -141,23 +79,8 @@ def learned_adjacency(values: Tensor, pattern: Pattern) -> Tensor:
 
 
 def weighted_propagate(edge_index: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """Sum the neighbours' vectors over a symmetric graph whose weights have gradients.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` row and column of the entries; the rows never fall.
-    weight : Tensor
-        ``[e]`` the entries. They must make a symmetric matrix, as ``learned_adjacency`` gives:
-        the gradient by ``x`` multiplies with the matrix itself in place of its transpose.
-    x : Tensor
-        ``[n, h]`` node vectors.
-
-    Returns
-    -------
-    Tensor
-        ``[n, h]``; gradients flow to ``weight``, each entry by itself, and to ``x``.
-    """
+    """Sum the neighbours' vectors over a symmetric graph whose weights have gradients."""
+    # edge_index [2, e], weight [e], x [n, h]
     ptr, col = pointers(edge_index[0], x.shape[0]), edge_index[1].to(torch.int32)
     return _WeightedProduct.apply(weight, x.contiguous(), ptr, col)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -188,21 +111,7 @@ def _symmetric(ptr: Tensor, col: Tensor, weight: Tensor) -> Adjacency:
 
 
 def to_adjacency(edge_index: Tensor, weight: Tensor, n: int) -> Adjacency:
-    """Make the constant operator of a learned graph, for ``propagate``.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` places of the entries; the rows never fall.
-    weight : Tensor
-        ``[e]`` the entries of a symmetric matrix.
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    Adjacency
-        The matrix, which is its own transpose.
-    """
+    """Make the constant operator of a learned graph, for ``propagate``."""
+    # edge_index [2, e], weight [e]
     row, col = edge_index
     return _symmetric(pointers(row, n), col.to(torch.int32), weight.detach())

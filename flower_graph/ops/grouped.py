@@ -22,44 +22,14 @@ def group_sizes(ptr: list[int]) -> list[int]:
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
-    """Multiply each group of rows with the group's own matrix and add its own bias.
-
-    Parameters
-    ----------
-    x : Tensor
-        ``[n, a]`` rows of all groups.
-    weight : Tensor
-        ``[g, a, b]`` one matrix per group.
-    bias : Tensor
-        ``[g, b]`` one bias per group.
-    ptr : list of int
-        ``g + 1`` bounds of the groups.
-
-    Returns
-    -------
-    Tensor
-        ``[n, b]``; gradients flow to all three.
-    """
+    """Multiply each group of rows with the group's own matrix and add its own bias."""
+    # x [n, a], weight [g, a, b], bias [g, b]
     return _GroupedLinear.apply(x, weight, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def grouped_add(x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
-    """Add each group's own bias to its rows.
-
-    Parameters
-    ----------
-    x : Tensor
-        ``[n, b]`` rows of all groups.
-    bias : Tensor
-        ``[g, b]`` one bias per group.
-    ptr : list of int
-        ``g + 1`` bounds of the groups.
-
-    Returns
-    -------
-    Tensor
-        ``[n, b]``; gradients flow to both.
-    """
+    """Add each group's own bias to its rows."""
+    # x [n, b], bias [g, b]
     return _GroupedAdd.apply(x, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
 

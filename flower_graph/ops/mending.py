@@ -17,58 +17,27 @@ from flower_graph.ops.grouped import group_sum
 
 
 class Impaired(NamedTuple):
-    """What is left of a graph when some nodes are hidden, and what the others then miss.
+    """What is left of a graph when some nodes are hidden, and what the others then miss."""
 
-    Attributes
-    ----------
-    kept : Tensor
-        ``[k]`` places of the nodes that are left.
-    edge_index : Tensor
-        ``[2, e]`` edges among them, by place in ``kept``.
-    missing : Tensor
-        ``[k]`` how many neighbours of each node are hidden.
-    parent, hidden : Tensor
-        ``[q]`` each: a node, by place in ``kept``, and one of its hidden neighbours, by place in
-        the whole graph; sorted by parent.
-    """
-
-    kept: Tensor
-    edge_index: Tensor
-    missing: Tensor
+    kept: Tensor  # [k] places of the nodes that are left
+    edge_index: Tensor  # [2, e] edges among them, by place in kept
+    missing: Tensor  # [k] how many neighbours of each node are hidden
+    # [q] each: a node, by place in kept, and one of its hidden neighbours, by place in the whole
+    # graph; sorted by parent
     parent: Tensor
     hidden: Tensor
 
 
 class Slots(NamedTuple):
-    """Places for generated neighbours: the first ``count[v]`` of every node.
+    """Places for generated neighbours: the first ``count[v]`` of every node."""
 
-    Attributes
-    ----------
-    parent : Tensor
-        ``[r]`` the node that each hangs on, ascending.
-    slot : Tensor
-        ``[r]`` which of the node's neighbours it is, from 0.
-    """
-
-    parent: Tensor
-    slot: Tensor
+    parent: Tensor  # [r] the node that each hangs on, ascending
+    slot: Tensor  # [r] which of the node's neighbours it is, from 0
 
 
 def impair(edge_index: Tensor, is_hidden: Tensor) -> Impaired:
-    """Hide nodes with their edges.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` both directions of every edge.
-    is_hidden : Tensor
-        ``[n]`` bool.
-
-    Returns
-    -------
-    Impaired
-        The rest of the graph and what it misses.
-    """
+    """Hide nodes with their edges."""
+    # edge_index [2, e], is_hidden [n]
     kept = (~is_hidden).nonzero().flatten()
     place = torch.cumsum(~is_hidden, 0) - 1
     source, target = edge_index
@@ -88,22 +57,8 @@ def slots(count: Tensor) -> Slots:
 
 
 def mended_edges(edge_index: Tensor, num_nodes: int, parent: Tensor) -> Tensor:
-    """Hang generated nodes on their parents.
-
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` edges of the real graph.
-    num_nodes : int
-        Its nodes.
-    parent : Tensor
-        ``[r]`` the parent of each generated node; below 0 for one that hangs on nothing.
-
-    Returns
-    -------
-    Tensor
-        ``[2, e + 2r']`` edges; generated node ``k`` has the number ``num_nodes + k``.
-    """
+    """Hang generated nodes on their parents."""
+    # edge_index [2, e], parent [r]
     child = torch.arange(parent.numel(), device=parent.device) + num_nodes
     links = torch.stack([parent, child])[:, parent >= 0]
     return torch.cat([edge_index, links, links.flip(0)], dim=1)
@@ -122,24 +77,8 @@ def mean_by_client(values: Tensor, ptr: list[int]) -> Tensor:
 
 
 def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -> Tensor:
-    """Find for each generated neighbour the nearest of its parent's hidden neighbours.
-
-    Parameters
-    ----------
-    generated : Tensor
-        ``[r, f]`` generated features.
-    slot : Slots
-        Their parents, each with at least one hidden neighbour.
-    graph : Impaired
-        The graph that the parents are nodes of.
-    x : Tensor
-        ``[n, f]`` features of the whole graph.
-
-    Returns
-    -------
-    Tensor
-        ``[r]`` places in the whole graph; of equally near ones the first.
-    """
+    """Find for each generated neighbour the nearest of its parent's hidden neighbours."""
+    # generated [r, f], x [n, f]
     first = graph.missing.cumsum(0) - graph.missing
     many = graph.missing[slot.parent]
     row, choice = slots(many)
@@ -154,22 +93,8 @@ def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -
 
 
 def nearest_of_each(generated: Tensor, x: Tensor, ptr: list[int]) -> Tensor:
-    """Find for each generated neighbour the nearest node of every client.
-
-    Parameters
-    ----------
-    generated : Tensor
-        ``[r, f]`` generated features.
-    x : Tensor
-        ``[n, f]`` features of all clients' nodes, dense or sparse CSR.
-    ptr : list of int
-        ``c + 1`` bounds of the clients' nodes.
-
-    Returns
-    -------
-    Tensor
-        ``[c, r]`` places in ``x``.
-    """
+    """Find for each generated neighbour the nearest node of every client."""
+    # generated [r, f], x [n, f]
     # ||g - x||^2 without ||g||^2, which is the same for all nodes.
     values = x.values() if x.layout == torch.sparse_csr else x
     if x.layout == torch.sparse_csr:

@@ -24,48 +24,19 @@ BLOCK_NUMBERS, BLOCK_ROWS = 65_536, 32
 
 
 class Nearest(NamedTuple):
-    """Each node's most similar others.
+    """Each node's most similar others."""
 
-    Attributes
-    ----------
-    neighbours : Tensor
-        ``[n, k]`` int64 numbers, the most similar first.
-    products : Tensor
-        ``[n, k]`` products of each node's vector with theirs, as ``kept_similarity`` takes them.
-    """
-
-    neighbours: Tensor
+    neighbours: Tensor  # [n, k] int64 numbers, the most similar first
+    # [n, k] products of each node's vector with theirs, as kept_similarity takes them
     products: Tensor
 
 
 @torch.no_grad()
 def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Nearest:
-    """Find the nodes that are most similar to each node, the node itself left out.
-
-    Of similarities that are equal, as float32, the lower number comes first; those of two equal
-    vectors are. The result does not depend on ``block``.
-
-    Parameters
-    ----------
-    e : SparseRows or Tensor
-        ``[n, r]`` encoded features.
-    k : int
-        How many, at least 1 and below ``n``.
-    similarity : str
-        As in ``kept_similarity``.
-    block : int, optional
-        Nodes that are compared with all others at a time; by default fewer, the more there are.
-
-    Returns
-    -------
-    Nearest
-        Numbers and products (FedGLS, equation 16).
-
-    Raises
-    ------
-    ValueError
-        If ``k`` or ``similarity`` is none of those allowed.
-    """
+    """Find the nodes that are most similar to each node, the node itself left out."""
+    # Of similarities that are equal, as float32, the lower number comes first; those of two equal
+    # vectors are. The result does not depend on ``block``.
+    # e [n, r]
     n = e.shape[0]
     if not 1 <= k < n:
         raise ValueError(f"k = {k} neighbours of {n} nodes: 1 to {n - 1} are possible")
@@ -83,12 +54,10 @@ def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Neare
 
 
 def _product_blocks(e: Rows, block: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first node of each block, and all nodes' products with the block's, ``[n, b]``.
-
-    Sparse products add up a pair's common features in their order, whatever the block, and so
-    equal vectors have equal products. A dense product's rounding depends on the block: float64
-    keeps that out of what is left in float32.
-    """
+    """Yield the first node of each block, and all nodes' products with the block's, ``[n, b]``."""
+    # Sparse products add up a pair's common features in their order, whatever the block, and so
+    # equal vectors have equal products. A dense product's rounding depends on the block: float64
+    # keeps that out of what is left in float32.
     n, r = e.shape
     if not isinstance(e, SparseRows):
         e = e.double()
@@ -105,12 +74,10 @@ def _product_blocks(e: Rows, block: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _most(similarity: Tensor, k: int, begin: int) -> Tensor:
-    """Return the numbers of the k largest in each column, ``[b, k]``; column 0 is node ``begin``.
-
-    They lie in the k groups of neighbouring nodes that have the largest maxima: for whoever lies
-    in another group, each of these k has one that is larger, or as large and earlier. So only few
-    numbers need to be put in order.
-    """
+    """Return the k largest of each column by number, ``[b, k]``; column 0 is node ``begin``."""
+    # They lie in the k groups of neighbouring nodes that have the largest maxima: for whoever lies
+    # in another group, each of these k has one that is larger, or as large and earlier. So only few
+    # numbers need to be put in order.
     n, b = similarity.shape
     node = torch.arange(n, device=similarity.device)
     similarity[node[begin : begin + b], node[:b]] = -torch.inf  # the node itself
@@ -124,12 +91,10 @@ def _most(similarity: Tensor, k: int, begin: int) -> Tensor:
 
 
 def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
-    """Return the numbers of the k largest in each row, ``[b, k]``; of equal ones, the lowest.
-
-    Similarity and number become one integer, so that no two are equal: above, the float's bits,
-    whose order is that of the floats if the order of the negative ones is turned round; below, the
-    number, counted from the end.
-    """
+    """Return the numbers of the k largest in each row, ``[b, k]``; of equal ones, the lowest."""
+    # Similarity and number become one integer, so that no two are equal: above, the float's bits,
+    # whose order is that of the floats if the order of the negative ones is turned round; below,
+    # the number, counted from the end.
     last = 0xFFFFFFFF
     bits = (similarity.float() + 0.0).view(torch.int32)  # + 0.0 makes 0 of -0
     key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()

@@ -8,38 +8,16 @@ from torch import Tensor
 
 
 def order_of(key: Tensor) -> Tensor:
-    """Return what sorts some numbers.
-
-    Parameters
-    ----------
-    key : Tensor
-        ``[n]`` int64.
-
-    Returns
-    -------
-    Tensor
-        ``[n]`` places such that ``key[places]`` never falls; of equal numbers, any comes first.
-    """
+    """Return what sorts some numbers."""
+    # key [n]
     if key.device.type == "cpu":
         return torch.from_numpy(np.argsort(key.numpy()))
     return key.argsort()
 
 
 def largest_of(key: Tensor, k: int) -> Tensor:
-    """Return the largest numbers of each row.
-
-    Parameters
-    ----------
-    key : Tensor
-        ``[b, n]`` int64.
-    k : int
-        How many, at least 1 and at most ``n``.
-
-    Returns
-    -------
-    Tensor
-        ``[b, k]``, the largest first.
-    """
+    """Return the largest numbers of each row."""
+    # key [b, n]
     if key.device.type != "cpu":
         return key.topk(k, dim=1).values
     below = key.shape[1] - k

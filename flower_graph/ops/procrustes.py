@@ -57,30 +57,14 @@ def orthogonal_procrustes(
 
 
 def rank_tolerance(x: Tensor) -> float:
-    """Return what counts as zero in ``X^T Y``, relative to ``||X|| ||Y||``; ``x`` is [..., p, d].
-
-    That is the rounding of what was given; float64 sums over the nodes add less.
-    """
+    """Return what counts as zero in ``X^T Y``, by ``||X|| ||Y||``; ``x`` is ``[..., p, d]``."""
+    # That is the rounding of what was given; float64 sums over the nodes add less.
     return x.shape[-1] * torch.finfo(x.dtype).eps
 
 
 def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bool) -> Tensor:
-    """Find the orthogonal ``W`` with the largest ``trace(W^T product)``.
-
-    Parameters
-    ----------
-    product : Tensor
-        ``[..., d, d]`` float64 products ``X^T Y``.
-    tolerance : Tensor
-        ``[...]`` the largest singular value that tells nothing.
-    rotations_only : bool
-        Whether to leave out reflections.
-
-    Returns
-    -------
-    Tensor
-        ``[..., d, d]``; among equally good ones, one that is nearest to the identity.
-    """
+    """Find the orthogonal ``W`` with the largest ``trace(W^T product)``."""
+    # product [..., d, d], tolerance [...]
     left, values, right = torch.linalg.svd(product)
     unknown = values <= tolerance[..., None]
     lacking = unknown.any(-1)
@@ -94,12 +78,11 @@ def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bo
 
 
 def _completed(left: Tensor, unknown: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn the singular vectors of the unknown directions so that ``left @ right`` is near ``I``.
-
-    With ``U_0`` and ``V_0`` for those vectors, ``trace(U_0 Q V_0^T)`` is largest for the orthogonal
-    factor ``Q`` of ``U_0^T V_0``. All other directions have 2 on the diagonal, more than any
-    singular value of ``U_0^T V_0``: they stay as they are, and the unknown ones come last.
-    """
+    """Rotate the singular vectors of unknown directions so that ``left @ right`` is near ``I``."""
+    # With ``U_0`` and ``V_0`` for those vectors, ``trace(U_0 Q V_0^T)`` is largest for the
+    # orthogonal factor ``Q`` of ``U_0^T V_0``. All other directions have 2 on the diagonal, more
+    # than any singular value of ``U_0^T V_0``: they stay as they are, and the unknown ones come
+    # last.
     both = unknown[..., :, None] & unknown[..., None, :]
     block = torch.where(both, left.mT @ right.mT, 2 * torch.eye(left.shape[-1]).to(left))
     turn, _, back = torch.linalg.svd(block)

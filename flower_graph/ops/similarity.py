@@ -23,22 +23,12 @@ ZERO_SHARE = 1e-13
 
 
 class SparseRows(NamedTuple):
-    """Vectors of nodes that are mostly zero.
+    """Vectors of nodes that are mostly zero."""
 
-    Attributes
-    ----------
-    row, col : Tensor
-        ``[z]`` int64 place of each entry, every place at most once; ``row`` never falls.
-    value : Tensor
-        ``[z]`` the entries.
-    shape : tuple of int
-        Rows and columns, ``n`` and ``r``.
-    """
-
-    row: Tensor
+    row: Tensor  # [z] int64 place of each entry, every place at most once; row never falls
     col: Tensor
-    value: Tensor
-    shape: tuple[int, int]
+    value: Tensor  # [z] the entries
+    shape: tuple[int, int]  # Rows and columns, n and r
 
 
 Rows = SparseRows | Tensor  # one vector per node
@@ -47,34 +37,10 @@ Rows = SparseRows | Tensor  # one vector per node
 def kept_similarity(
     e: Rows, neighbours: Tensor, similarity: str, products: Tensor | None = None
 ) -> Tensor:
-    """Compare each node with its kept neighbours (FedGLS, equation 13).
-
-    The nodes may be several clients'. If no node is compared with another client's, the columns of
-    two clients may have the same numbers.
-
-    Parameters
-    ----------
-    e : SparseRows or Tensor
-        ``[n, r]`` encoded features.
-    neighbours : Tensor
-        ``[n, k]`` nodes to compare each node with.
-    similarity : str
-        ``cosine``, 0 if one of the two is a row of zeros; ``inner``; or ``euclidean``, which is
-        ``1 / (1 + |e_i - e_j|)``, above 0 and at most 1.
-    products : Tensor, optional
-        ``[n, k]`` what ``nearest`` found for the same vectors; computed if left out.
-
-    Returns
-    -------
-    Tensor
-        ``[n, k]``; gradients flow to ``e``, none of them infinite: where a length or a distance
-        is 0, its own gradient is 0.
-
-    Raises
-    ------
-    ValueError
-        If there is no such similarity.
-    """
+    """Compare each node with its kept neighbours (FedGLS, equation 13)."""
+    # The nodes may be several clients'. If no node is compared with another client's, the columns
+    # of two clients may have the same numbers.
+    # e [n, r], neighbours [n, k], products [n, k]
     given, e = _values(e).dtype, comparable(e, similarity)
     products = _kept_products(e, neighbours, products)
     if similarity != "euclidean":
@@ -86,10 +52,8 @@ def kept_similarity(
 
 
 def comparable(e: Rows, similarity: str) -> Rows:
-    """Bring the vectors to where products tell the similarity: unit length for the cosine.
-
-    A distance is a difference of products. It takes float64, or near nodes were all alike.
-    """
+    """Bring the vectors to where products tell the similarity: unit length for the cosine."""
+    # A distance is a difference of products. It takes float64, or near nodes were all alike.
     if similarity not in SIMILARITIES:
         allowed = ", ".join(SIMILARITIES)
         raise ValueError(f"similarity {similarity!r} is unknown: allowed are {allowed}")
@@ -134,20 +98,8 @@ def csr_rows(x: SparseRows) -> Tensor:
 
 
 def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Compute some entries of ``left @ right^T``.
-
-    Parameters
-    ----------
-    ptr, col : Tensor
-        ``[n + 1]`` and ``[e]`` int32; the places in CSR form, any of them more than once.
-    left, right : Tensor
-        ``[n, h]`` and ``[m, h]``.
-
-    Returns
-    -------
-    Tensor
-        ``[e]``; without gradients.
-    """
+    """Compute some entries of ``left @ right^T``."""
+    # ptr, col [n + 1], left, right [n, h]
     n, m, e = left.shape[0], right.shape[0], col.numel()
     if e > n * m:  # PyTorch's operator knows no more entries than the matrix has places
         row = torch.arange(n, device=col.device).repeat_interleave(ptr.diff())
@@ -225,23 +177,8 @@ def _few_nodes(
 def _dense_parts(
     value: Tensor, places: tuple[Tensor, Tensor, int] | None, n: int
 ) -> Iterator[tuple[Tensor, Tensor | slice, Tensor | None]]:
-    """Cut vectors into dense parts by columns: few enough numbers to stay in memory.
-
-    Parameters
-    ----------
-    value : Tensor
-        ``[z]`` entries, or the dense ``[n, r]`` itself, which is one part.
-    places : tuple of Tensor, Tensor and int, optional
-        Row and column of each entry, and the number of columns; None if dense.
-    n : int
-        Rows.
-
-    Yields
-    ------
-    tuple of Tensor, Tensor or slice, and Tensor or None
-        ``[n, w]`` some columns; the entries of ``value`` that lie in them, and where in the part
-        these are, counted row by row; None if it is the whole of a dense ``value``.
-    """
+    """Cut vectors into dense parts by columns: few enough numbers to stay in memory."""
+    # value [z]
     if places is None:
         yield value, slice(None), None
         return

@@ -10,16 +10,9 @@ import torch
 
 @contextmanager
 def one_thread(groups: int) -> Iterator[None]:
-    """Compute on one thread inside the block if it goes over several groups.
-
-    A product of one ego-network takes microseconds, as long as waking a thread does: two threads
-    take up to three times as long. A single group may be large, and keeps all threads.
-
-    Parameters
-    ----------
-    groups : int
-        Groups that the block loops over.
-    """
+    """Compute on one thread inside the block if it goes over several groups."""
+    # A product of one ego-network takes microseconds, as long as waking a thread does: two threads
+    # take up to three times as long. A single group may be large, and keeps all threads.
     before = torch.get_num_threads()
     if groups < 2 or before == 1:
         yield

@@ -11,41 +11,15 @@ Integers = NDArray[np.int64]
 
 
 class NeighbourLists(NamedTuple):
-    """Each node's neighbours, one list after the other.
+    """Each node's neighbours, one list after the other."""
 
-    Attributes
-    ----------
-    indptr : NDArray
-        ``[n + 1]`` int64: where each node's list begins, and the last one's end.
-    neighbours : NDArray
-        ``[e]`` int64 node numbers, ascending within a list.
-    """
-
-    indptr: Integers
-    neighbours: Integers
+    indptr: Integers  # [n + 1] int64: where each node's list begins, and the last one's end
+    neighbours: Integers  # [e] int64 node numbers, ascending within a list
 
 
 def neighbour_lists(edge_index: Integers, num_nodes: int) -> NeighbourLists:
-    """Turn directed edges into lists of neighbours.
-
-    Parameters
-    ----------
-    edge_index : NDArray
-        ``[2, e]`` int64 sources and targets, in any order; an edge that is there twice is walked
-        twice as often.
-    num_nodes : int
-        How many nodes there are, ``n``.
-
-    Returns
-    -------
-    NeighbourLists
-        The targets of each source.
-
-    Raises
-    ------
-    ValueError
-        If an edge names a node that is not there.
-    """
+    """Turn directed edges into lists of neighbours."""
+    # edge_index [2, e]
     if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < num_nodes:
         wrong = edge_index[(edge_index < 0) | (edge_index >= num_nodes)][0]
         raise ValueError(f"an edge names node {wrong}, and nodes are 0 to {num_nodes - 1}")
@@ -62,29 +36,8 @@ def random_walks(
     length: int,
     rng: np.random.Generator,
 ) -> Integers:
-    """Walk from some nodes, each step to any neighbour with the same probability.
-
-    Parameters
-    ----------
-    indptr, neighbours : NDArray
-        As in ``NeighbourLists``, ``[n + 1]`` and ``[e]``.
-    starts : NDArray
-        ``[w]`` int64 nodes to start from.
-    length : int
-        Nodes of a walk, the first one included; at least 1.
-    rng : numpy.random.Generator
-        Draws ``length - 1`` times ``w`` numbers, whatever the graph.
-
-    Returns
-    -------
-    NDArray
-        ``[w, length]`` int64 nodes. A walk that comes to a node without neighbours stays there.
-
-    Raises
-    ------
-    ValueError
-        If ``length`` is below 1.
-    """
+    """Walk from some nodes, each step to any neighbour with the same probability."""
+    # starts [w]
     if length < 1:
         raise ValueError(f"length = {length} nodes of a walk: at least 1 is allowed")
     walks = np.empty((length, len(starts)), np.int64)  # step by step, so that a step is one row
@@ -102,32 +55,10 @@ def random_walks(
 
 
 def sample_pairs(walks: Integers, window: int, count: int, rng: np.random.Generator) -> Integers:
-    """Draw pairs of nodes as often as skip-gram with shrinking windows sees them.
-
-    A window is ``window`` or fewer nodes wide, each width with the same probability; hence a node
-    at distance ``o`` is inside ``window + 1 - o`` times out of ``window``.
-
-    Parameters
-    ----------
-    walks : NDArray
-        ``[w, length]`` int64, at least one walk of at least two nodes.
-    window : int
-        The largest distance within a walk, at least 1.
-    count : int
-        How many pairs.
-    rng : numpy.random.Generator
-        What draws them.
-
-    Returns
-    -------
-    NDArray
-        ``[2, count]`` int64: pairs of nodes, in either order equally often.
-
-    Raises
-    ------
-    ValueError
-        If the walks have no pairs.
-    """
+    """Draw pairs of nodes as often as skip-gram with shrinking windows sees them."""
+    # A window is ``window`` or fewer nodes wide, each width with the same probability; hence a node
+    # at distance ``o`` is inside ``window + 1 - o`` times out of ``window``.
+    # walks [w, length]
     length = walks.shape[1]
     if len(walks) == 0 or length < 2 or window < 1:
         raise ValueError(

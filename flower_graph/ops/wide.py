@@ -16,21 +16,11 @@ from flower_graph.ops.graph import csr_tensor, pointers
 
 
 class WideRows(NamedTuple):
-    """Sparse features of the clients' nodes.
+    """Sparse features of the clients' nodes."""
 
-    Attributes
-    ----------
-    matrix : Tensor
-        ``[n, c f]`` CSR; client ``i``'s features are columns ``i f`` to ``(i + 1) f``.
-    transpose : Tensor
-        ``[a, n]`` CSR, the columns of ``matrix`` that are not empty.
-    active : Tensor
-        ``[a]`` which columns these are.
-    """
-
-    matrix: Tensor
-    transpose: Tensor
-    active: Tensor
+    matrix: Tensor  # [n, c f] CSR; client i's features are columns i f to (i + 1) f
+    transpose: Tensor  # [a, n] CSR, the columns of matrix that are not empty
+    active: Tensor  # [a] which columns these are
 
 
 def wide_rows(x: Tensor, ptr: list[int]) -> WideRows:
@@ -49,24 +39,8 @@ def wide_rows(x: Tensor, ptr: list[int]) -> WideRows:
 
 
 def wide_linear(real: WideRows, made: Tensor, weight: Tensor, ptr: list[int]) -> Tensor:
-    """Multiply real and generated nodes with their clients' matrices.
-
-    Parameters
-    ----------
-    real : WideRows
-        The clients' ``n`` real nodes.
-    made : Tensor
-        ``[r, f]`` features of generated nodes, client by client.
-    weight : Tensor
-        ``[c, f, h]`` one matrix per client.
-    ptr : list of int
-        ``c + 1`` bounds of the generated nodes.
-
-    Returns
-    -------
-    Tensor
-        ``[n + r, h]``; gradients flow to ``made`` and ``weight``.
-    """
+    """Multiply real and generated nodes with their clients' matrices."""
+    # made [r, f], weight [c, f, h]
     return _WideLinear.apply(made, weight, real, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -52,13 +52,7 @@ def is_low_order(public: bytes) -> bool:
 
 
 def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
-    """Return the X25519 secrets of a private key and some public keys.
-
-    Raises
-    ------
-    RefusedError
-        If a public key is of low order.
-    """
+    """Return the X25519 secrets of a private key and some public keys."""
     own, secrets = X25519PrivateKey.from_private_bytes(private), []
     for public in publics:
         try:
@@ -77,15 +71,7 @@ class Agreements:
     def look_up(
         self, privates: Mapping[int, bytes], pairs: Sequence[tuple[int, bytes]]
     ) -> list[bytes]:
-        """Return the secrets of pairs of a client and a public key.
-
-        Parameters
-        ----------
-        privates : dict of int to bytes
-            The clients' private keys, always the same ones.
-        pairs : sequence of (int, bytes)
-            Client and public key.
-        """
+        """Return the secrets of pairs of a client and a public key."""
         fresh: dict[int, list[bytes]] = {}
         for client, public in pairs:
             if (client, public) not in self._known:
@@ -111,33 +97,13 @@ def derive(secret: bytes, what_for: bytes, salt: bytes | None = None) -> bytes:
 
 
 def commitment(what_for: bytes, value: bytes) -> bytes:
-    """Commit to a value that has 256 random bits.
-
-    Half of SHA-256 is enough: to pass off another value takes a second preimage, 2^128 tries.
-    """
+    """Commit to a value that has 256 random bits."""
+    # Half of SHA-256 is enough: to pass off another value takes a second preimage, 2^128 tries.
     return hashlib.sha256(what_for + value).digest()[:COMMITMENT_BYTES]
 
 
 def seal(secret: bytes, what_for: bytes, round_key: bytes, plain: bytes) -> bytes:
-    """Encrypt and authenticate a packet.
-
-    Parameters
-    ----------
-    secret : bytes
-        What the two clients' channel keys agree on.
-    what_for : bytes
-        ``context`` with run, round, sender and receiver.
-    round_key : bytes
-        The sender's public key of this round. It is fresh, so no packet key is ever used twice and
-        the nonce may be zero; and a server that swaps the round key breaks the packet.
-    plain : bytes
-        Content.
-
-    Returns
-    -------
-    bytes
-        16 bytes longer than the content.
-    """
+    """Encrypt and authenticate a packet."""
     key = derive(secret, what_for, round_key)
     return ChaCha20Poly1305(key).encrypt(bytes(12), plain, what_for)
 

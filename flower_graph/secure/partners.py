@@ -26,33 +26,11 @@ FEWEST = 12
 
 @lru_cache(maxsize=256)
 def plan(num_clients: int, dropout: float, corrupt: float) -> tuple[int, int]:
-    """Choose the number of partners and of shares that give a secret back.
-
-    The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
-    the chance that any client has fewer than t surviving partners is at most 2^-20, the chance
-    that any has t colluding partners is at most 2^-40, and so is the chance that vanished and
-    colluding clients cut the circle in two. Of the possible t the largest is taken.
-
-    Parameters
-    ----------
-    num_clients : int
-        Clients that take part, at least 2.
-    dropout, corrupt : float
-        Shares of them, from 0 to below 1, that may vanish and that may collude with the server.
-
-    Returns
-    -------
-    k, threshold : int
-        Partners of each client, and shares that give a secret back.
-
-    Raises
-    ------
-    ValueError
-        If an argument is impossible, or no graph, not even the complete one, bears the shares.
-    """
-    # A second's import, which a deployment's client, a process a message, need not pay.
-    from scipy.stats import hypergeom
-
+    """Choose the number of partners and of shares that give a secret back."""
+    # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
+    # the chance that any client has fewer than t surviving partners is at most 2^-20, the chance
+    # that any has t colluding partners is at most 2^-40, and so is the chance that vanished and
+    # colluding clients cut the circle in two. Of the possible t the largest is taken.
     if num_clients < 2:
         raise ValueError(f"num_clients is {num_clients}, must be at least 2")
     for name, share in (("dropout", dropout), ("corrupt", corrupt)):
@@ -62,10 +40,11 @@ def plan(num_clients: int, dropout: float, corrupt: float) -> tuple[int, int]:
     vanished = min(math.floor(dropout * num_clients), num_clients - 2)
     colluding = math.floor(corrupt * num_clients)
     others = num_clients - 1
+    factorials = np.concatenate([[0.0], np.log(np.arange(1, others + 1)).cumsum()])
     for k in [*range(FEWEST, others, 2), others]:
         thresholds = np.arange(1, k + 1)
-        survivors = hypergeom.cdf(thresholds - 1, others, others - vanished, k)
-        colluders = hypergeom.sf(thresholds - 1, others, min(colluding, others), k)
+        survivors = _chances(factorials, others - vanished, k)[:-1].cumsum()
+        colluders = _chances(factorials, min(colluding, others), k)[:0:-1].cumsum()[::-1]
         good = (num_clients * survivors <= LOST) & (num_clients * colluders <= BROKEN)
         is_whole = k == others or _log_cut(num_clients, vanished + colluding, k) <= math.log(BROKEN)
         if good.any() and is_whole:
@@ -77,28 +56,8 @@ def plan(num_clients: int, dropout: float, corrupt: float) -> tuple[int, int]:
 
 
 def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -> NDArray[np.int64]:
-    """Draw the graph of one round.
-
-    Parameters
-    ----------
-    clients : ndarray
-        ``[m]`` client numbers.
-    k : int
-        Partners of each, even or ``m - 1``.
-    seed, server_round : int
-        What the draw depends on.
-
-    Returns
-    -------
-    ndarray
-        ``[m, k]`` partners of each client. The columns are mirrored: if v stands in column j of
-        u's row, u stands in column ``k - 1 - j`` of v's.
-
-    Raises
-    ------
-    ValueError
-        If there is no such graph.
-    """
+    """Draw the graph of one round."""
+    # clients [m]
     m = clients.size
     if not 1 <= k < m or (k % 2 and k != m - 1):
         raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
@@ -110,12 +69,27 @@ def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -
     return found
 
 
-def _log_cut(m: int, gone: int, k: int) -> float:
-    """Bound the log of the chance that two whole runs of k/2 neighbours are among the gone.
+def _chances(factorials: NDArray[np.float64], marked: int, k: int) -> NDArray[np.float64]:
+    """Give the chance of 0 to k marked ones among k drawn: hypergeometric, from log factorials."""
+    # As scipy.stats has it, which takes longer to import than many a run takes.
+    n, found = factorials.size - 1, np.arange(max(0, k - (factorials.size - 1 - marked)), k + 1)
+    found = found[found <= marked]
+    ways = _log_ways(factorials, marked, found) + _log_ways(factorials, n - marked, k - found)
+    chances = np.zeros(k + 1)
+    chances[found] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
+    return chances
 
-    Only that cuts the circle. There are fewer than m^2 / 2 pairs of runs, and each pair, k places
-    in all, is among the gone with chance C(gone, k) / C(m, k).
-    """
+
+def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Give the log of n over k."""
+    ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
+    return ways
+
+
+def _log_cut(m: int, gone: int, k: int) -> float:
+    """Bound the log of the chance that two whole runs of k/2 neighbours are among the gone."""
+    # Only that cuts the circle. There are fewer than m^2 / 2 pairs of runs, and each pair, k places
+    # in all, is among the gone with chance C(gone, k) / C(m, k).
     if gone < k:
         return -math.inf
     chosen = math.lgamma(gone + 1) - math.lgamma(gone - k + 1)

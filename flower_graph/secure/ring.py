@@ -27,52 +27,19 @@ SIGNED: dict[int, np.dtype[Any]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
 
 @dataclass(frozen=True)
 class Ring:
-    """How real numbers are written as words; every party of a sum has the same one.
+    """How real numbers are written as words; every party of a sum has the same one."""
 
-    Attributes
-    ----------
-    word : int
-        Bits of a word, 32 or 64.
-    fraction_bits : int
-        A real number is rounded to a multiple of ``2^-fraction_bits``.
-    guard_bits : int
-        Zero bits below it. A multiple ``c * pad`` that hides a sum leaves the lowest bits of the
-        sum in the clear when ``c`` is even, as many as ``c`` has factors of two; with guard bits
-        these bits are known zeros.
-    limit : float
-        Largest absolute value that is taken.
-    """
-
-    word: int
-    fraction_bits: int
+    word: int  # Bits of a word, 32 or 64
+    fraction_bits: int  # A real number is rounded to a multiple of 2^-fraction_bits
+    # Zero bits below it. A multiple c * pad that hides a sum leaves the lowest bits of the sum in
+    # the clear when c is even, as many as c has factors of two; with guard bits these bits are
+    # known zeros
     guard_bits: int
-    limit: float
+    limit: float  # Largest absolute value that is taken
 
     @classmethod
     def fit(cls, num_clients: int, limit: float, resolution: float, *, guard: bool = False) -> Ring:
-        """Choose the smallest word in which no sum can overflow.
-
-        Parameters
-        ----------
-        num_clients : int
-            Most clients that add to one sum, at least 1.
-        limit : float
-            Largest absolute value of a single number.
-        resolution : float
-            Largest step between two representable numbers.
-        guard : bool
-            Whether to leave ``ceil(log2(num_clients))`` guard bits.
-
-        Returns
-        -------
-        Ring
-            With 32 bits if they do, else 64.
-
-        Raises
-        ------
-        ValueError
-            If an argument is impossible, or 64 bits are too few; says what would fit.
-        """
+        """Choose the smallest word in which no sum can overflow."""
         if num_clients < 1:
             raise ValueError(f"num_clients is {num_clients}, must be at least 1")
         for name, value in (("limit", limit), ("resolution", resolution)):
@@ -97,23 +64,7 @@ class Ring:
         return WORDS[self.word]
 
     def encode(self, values: NDArray[np.floating[Any]]) -> RingArray:
-        """Write numbers as words.
-
-        Parameters
-        ----------
-        values : ndarray
-            Floats of any shape.
-
-        Returns
-        -------
-        ndarray
-            Words, same shape.
-
-        Raises
-        ------
-        OutOfRangeError
-            If a value is NaN, infinite or beyond the limit; names the first one.
-        """
+        """Write numbers as words."""
         values = np.asarray(values, dtype=np.float64)
         # Written so that NaN fails too.
         if not (fits := np.abs(values) <= self.limit).all():
@@ -127,25 +78,7 @@ class Ring:
         return words
 
     def decode(self, total: RingArray) -> NDArray[np.float64]:
-        """Read a ring sum as numbers.
-
-        Parameters
-        ----------
-        total : ndarray
-            Words, sums of at most as many encoded values as the ring was made for.
-
-        Returns
-        -------
-        ndarray
-            Float64, same shape: the sum of the rounded values, exact below ``2^53`` steps.
-
-        Raises
-        ------
-        ValueError
-            If the words are of another type.
-        UnreadableSumError
-            If guard bits are not zero: such a number is no sum of encoded values.
-        """
+        """Read a ring sum as numbers."""
         if total.dtype != self.dtype:
             raise ValueError(f"the sum has type {total.dtype}, the ring has {self.dtype}")
         signed = total.view(SIGNED[self.word])
@@ -155,20 +88,7 @@ class Ring:
         return numbers
 
     def check_sums(self, sums: NDArray[np.float64], count: NDArray[Any] | int) -> None:
-        """Check that sums are no larger than numbers within the limit can make them.
-
-        Parameters
-        ----------
-        sums : ndarray
-            What ``decode`` gave.
-        count : ndarray or int
-            How many numbers are in each.
-
-        Raises
-        ------
-        UnreadableSumError
-            If one is larger.
-        """
+        """Check that sums are no larger than numbers within the limit can make them."""
         # A number at the limit may be rounded up by half a step.
         most = np.asarray(count) * (self.limit + 2.0**-self.fraction_bits)
         if (np.abs(sums) > most).any():
@@ -181,26 +101,7 @@ def encode_sum(
     clients: Sequence[int],
     length: int,
 ) -> tuple[RingArray, dict[int, str]]:
-    """Encode clients' vectors and add them up.
-
-    Parameters
-    ----------
-    ring : Ring
-        The ring of the sum.
-    vectors : Mapping
-        Vector of each client.
-    clients : sequence of int
-        Who is to be in the sum.
-    length : int
-        Numbers of a vector.
-
-    Returns
-    -------
-    total : ndarray
-        ``[length]`` ring words.
-    left_out : dict[int, str]
-        Clients whose vector is missing, of another length or out of range, with the reason.
-    """
+    """Encode clients' vectors and add them up."""
     total, left_out = np.zeros(length, ring.dtype), {}
     for client in clients:
         vector = vectors.get(client)

@@ -18,27 +18,7 @@ RANDOM_BYTES = 48
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Split a secret into shares.
-
-    Parameters
-    ----------
-    secret : bytes
-        32 bytes.
-    threshold : int
-        How many shares give the secret back.
-    count : int
-        How many shares to make, at least ``threshold``.
-
-    Returns
-    -------
-    list[bytes]
-        ``count`` shares of 33 bytes, of the holders 1, 2, ...
-
-    Raises
-    ------
-    ValueError
-        If the secret has another length, or the numbers are impossible.
-    """
+    """Split a secret into shares."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"the secret has {len(secret)} bytes, must have {SECRET_BYTES}")
     if not 1 <= threshold <= count:
@@ -53,25 +33,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
-    """Give the secret back from as many shares as the threshold.
-
-    Parameters
-    ----------
-    holders : sequence of int
-        Numbers of the holders, from 1, each once.
-    shares : sequence of bytes
-        Their shares.
-
-    Returns
-    -------
-    bytes
-        The secret, 32 bytes.
-
-    Raises
-    ------
-    ValueError
-        If the value is no 32-byte secret: a share is wrong, or there are too few.
-    """
+    """Give the secret back from as many shares as the threshold."""
     weights = _weights_at_zero(tuple(holders))
     value = sum(
         weight * int.from_bytes(share, "little")

@@ -19,19 +19,10 @@ CIPHER_BLOCK = 16  # bytes; the counter counts these
 
 
 def add_streams(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
-    """Add the streams of some keys to an array of ring words, or take them away.
-
-    Each of PyTorch's threads takes a part of the array: the cipher and the addition let go of
-    Python's lock.
-
-    Parameters
-    ----------
-    total : ndarray
-        ``[L]`` words of 4 or 8 bytes, contiguous, changed in place.
-    keys : sequence of (bytes, int)
-        32 bytes that are used for this mask and nothing else, as the counter starts at zero; and 1
-        to add, -1 to subtract.
-    """
+    """Add the streams of some keys to an array of ring words, or take them away."""
+    # Each of PyTorch's threads takes a part of the array: the cipher and the addition let go of
+    # Python's lock.
+    # total [L]
     threads = min(torch.get_num_threads(), -(-total.nbytes // BLOCK))
     if threads < 2 or len(keys) < 2:
         _add(total, 0, keys)

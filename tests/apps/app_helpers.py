@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, RecordDict
 from torch_geometric.data import Data
 
-from flower_graph.config import RunConfig
+from flower_graph.config.common import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 

@@ -10,7 +10,8 @@ import torch
 from app_helpers import MakeConfig
 from torch_geometric.data import Data
 
-from flower_graph.config import RunConfig, load_config
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config
 
 
 @pytest.fixture(autouse=True, scope="module")

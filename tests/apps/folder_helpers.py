@@ -8,13 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flower_graph import cli
-from flower_graph.apps.common import client_app, method_of
-from flower_graph.apps.data_folders import server_folder
-from flower_graph.config import RunConfig, load_config, to_yaml
-from flower_graph.report import RoundReport
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config, to_yaml
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders.party import server_folder
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.state import forget_run
 
 DATA = """
 rounds: 2

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.apps import asked
-from flower_graph.apps.asked import announce, available, choose
-from flower_graph.apps.cells import Cell, Job
+from flower_graph.apps.reproduce import asked
+from flower_graph.apps.reproduce.asked import announce, available, choose
+from flower_graph.apps.reproduce.experiments import Cell, Job
 from flower_graph.errors import ConfigError, DataError
 
 KNOWN = {"data": ("Cora", "PubMed", "Flickr"), "table": ("table-1", "table-2")}

@@ -20,11 +20,16 @@ from folder_helpers import (
 )
 from safetensors.torch import load_file
 
-from flower_graph.apps import common, fedgls, fedscem, nfedgnn, ppfl
-from flower_graph.apps.common import method_of
-from flower_graph.apps.data_folders import server_folder
-from flower_graph.apps.runner import simulate_whole
-from flower_graph.config import FedGLSConfig
+from flower_graph import method
+from flower_graph.apps.run import simulate_whole
+from flower_graph.config.registry import method_of
+from flower_graph.data import cached
+from flower_graph.data.cached import cached_data
+from flower_graph.data.folders.party import server_folder
+from flower_graph.strategies.masked_embedding_averaging import method as fedscem
+from flower_graph.strategies.procrustes_alignment import method as ppfl
+from flower_graph.strategies.structure_fedavg import method as fedgls
+from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
@@ -54,12 +59,11 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a party read the whole data")
 
-    for module in (common, fedgls, fedscem, nfedgnn, ppfl):
-        monkeypatch.setattr(module, "cached_data", refuse)
+    monkeypatch.setattr(cached, "_cached_data", refuse)
     for module, name in (
         (fedgls, "cached_clients"),
         (ppfl, "cached_clients"),
-        (fedscem, "cached_egos"),
+        (method, "cached_clients"),
     ):
         monkeypatch.setattr(module, name, refuse)
 
@@ -101,7 +105,7 @@ def test_a_user_has_its_own_features_and_the_server_none(
     config_of: MakeConfig, tmp_path: Path
 ) -> None:
     config = config_of("nfedgnn")
-    data = common.cached_data(config)
+    data = cached_data(config)
     out = partition(config, tmp_path / "out", "--supernodes", "90")
     for user, path in enumerate(folders_of(out)):
         tensors = load_file(path / "data.safetensors")
@@ -119,9 +123,9 @@ def test_a_client_has_its_own_graph_and_the_server_counts(
 ) -> None:
     config = config_of(app)
     everyone = {
-        "fedscem": fedscem.cached_egos,
-        "fedgls": fedgls.cached_clients,
-        "ppfl": ppfl.cached_clients,
+        "fedscem": fedscem.METHOD.graphs,
+        "fedgls": fedgls.METHOD.graphs,
+        "ppfl": ppfl.METHOD.graphs,
     }[app](config)  # type: ignore[operator]
     out = partition(config, tmp_path / "out")
     for graph, path in zip(everyone, folders_of(out), strict=True):
@@ -143,7 +147,7 @@ def test_true_edges_are_there_if_they_are_asked_for(config_of: MakeConfig, tmp_p
     config = config_of("fedgls", "strategy.name=fed-gnn")
     assert isinstance(config, FedGLSConfig)
     out = partition(config, tmp_path / "out", "--true-edges")
-    for graph, path in zip(fedgls.cached_clients(config), folders_of(out), strict=True):
+    for graph, path in zip(fedgls.METHOD.graphs(config), folders_of(out), strict=True):
         found = load_file(path / "data.safetensors").get(f"{graph.client}.hidden_edges")
         assert (found is None) == (not graph.is_graphless)
         assert found is None or torch.equal(found, graph.hidden_edges)  # type: ignore[arg-type]
@@ -194,8 +198,8 @@ def test_a_client_with_a_folder_starts_quickly(config_of: MakeConfig, tmp_path: 
     program = f"""
 import sys
 from flwr.app import Context, RecordDict
-from flower_graph.apps.common import method_of
-from flower_graph.config import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.config.load import load_config
 config = load_config({str(tmp_path / "out.yaml")!r})
 node = {{"data-folder": {str(out / "client-0000")!r}}}
 method_of(config).build_client(config, Context(1, 2, node, RecordDict(), {{}}), None)

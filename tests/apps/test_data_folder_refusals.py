@@ -12,13 +12,15 @@ import torch
 from app_helpers import context_of
 from folder_helpers import MakeConfig, folders_of, grid_of, partition, run_from, small_config
 
-from flower_graph.apps import fedgls, ppfl
-from flower_graph.apps.common import client_app, method_of
-from flower_graph.apps.data_folders import client_folder, server_folder, share
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders.party import client_folder, server_folder, share
 from flower_graph.errors import ConfigError, DataError, NoClientsError
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.state import forget_run
+from flower_graph.strategies.procrustes_alignment import method as ppfl
+from flower_graph.strategies.structure_fedavg import method as fedgls
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
         file.write(b"more")
     grid = grid_of(config, folders)
     reports: list[RoundReport] = []
-    ppfl.build_strategy(config, None).start(grid, num_rounds=2, on_round=reports.append)
+    ppfl.METHOD.build_strategy(config, None).start(grid, num_rounds=2, on_round=reports.append)
     for report in reports:
         assert report.answered == 2
         (entry,) = report.rejected
@@ -167,7 +169,7 @@ def test_clients_that_a_method_cannot_work_with(
     for folder in folders:
         context = context_of({"data-folder": str(folder), "state-dir": ":memory:"})
         try:
-            fedgls.build_client(config, context, None)
+            fedgls.METHOD.build_client(config, context, None)
         except (ConfigError, DataError) as error:
             errors.append(str(error))
     assert errors and all(re.search(message, error) for error in errors)
@@ -213,8 +215,8 @@ def test_another_message_format_is_refused_by_name(
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
-    monkeypatch.setattr("flower_graph.client.FORMAT", 2)
-    monkeypatch.setattr("flower_graph.client.__version__", "0.3.0")
+    monkeypatch.setattr("flower_graph.client.adaptor.FORMAT", 2)
+    monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
     strategy = method_of(config).build_strategy(
         config, None, server_folder(config, f"{out}/server")

@@ -13,16 +13,16 @@ import torch
 from app_helpers import context_of, own_graph
 from torch_geometric.data import Data
 
-from flower_graph import launch
-from flower_graph.apps import fedgls
-from flower_graph.apps.common import method_of
-from flower_graph.apps.runner import run, simulate
-from flower_graph.config import FedGLSConfig, load_config
-from flower_graph.config_fedgls import METHODS
+from flower_graph.apps.cli import launch
+from flower_graph.apps.run import run, simulate
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.report import RoundReport
-from flower_graph.strategies.fedproto import FedProto, PrototypeClient
-from flower_graph.strategies.structure_fedavg import (
+from flower_graph.report.rounds import RoundReport
+from flower_graph.strategies.structure_fedavg import method as fedgls
+from flower_graph.strategies.structure_fedavg.config import METHODS, FedGLSConfig
+from flower_graph.strategies.structure_fedavg.fedproto import FedProto, PrototypeClient
+from flower_graph.strategies.structure_fedavg.strategy import (
     LocalClient,
     LocalTraining,
     SharewiseFedAvg,
@@ -71,16 +71,16 @@ def figures(reports: list[RoundReport]) -> list[float]:
 
 
 def test_the_config_chooses_the_app(config_of: MakeFedGLSConfig) -> None:
-    assert method_of(config_of()) is fedgls
+    assert method_of(config_of()) is fedgls.METHOD
     assert set(HALVES) == set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_both_halves_are_what_the_config_says(name: str, config_of: MakeFedGLSConfig) -> None:
     config = config_of(f"strategy.name={name}", "strategy.participation=0.5")
-    strategy = fedgls.build_strategy(config, None)
+    strategy = fedgls.METHOD.build_strategy(config, None)
     context = context_of({"partition-id": 0, "num-partitions": 1})
-    client = fedgls.build_client(config, context, None)
+    client = fedgls.METHOD.build_client(config, context, None)
     server, host, graphs = HALVES[name]
     assert (type(strategy), type(client)) == (server, host)
     assert isinstance(client, StructureClient)
@@ -110,7 +110,7 @@ def test_every_setting_arrives(config_of: MakeFedGLSConfig) -> None:
         "graph.tau": 0.5,
     }
     config = config_of(*(f"{key}={value}" for key, value in chosen.items()))
-    strategy = fedgls.build_strategy(config, None)
+    strategy = fedgls.METHOD.build_strategy(config, None)
     settings, learner = strategy.settings, strategy.settings.learner
     assert (settings.num_features, settings.num_classes) == (6, 3)
     assert (settings.seed, settings.hidden, settings.dropout) == (7, 9, 0.25)
@@ -128,30 +128,30 @@ def test_every_client_is_hosted_once(config_of: MakeFedGLSConfig) -> None:
     hosted: list[int] = []
     for part in range(3):
         context = context_of({"partition-id": part, "num-partitions": 3})
-        client = fedgls.build_client(config, context, None)
+        client = fedgls.METHOD.build_client(config, context, None)
         assert isinstance(client, StructureClient)
         hosted += [graph.client for graph in client.host.graphs]
-    assert hosted == list(range(5)) == list(range(fedgls.num_clients(config)))
+    assert hosted == list(range(5)) == list(range(fedgls.METHOD.num_clients(config)))
     context = context_of({"partition-id": 0, "num-partitions": 6})
     with pytest.raises(ConfigError, match="6 SuperNodes for 5 clients"):
-        fedgls.build_client(config, context, None)
+        fedgls.METHOD.build_client(config, context, None)
 
 
 def test_clients_are_made_once_and_anew_from_a_new_file(config_of: MakeFedGLSConfig) -> None:
-    first = fedgls.cached_clients(config_of())
-    assert fedgls.cached_clients(config_of("graph.tau=0.5", "model.hidden=3"))[0].x.shape == (10, 6)
-    assert fedgls.cached_clients(config_of()) is first
-    assert len(fedgls.cached_clients(config_of("partition.clients=2"))) == 2
+    first = fedgls.METHOD.graphs(config_of())
+    assert fedgls.METHOD.graphs(config_of("graph.tau=0.5", "model.hidden=3"))[0].x.shape == (10, 6)
+    assert fedgls.METHOD.graphs(config_of()) is first
+    assert len(fedgls.METHOD.graphs(config_of("partition.clients=2"))) == 2
     config = config_of()
     torch.save(own_graph(x=torch.cat([own_graph().x] * 2, 1)), config.data.name)
-    assert fedgls.cached_clients(config)[0].x.shape == (10, 12)
+    assert fedgls.METHOD.graphs(config)[0].x.shape == (10, 12)
 
 
 # Who has edges -----------------------------------------------------------------------------------
 
 
 def graphless(config: FedGLSConfig) -> int:
-    return sum(graph.is_graphless for graph in fedgls.cached_clients(config))
+    return sum(graph.is_graphless for graph in fedgls.METHOD.graphs(config))
 
 
 def test_a_share_of_the_clients_has_no_edges(config_of: MakeFedGLSConfig) -> None:
@@ -195,17 +195,17 @@ def test_where_all_are_graphless_fedgls_is_its_knn_baseline(
 def test_more_neighbours_than_nodes(name: str, config_of: MakeFedGLSConfig) -> None:
     config = config_of("graph.neighbours=10", f"strategy.name={name}")
     if HALVES[name][2] not in ("learned", "knn"):
-        assert fedgls.num_clients(config) == 3  # nobody looks for neighbours
+        assert fedgls.METHOD.num_clients(config) == 3  # nobody looks for neighbours
         return
     with pytest.raises(DataError, match=r"client \d has 10 nodes, so each has at most 9 neigh"):
-        fedgls.num_clients(config)
+        fedgls.METHOD.num_clients(config)
 
 
 def test_constant_features_are_refused(config_of: MakeFedGLSConfig) -> None:
     config = config_of()
     torch.save(own_graph(x=torch.ones(30, 6)), config.data.name)
     with pytest.raises(DataError, match=r"client \d: it has no edges, and constant features"):
-        fedgls.num_clients(config)
+        fedgls.METHOD.num_clients(config)
 
 
 # Clients of one's own ----------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder
 
 def test_a_folder_is_read_anew_when_a_file_is(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}")
-    before = fedgls.cached_clients(config)
-    assert fedgls.cached_clients(config) is before
+    before = fedgls.METHOD.graphs(config)
+    assert fedgls.METHOD.graphs(config) is before
     torch.save(Data(x=own_graph().x, y=own_graph().y), folder / "2.pt")
     later = (folder / "2.pt").stat().st_mtime_ns + 10**9
     os.utime(folder / "2.pt", ns=(later, later))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from app_helpers import MakeConfig, context_of, own_graph
 
-from flower_graph.apps.common import CHECKPOINTS
-from flower_graph.apps.nfedgnn import build_client, build_strategy, num_clients
+from flower_graph.config.checkpoints import CHECKPOINTS
 from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
+from flower_graph.strategies.split_gradient_relay.method import METHOD
 
 
 @pytest.mark.parametrize(
@@ -21,26 +21,26 @@ def test_the_strategy_is_what_the_config_says(
     overrides = ["model.heads=2", "strategy.participation=0.5", "strategy.average_every=3"]
     overrides += ["strategy.weight_decay=0.01", "strategy.learning_rate=0.2", "seed=5"]
     config = config_of(own_graph(), f"model.name={name}", *overrides)
-    strategy = build_strategy(config, tmp_path)
+    strategy = METHOD.build_strategy(config, tmp_path)
     assert isinstance(strategy.server.model, kind)
-    assert strategy.book.settings == (latent, False, 0.2, 0.01, 5, "holders")
-    assert (strategy.book.participation, strategy.book.average_every) == (0.5, 3)
+    assert strategy.users.settings == (latent, False, 0.2, 0.01, 5, "holders")
+    assert (strategy.session.share, strategy.users.average_every) == (0.5, 3)
     assert strategy.server.reg_weight == 1.0
     saving = strategy.session.checkpoints
     assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
 
 
 def test_without_a_folder_nothing_is_saved(config_of: MakeConfig) -> None:
-    saving = build_strategy(config_of(own_graph()), None).session.checkpoints
+    saving = METHOD.build_strategy(config_of(own_graph()), None).session.checkpoints
     assert (saving.folder, saving.every) == (None, 0)
 
 
 def test_every_node_is_a_client(config_of: MakeConfig) -> None:
-    assert num_clients(config_of(own_graph())) == 30
+    assert METHOD.num_clients(config_of(own_graph())) == 30
 
 
 def test_a_client_hosts_its_share(config_of: MakeConfig) -> None:
     config = config_of(own_graph())
     context = context_of({"partition-id": 1, "num-partitions": 4, "state-dir": ":memory:"})
-    client = build_client(config, context, None)
+    client = METHOD.build_client(config, context, None)
     assert client.host.users.tolist() == list(range(7, 15))

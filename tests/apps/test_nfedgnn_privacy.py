@@ -10,8 +10,9 @@ import pytest
 import torch
 from app_helpers import own_graph
 
-from flower_graph.apps import nfedgnn_privacy, reproduce_nfedgnn
-from flower_graph.apps.nfedgnn_privacy import privacy_curve
+from flower_graph.apps.reproduce import nfedgnn as reproduce_nfedgnn
+from flower_graph.apps.reproduce import nfedgnn_privacy
+from flower_graph.apps.reproduce.nfedgnn_privacy import privacy_curve
 from flower_graph.errors import ConfigError
 
 
@@ -27,6 +28,7 @@ def curve(out: Path, settings: list[str], **more: Any) -> list[dict[str, Any]]:
     return privacy_curve(out, overrides=settings, **(tried | more))
 
 
+@pytest.mark.slow
 def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
     tmp_path: Path, settings: list[str]
 ) -> None:
@@ -47,6 +49,7 @@ def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
     assert page.count("\n| ") == 5
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_run_again(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +68,7 @@ def test_it_is_run_if_it_is_asked_for_and_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(reproduce_nfedgnn, "cached_data", lambda config: None)  # there are all
     monkeypatch.setattr(
         reproduce_nfedgnn, "privacy_curve", lambda out, **more: asked.append({"out": out, **more})
     )

@@ -10,8 +10,8 @@ import pytest
 import torch
 from test_ppfl import SMALL, ring_graph
 
-from flower_graph.apps import ppfl_privacy
-from flower_graph.apps.ppfl_privacy import FED, LOC, NOISY, privacy_curve
+from flower_graph.apps.reproduce import ppfl_privacy
+from flower_graph.apps.reproduce.ppfl_privacy import FED, LOC, NOISY, privacy_curve
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def curve(
     )
 
 
+@pytest.mark.slow
 def test_rows_and_files(tmp_path: Path, settings: list[str]) -> None:
     rows = curve(tmp_path / "out", settings, seeds=[0, 1])
     assert [row["method"] for row in rows] == [LOC, FED, NOISY, NOISY]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flower_graph.apps import reproduce
-from flower_graph.apps.reproduce_nfedgnn import METHODS, WEIGHTS
+from flower_graph.apps.reproduce import command as reproduce
+from flower_graph.apps.reproduce.nfedgnn import METHODS, WEIGHTS
 from flower_graph.errors import ConfigError, DataError
 
 KEYS = {"table", "data", "model", "method", "metric", "paper", "mean", "std", "values", "seeds"}
@@ -21,6 +21,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_cut_of_the_table(
     data_root: Path,
     tmp_path: Path,
@@ -89,7 +90,7 @@ def test_without_data_there_is_nothing_to_run(
 ) -> None:
     (tmp_path / "root").mkdir()
     monkeypatch.setenv("FLOWER_GRAPH_DATA", str(tmp_path / "root"))
-    monkeypatch.setattr("flower_graph.apps.reproduce_nfedgnn.cached_data", _missing)
+    monkeypatch.setattr("flower_graph.apps.reproduce.nfedgnn.cached_data", _missing)
     with pytest.raises(
         DataError, match="none of the data sets is there: Cora: not in the data root"
     ):

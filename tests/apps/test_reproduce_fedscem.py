@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flower_graph.apps import reproduce_fedscem
-from flower_graph.apps.cells import Job, Runs, missing_jobs
-from flower_graph.apps.curves import Curves
-from flower_graph.apps.fedscem_cells import (
+from flower_graph.apps.reproduce import fedscem as reproduce_fedscem
+from flower_graph.apps.reproduce.curves import Curves
+from flower_graph.apps.reproduce.experiments import Job, Runs, missing_jobs
+from flower_graph.apps.reproduce.fedscem_cells import (
     DATA,
     FEDSCEM,
     GLOBAL,
@@ -32,12 +32,12 @@ from flower_graph.apps.fedscem_cells import (
     estimate,
     paper_of,
 )
-from flower_graph.apps.fedscem_page import make_page
-from flower_graph.apps.fedscem_rows import GAIN, LAST_GAIN, MEMORY, make_rows
-from flower_graph.apps.tables import LAST, TEST, find
-from flower_graph.config import load_config
-from flower_graph.ego_cost import Cost
+from flower_graph.apps.reproduce.fedscem_page import make_page
+from flower_graph.apps.reproduce.fedscem_rows import GAIN, LAST_GAIN, MEMORY, make_rows
+from flower_graph.apps.reproduce.text import LAST, TEST, find
+from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.strategies.masked_embedding_averaging.cost import Cost
 
 EVERYTHING = Plan(("Cora",), (*METHODS, GLOBAL), TABLES, (0, 1), 3)
 COSTS = {"Cora": [Cost(5, 20.0, 30.5, 0.0004, 2.0**20), Cost(5, 90.0, 200.0, 0.001, 2.0**22)]}
@@ -126,7 +126,7 @@ def test_the_estimate_grows_with_the_rounds() -> None:
 def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     """The shipped config may have changed since; its name has not."""
     job = Job(EVERYTHING.cell("Cora", FEDSCEM), 0, 3)
-    from flower_graph.apps import cells
+    from flower_graph.apps.reproduce import experiments as cells
 
     path, settings = cells._path(tmp_path, job), cells._settings(job)
     for stored, is_missing in (
@@ -239,6 +239,7 @@ ONLY = {
 }
 
 
+@pytest.mark.slow
 def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"seeds": [0], "rounds": 3, "overrides": SMALL}
     reproduce_fedscem.reproduce(tmp_path, only=ONLY, **settings)

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from app_helpers import InlinePool
 
-from flower_graph.apps import cells, ppfl_cells, ppfl_page, reproduce, reproduce_ppfl
-from flower_graph.apps.cells import Job, Runs, kept_runs
-from flower_graph.apps.curves import Curves, curves_of, read_curves
-from flower_graph.apps.ppfl_cells import (
+from flower_graph.apps.reproduce import command as reproduce
+from flower_graph.apps.reproduce import experiments as cells
+from flower_graph.apps.reproduce import ppfl as reproduce_ppfl
+from flower_graph.apps.reproduce import ppfl_cells, ppfl_page
+from flower_graph.apps.reproduce.curves import Curves, curves_of, read_curves
+from flower_graph.apps.reproduce.experiments import Job, Runs, kept_runs
+from flower_graph.apps.reproduce.ppfl_cells import (
     CHOSEN,
     DATA,
     DEEPWALK,
@@ -37,8 +40,8 @@ from flower_graph.apps.ppfl_cells import (
     Plan,
     estimate,
 )
-from flower_graph.apps.ppfl_page import make_page
-from flower_graph.apps.ppfl_rows import (
+from flower_graph.apps.reproduce.ppfl_page import make_page
+from flower_graph.apps.reproduce.ppfl_rows import (
     ACCURACY,
     CLIENT,
     GAIN,
@@ -47,11 +50,12 @@ from flower_graph.apps.ppfl_rows import (
     missing_runs,
     paper_of,
 )
-from flower_graph.apps.tables import SECONDS, find
-from flower_graph.config import PPFLConfig, load_config
-from flower_graph.embedding_judge import MLP, SVC
+from flower_graph.apps.reproduce.text import SECONDS, find
+from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
+from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
+from flower_graph.strategies.procrustes_alignment.evaluation import MLP, SVC
 
 EVERYTHING = Plan(DATA, MODELS, TABLES, (0, 1), 3)
 CORA = Case("Table 1", DEEPWALK, "Cora")
@@ -382,6 +386,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[PPFLConfig]:
 ONLY = {"data": ["Cora"], "model": [DEEPWALK], "table": ["figures"]}
 
 
+@pytest.mark.slow
 def test_runs_are_kept_with_alignment_and_judgement(
     tmp_path: Path, simulated: list[PPFLConfig]
 ) -> None:
@@ -453,6 +458,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_a_small_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "ProcessPoolExecutor", InlinePool)
     only = {"data": ["Cora"], "table": ["table-1", "table-2", "figures"]}

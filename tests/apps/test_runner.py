@@ -13,12 +13,13 @@ from app_helpers import MakeConfig, own_graph
 from safetensors.torch import load_file
 from torch_geometric.data import Data
 
-from flower_graph import checkpoint, state
-from flower_graph.apps.common import CHECKPOINTS
-from flower_graph.apps.runner import run, simulate
-from flower_graph.config import load_config, to_dict
+from flower_graph.apps.run import run, simulate
+from flower_graph.client import state
+from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.config.load import load_config, to_dict
 from flower_graph.errors import CheckpointError, ConfigError, DataError, OutputError
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
+from flower_graph.storage import checkpoint
 
 KEYS = {"config", "seed", "clients", "rounds", "test-accuracy", "val-accuracy"} | {
     *("test-accuracy-at-best-val", "bytes", "seconds", "peak-memory-bytes", "engine"),

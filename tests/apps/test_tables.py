@@ -6,8 +6,9 @@ from math import isnan, nan, sqrt
 
 import pytest
 
-from flower_graph.apps.cells import Cell
-from flower_graph.apps.tables import (
+from flower_graph.apps.reproduce.experiments import Cell
+from flower_graph.apps.reproduce.tables import show_pictures
+from flower_graph.apps.reproduce.text import (
     NONE,
     accuracy,
     find,
@@ -18,7 +19,6 @@ from flower_graph.apps.tables import (
     percent,
     points,
     row,
-    show_pictures,
 )
 
 CELL = Cell("Cora", "GCN", "FedGLS", "fedgls/cora", ("strategy.name=structure-fedavg",))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from audit_helpers import audited, by_words, is_a_guess
 
-from flower_graph.audit import ego, models
-from flower_graph.audit.models import Sent, Truth
 from flower_graph.audit.scores import auc
+from flower_graph.strategies.masked_embedding_averaging import attack as ego
+from flower_graph.strategies.structure_fedavg import attack as models
+from flower_graph.strategies.structure_fedavg.attack import Sent, Truth
 
 
 def test_users_words_are_found_where_nothing_protects_them(tmp_path: Path) -> None:

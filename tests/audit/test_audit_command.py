@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 from audit_helpers import small_yaml
 
-from flower_graph import cli
 from flower_graph.apps import audit
-from flower_graph.apps.common import client_app, method_of
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.cli.audit import write_index
+from flower_graph.apps.run import client_app
 from flower_graph.audit.record import RecordingGrid, array_of, of_kind
 from flower_graph.audit.report import page, rows_of
 from flower_graph.audit.scores import ranking
-from flower_graph.cli_audit import write_index
-from flower_graph.config import load_config
+from flower_graph.client.state import forget_run
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_named, method_of
 from flower_graph.simulation import InProcessGrid
-from flower_graph.state import forget_run
 
 
 def test_an_audit_writes_its_figures_a_table_and_a_picture(
@@ -38,7 +39,8 @@ def test_an_audit_writes_its_figures_a_table_and_a_picture(
     assert (out / "audit.png").stat().st_size > 1000
     assert cli.main(["audit", "--page", str(out.parent)]) == 0
     index = (out.parent / "README.md").read_text()
-    assert "(fedgls/audit.png)" in index and page(record, level=2) in index
+    notes = method_named("fedgls").audit().notes
+    assert "(fedgls/audit.png)" in index and page(record, notes, level=2) in index
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from audit_helpers import by_words, is_a_guess, message, trained
 from numpy.typing import NDArray
 
-from flower_graph.audit import embeddings
-from flower_graph.audit.embeddings import Graph
 from flower_graph.audit.record import Exchange
 from flower_graph.audit.scores import Finding
-from flower_graph.records.keys import pack_integers
+from flower_graph.messages.keys import pack_integers
+from flower_graph.strategies.procrustes_alignment import attack as embeddings
+from flower_graph.strategies.procrustes_alignment.attack import Graph
 
 PUBLIC = 40
 

@@ -9,8 +9,12 @@ from numpy.typing import NDArray
 
 from flower_graph.audit import words
 from flower_graph.audit.words import Known, Step
-from flower_graph.cohort import LinearCohort, UserSettings, shared_linear_weight
 from flower_graph.ops.active_rows import pack
+from flower_graph.strategies.split_gradient_relay.users import (
+    LinearCohort,
+    UserSettings,
+    shared_linear_weight,
+)
 
 FEATURES, SIZE, ROUNDS = 60, 8, 12
 

@@ -1,12 +1,11 @@
-"""Fixtures for tests of data sets: a private cache, a root to fill, no network."""
+"""Fixtures for tests of data sets: a private cache, a root to fill."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -57,13 +56,3 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("FLOWER_GRAPH_DATA", str(folder))
     return folder
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every look-up of a host fail, as on a machine without a network."""
-
-    def fail(*_: Any, **__: Any) -> NoReturn:
-        raise socket.gaierror(socket.EAI_NONAME, "name lookup is switched off")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.data.cache import (
+from flower_graph.data.sources.cache import (
     cache_root,
     cached_folder,
     copy_tree,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from flower_graph.data.client_folder import client_graph_from_data, load_folder
+from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
 from flower_graph.errors import DataError
 
 RATIOS = [0.6, 0.2, 0.2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.client_graphs import (
+from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
     check_neighbours,
@@ -39,9 +39,8 @@ def parts(*nodes: list[int]) -> list[Tensor]:
     return [torch.tensor(each, dtype=torch.int64) for each in nodes]
 
 
-def settings(**changes: Any) -> SimpleNamespace:
-    given: dict[str, Any] = {"method": "random", "clients": 5, "resolution": 1.0, "alpha": 0.5}
-    return SimpleNamespace(**{**given, "seed": None, "ratios": RATIOS, **changes})
+def settings(**changes: Any) -> PartitionSection:
+    return PartitionSection(**{"method": "random", "clients": 5, "ratios": RATIOS, **changes})
 
 
 def large(**changes: Any) -> Graph:
@@ -242,3 +241,37 @@ def test_more_neighbours_than_a_graphless_client_has_nodes() -> None:
     with pytest.raises(DataError, match=r"client 4 has 5 nodes, .* at most 4 .*neighbours = 5"):
         check_neighbours(graphs, 5)
     check_neighbours(graphs[:1], 5)
+
+
+# --- clients that share nodes
+
+
+def test_a_node_has_one_role_at_all_clients_that_hold_it() -> None:
+    clients = partition_graph(
+        large(), settings(method="metis-overlapping", clients=10), 0.5, seed=0
+    )
+    assert [one.client for one in clients] == list(range(10))
+    assert sum(one.is_graphless for one in clients) == 5
+    roles: dict[int, int] = {}
+    for client in clients:
+        for role, nodes in enumerate(places(client)):
+            assert nodes
+            assert all(roles.setdefault(node, role) == role for node in nodes)
+    held = sum(one.nodes.numel() for one in clients)
+    assert len(roles) <= 200 < held
+
+
+def test_each_client_has_all_edges_among_the_nodes_that_it_drew() -> None:
+    whole = large()
+    for client in partition_graph(whole, settings(method="metis-overlapping"), 0.0, seed=3):
+        expected, _ = subgraph(client.nodes, whole.edge_index, relabel_nodes=True, num_nodes=200)
+        assert client.edge_index is not None
+        assert set(map(tuple, client.edge_index.t().tolist())) == set(
+            map(tuple, expected.t().tolist())
+        )
+
+
+def test_a_client_without_a_role_that_is_to_be_there_is_named() -> None:
+    how = settings(method="metis-overlapping", drawn_share=0.03, draws=1, clients=5)
+    with pytest.raises(DataError, match=r"client \d: none of its 1 nodes is for .*fewer clients"):
+        partition_graph(large(), how, 0.0, seed=0)

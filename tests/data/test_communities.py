@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flower_graph.data import csbm
-from flower_graph.data.communities import (
+from flower_graph.data.partition.communities import (
     DRAWS,
     LEAST_NODES,
     dirichlet,
     louvain,
     metis,
+    metis_overlapping,
     random_parts,
 )
 from flower_graph.errors import DataError
@@ -63,6 +64,22 @@ def test_one_direction_twice_and_loops_make_no_difference() -> None:
     assert lists(found) == [[0, 2, 4, 6], [1, 3, 5], [7]]
 
 
+def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
+    parts = louvain(EDGES, 8, clients=2, resolution=1.0, seed=0, every_node=True)
+    assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    alone = louvain(EDGES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
+    assert lists(alone) == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+def test_enough_communities_lose_nothing_by_being_merged() -> None:
+    graph = csbm(300, 4, degree=3.0, features=8, active=2, homophily=0.9, seed=1)
+    parts = louvain(graph.edge_index, 300, clients=4, resolution=1.0, seed=0, every_node=True)
+    assert sorted(chain.from_iterable(lists(parts))) == list(range(300))
+    largest = louvain(graph.edge_index, 300, clients=4, resolution=1.0, seed=0)
+    for part, community in zip(parts, largest, strict=True):
+        assert set(community.tolist()) <= set(part.tolist())
+
+
 def test_a_high_resolution_leaves_every_node_alone() -> None:
     found = louvain(EDGES, 8, clients=8, resolution=50.0, seed=0)
     assert lists(found) == [[node] for node in range(8)]
@@ -76,7 +93,7 @@ def test_too_few_communities_are_counted() -> None:
 DIGEST = """
 import hashlib
 from flower_graph.data import csbm
-from flower_graph.data.communities import louvain
+from flower_graph.data.partition.communities import louvain
 graph = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1)
 parts = louvain(graph.edge_index, 600, clients=6, resolution=1.0, seed=3)
 print(hashlib.sha1(str([part.tolist() for part in parts]).encode()).hexdigest())
@@ -136,6 +153,39 @@ def test_an_empty_part_of_metis_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
     with pytest.raises(DataError, match="clients = 4: METIS left 2 of them without a node of"):
         metis(EDGES, 8, clients=4, seed=0)
+
+
+# --- METIS, overlapping
+
+
+def overlapping(clients: int, **changes: Any) -> list[Tensor]:
+    graph = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2)
+    how: dict[str, Any] = {"draws": 3, "share": 0.5, "seed": 1} | changes
+    return metis_overlapping(graph.edge_index, 120, clients=clients, **how)
+
+
+def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
+    graph = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2)
+    cut = lists(metis(graph.edge_index, 120, clients=2, seed=1))
+    found = lists(overlapping(6))
+    assert len({tuple(nodes) for nodes in found}) == len(found) == 6
+    for number, nodes in enumerate(found):
+        assert set(nodes) < set(cut[number // 3])
+        assert len(nodes) == round(0.5 * len(cut[number // 3]))
+        assert nodes == sorted(nodes)
+
+
+def test_a_draw_depends_on_the_seed_alone_and_the_whole_share_is_the_part() -> None:
+    assert lists(overlapping(6)) == lists(overlapping(6)) != lists(overlapping(6, seed=2))
+    first, second, *_ = lists(overlapping(6, share=1.0))
+    assert first == second
+
+
+def test_clients_of_overlapping_parts_are_counted_in_draws() -> None:
+    with pytest.raises(DataError, match=r"clients = 7: must be a multiple of partition.draws = 3"):
+        overlapping(7)
+    with pytest.raises(DataError, match=r"drawn_share = 0.001: less than one of the .* nodes of"):
+        overlapping(6, share=0.001)
 
 
 # --- by label, and at random

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch_geometric.utils import k_hop_subgraph
 
 from flower_graph.data import Graph, load_graph, to_undirected
-from flower_graph.data.ego_networks import (
+from flower_graph.data.partition.ego_networks import (
     CHUNK,
     EgoNetwork,
     ego_networks,
@@ -299,7 +299,8 @@ def test_no_egos_give_no_clients() -> None:
 
 def test_importing_needs_neither_flower_nor_pyg() -> None:
     code = (
-        "import sys, flower_graph.data.ego_networks, flower_graph.data.partition_stats\n"
+        "import sys, flower_graph.data.partition.ego_networks\n"
+        "import flower_graph.data.partition.statistics\n"
         "print([n for n in ('flwr', 'torch_geometric', 'scipy', 'ray') if n in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,6 @@ from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, remove_self_loops
 from torch_geometric.utils import to_undirected as pyg_to_undirected
 
-from flower_graph.data.cache import copy_tree
 from flower_graph.data.graph import (
     check_dense_size,
     dense_features,
@@ -24,6 +23,7 @@ from flower_graph.data.graph import (
     take_rows,
     to_undirected,
 )
+from flower_graph.data.sources.cache import copy_tree
 from flower_graph.errors import DataError
 
 

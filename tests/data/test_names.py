@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.data.names import check_name, file_path, folder_path, known_names, pyg_name
+from flower_graph.data.sources.names import (
+    check_name,
+    file_path,
+    folder_path,
+    known_names,
+    pyg_name,
+)
 from flower_graph.errors import DataError
 
 

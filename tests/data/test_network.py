@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flower_graph.data import network
-from flower_graph.data.network import check_reachable, stall_limit
+from flower_graph.data.sources import network
+from flower_graph.data.sources.network import check_reachable, stall_limit
 
 
 @pytest.fixture
@@ -43,9 +43,7 @@ def test_a_silent_host_does_not_hold_anything_up(
     assert time.monotonic() - start < 5
 
 
-def test_the_message_names_every_host_that_failed(
-    no_network: None,
-) -> None:
+def test_the_message_names_every_host_that_failed() -> None:
     with pytest.raises(OSError, match=r"example\.invalid.*switched off"):
         check_reachable(["https://example.invalid/a", "https://example.invalid/b"])
 

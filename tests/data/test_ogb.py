@@ -88,9 +88,7 @@ def test_arxiv_never_asks_a_question(
     assert len(asked) == 1
 
 
-def test_missing_files_are_named(
-    ogb: None, settings: Settings, cache: Path, root: Path, no_network: None
-) -> None:
+def test_missing_files_are_named(ogb: None, settings: Settings, cache: Path, root: Path) -> None:
     folder = write_arxiv(root)
     (folder / "split" / "time" / "valid.csv.gz").unlink()
     with pytest.raises(DataError, match=r"no valid\.csv\.gz .*root/ogbn_arxiv.*download failed"):

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.utils import subgraph
 
-from flower_graph.config_base import DataConfig
+from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, csbm, load_graph, to_undirected
-from flower_graph.data.overlapping import (
+from flower_graph.data.partition.overlapping import (
     EVERYBODY,
     NOBODY,
     OverlappingGraph,

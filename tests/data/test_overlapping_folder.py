@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from flower_graph.data.overlapping import OverlappingGraph
-from flower_graph.data.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
 
 RATIOS = [0.6, 0.2, 0.2]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from flower_graph.data import Graph, to_undirected
-from flower_graph.data.client_graphs import ClientGraph, cut_out
-from flower_graph.data.ego_networks import EgoNetwork, ego_networks
-from flower_graph.data.overlapping import OverlappingGraph
-from flower_graph.data.partition_stats import (
+from flower_graph.data.partition.client_graphs import ClientGraph, cut_out
+from flower_graph.data.partition.ego_networks import EgoNetwork, ego_networks
+from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.partition.statistics import (
     client_statistics,
     ego_statistics,
     node_statistics,

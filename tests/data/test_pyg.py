@@ -14,8 +14,8 @@ import scipy.sparse as sp
 import torch
 
 from flower_graph.data import load_data
-from flower_graph.data.names import PygName
-from flower_graph.data.pyg import load_pyg
+from flower_graph.data.sources.names import PygName
+from flower_graph.data.sources.pyg import load_pyg
 from flower_graph.errors import DataError
 
 Settings = Callable[..., SimpleNamespace]
@@ -199,7 +199,7 @@ def test_broken_raw_files_are_reported_and_leave_nothing(
 
 
 def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
-    settings: Settings, cache: Path, root: Path, no_network: None
+    settings: Settings, cache: Path, root: Path
 ) -> None:
     raw = root / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
@@ -216,9 +216,7 @@ def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
     assert sorted(path.name for path in raw.iterdir()) == ["ind.cora.x"]
 
 
-def test_a_missing_split_of_geom_gcn_is_named(
-    settings: Settings, cache: Path, root: Path, no_network: None
-) -> None:
+def test_a_missing_split_of_geom_gcn_is_named(settings: Settings, cache: Path, root: Path) -> None:
     message = r"no geom-gcn-splits/cora_split_0\.6_0\.2_3\.npz.*Planetoid/Cora/geom-gcn/raw.*failed"
     with pytest.raises(DataError, match=message):
         load_data(settings(name="Cora", split="geom-gcn"), seed=3)
@@ -226,7 +224,7 @@ def test_a_missing_split_of_geom_gcn_is_named(
 
 
 def test_a_missing_set_without_any_root_is_reported_too(
-    settings: Settings, cache: Path, no_network: None, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
     # Flickr's addresses are not to be found on its class: the download itself fails.
@@ -253,7 +251,7 @@ def test_what_was_downloaded_is_found_again_without_a_network(
         (Path(folder) / url.rpartition("/")[2]).write_bytes(served.read_bytes())
 
     monkeypatch.setattr(module, "download_url", fetch)
-    monkeypatch.setattr("flower_graph.data.pyg.check_reachable", lambda urls: None)
+    monkeypatch.setattr("flower_graph.data.sources.pyg.check_reachable", lambda urls: None)
     first = load_data(settings(name="WikiCS"))
     served.unlink()
     again = load_data(settings(name="WikiCS"), download=False)

@@ -14,18 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_graph.config import load_config, to_dict
-from flower_graph.data.client_graphs import ClientGraph
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.data.folder_tensors import (
-    graph_tensors,
-    matrix_tensors,
-    read_graph,
-    read_matrix,
-)
-from flower_graph.data.overlapping import OverlappingGraph
-from flower_graph.data.run_data import dealt, folder_name, graph_data, write_run
-from flower_graph.data.run_folder import (
+from flower_graph.config.load import load_config, to_dict
+from flower_graph.data.folders.run_data import dealt, folder_name, graph_data, write_run
+from flower_graph.data.folders.run_folder import (
     CLIENTS,
     SERVER,
     Manifest,
@@ -34,6 +25,15 @@ from flower_graph.data.run_folder import (
     open_folder,
     write_folder,
 )
+from flower_graph.data.folders.tensors import (
+    graph_tensors,
+    matrix_tensors,
+    read_graph,
+    read_matrix,
+)
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import ConfigError, DataError, OutputError
 
 SETTINGS: dict[str, Any] = {"app": "fedgls", "seed": 0, "data.name": "Cora", "ratios": [0.5, 0.5]}

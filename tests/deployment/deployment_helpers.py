@@ -12,9 +12,9 @@ import torch
 from torch_geometric.data import Data
 
 from deploy.loopback import Loopback
-from flower_graph import cli
-from flower_graph.apps.runner import run
-from flower_graph.config import load_config
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.run import run
+from flower_graph.config.load import load_config
 
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine

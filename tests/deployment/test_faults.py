@@ -1,4 +1,4 @@
-"""Parties that are restarted or killed in mid-run, for real; in-process: tests/faults."""
+"""Parties that are restarted or killed in mid-run, for real; in-process: tests/contracts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deployment_helpers import (
 from psutil import NoSuchProcess, Process
 
 from deploy.loopback import Loopback
-from flower_graph.participation import Participation
+from flower_graph.server.participation import Participation
 
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
 Outcome = Callable[[str, str, str], None]

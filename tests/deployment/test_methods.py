@@ -13,7 +13,7 @@ from deployment_helpers import CASES, TIMEOUT, check_equal, check_outputs, prepa
 from deploy.loopback import Loopback
 
 
-@pytest.mark.parametrize("app", ["fedscem", "ppfl"])
+@pytest.mark.parametrize("app", ["fedscem", pytest.param("ppfl", marks=pytest.mark.fast)])
 def test_each_method_gives_what_the_simulation_gives(
     deployment: Loopback, keys: list[Path], tmp_path: Path, app: str
 ) -> None:

@@ -21,18 +21,21 @@ from relay_helpers import small_graph, strategy_for
 from structure_helpers import client_app as structure_app
 from structure_helpers import settings_of, toy_clients
 
-from flower_graph.client import make_client_app
-from flower_graph.report import RoundReport
-from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment, PublicNodeClient
-from flower_graph.strategies.secure_consensus import (
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.report.rounds import RoundReport
+from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     ACTIONS as SECURE_ACTIONS,
 )
-from flower_graph.strategies.secure_consensus import (
+from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,
     SecureConsensusClient,
 )
-from flower_graph.strategies.structure_fedavg import StructureFedAvg
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    ProcrustesAlignment,
+    PublicNodeClient,
+)
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
 
 Plan = Mapping[Key, Attack | None]
 FIGURES = (
@@ -147,7 +150,7 @@ class Method:
 
 def _sums(strategy: Any) -> Any:
     """Return the server of a masked run's secure sums."""
-    sums = strategy.session.sums
+    sums = strategy.sums if hasattr(strategy, "sums") else strategy.session.sums
     return getattr(sums, "server", sums)
 
 

@@ -16,11 +16,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from mutations import Evil, pickled_array, with_header
 
-from flower_graph.arrays import decode_array
-from flower_graph.gathering import Gathering
-from flower_graph.records.keys import read_array
-from flower_graph.reply_checks import check_replies
-from flower_graph.reply_limits import ROOM, reply_bytes, setup_bytes, sum_bytes
+from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.keys import read_array
+from flower_graph.server.gathering import Gathering
+from flower_graph.server.reply_checks import check_replies
+from flower_graph.server.reply_limits import ROOM, reply_bytes, setup_bytes, sum_bytes
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_a_reply_of_200_mb_is_refused_without_a_copy() -> None:
         1, lambda node, content: pytest.fail("it was read"), reply_bytes(1000)
     )
     gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    from flower_graph.ledger import count_bytes
+    from flower_graph.server.ledger import count_bytes
 
     _, used = peak(lambda: gathering.take(reply, count_bytes(reply.content), {}))
     (entry,) = gathering.replies.rejected
@@ -184,7 +184,7 @@ def test_limits_leave_room_for_what_was_asked() -> None:
 
 
 def test_a_crowd_of_entries_is_counted() -> None:
-    from flower_graph.ledger import count_bytes
+    from flower_graph.server.ledger import count_bytes
 
     crowd = RecordDict({"config": ConfigRecord({f"{n:06d}": "x" * 94 for n in range(20_000)})})
     assert count_bytes(crowd) == 2_000_000 > reply_bytes()

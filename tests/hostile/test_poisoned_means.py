@@ -16,7 +16,7 @@ from ego_helpers import SETTINGS
 from flwr.app import Array, RecordDict
 from mutations import Mutation
 
-from flower_graph.records.ego import SUMMED_NAMES
+from flower_graph.strategies.masked_embedding_averaging.messages import SUMMED_NAMES
 
 ROUNDS, CLIENTS = 5, 7
 

@@ -22,17 +22,17 @@ from ego_strategy_helpers import seven_egos
 from flwr.app import Context, Message
 from public_helpers import toy_members
 
-from flower_graph.client import make_client_app
-from flower_graph.secure import vault
-from flower_graph.secure.align_host import AlignHost
-from flower_graph.secure.sum_host import SumHost
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.secure import secret_store as vault
+from flower_graph.secure.align.client import AlignHost
+from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.service import SUM_STATE
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.secure_consensus import (
+from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     ACTIONS,
     SecureConsensus,
     SecureConsensusClient,
 )
-from flower_graph.summing import SUM_STATE
 
 SHORTEST = 16  # bytes of a secret that are searched for
 Next = Callable[..., Message]

@@ -14,9 +14,9 @@ from flwr.app import Context, RecordDict
 from mutations import Mutation
 from structure_helpers import client_app, settings_of, toy_clients
 
-from flower_graph.client import make_client_app
-from flower_graph.strategies.ego_baselines import EgoFedAvg, EgoModelClient
-from flower_graph.strategies.structure_fedavg import StructureFedAvg
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
 
 HUGE = 10**12
 GRAPHS = toy_clients()[:3]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from flower_graph.ops.adam import adam_rows_
+from flower_graph.ops.adam import Adam, adam_rows_
 
 RATE, DECAY, WIDTH = 0.01, 0.1, 3
 PTR = [0, 4, 4, 5, 9]  # the second owner has no rows
@@ -81,3 +83,44 @@ def test_parts_change_in_place():
     step = torch.ones(4, dtype=torch.int32)
     adam_rows_(*views, gradients(1)[0], step, PTR, learning_rate=RATE, weight_decay=0)
     assert all(part.any() for part in state)
+
+
+def steps_of(optimizer: Any, parameters: list[nn.Parameter], numbers: range) -> None:
+    for number in numbers:
+        optimizer.zero_grad()
+        for parameter in parameters[: 1 + number % 2]:  # the second has not always a gradient
+            parameter.grad = torch.randn(parameter.shape, generator=seeded(number))
+        optimizer.step()
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_models_adam_is_pytorchs_to_the_bit() -> None:
+    """With a state that either can go on from, as checkpoints of 0.1.0 have PyTorch's."""
+    options = {"lr": RATE, "weight_decay": DECAY}
+    kinds = [(torch.optim.Adam, Adam), (Adam, torch.optim.Adam), (Adam, Adam)]
+    ends = []
+    for first, second in [(torch.optim.Adam, torch.optim.Adam), *kinds]:
+        both = [nn.Parameter(torch.randn(size, generator=seeded(7))) for size in (5, 3)]
+        before = first(both, **options)
+        steps_of(before, both, range(4))
+        state = before.state_dict()
+        assert state.keys() == {"state", "param_groups"}
+        after = second(both, **{**options, "lr": 1.0})
+        after.load_state_dict(state)
+        steps_of(after, both, range(4, 9))
+        ends.append((both, after.state_dict()))
+    (expected, form), *rest = ends
+    for parameters, state in rest:
+        assert all(torch.equal(*pair) for pair in zip(parameters, expected, strict=True))
+        assert state["param_groups"] == form["param_groups"]
+        assert [list(each) for each in state["state"].values()] == [list(form["state"][0])] * 2
+
+
+def test_another_models_state_is_refused() -> None:
+    one = Adam([nn.Parameter(torch.zeros(2))], lr=RATE)
+    two = Adam([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))], lr=RATE)
+    with pytest.raises(ValueError, match="state is of 1 parameters, not 2"):
+        two.load_state_dict(one.state_dict())

@@ -10,17 +10,18 @@ import pytest
 from flwr.app import ConfigRecord
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.records import keys
-from flower_graph.records.alignment import (
+from flower_graph.messages import keys
+from flower_graph.messages.fields import Reading
+from flower_graph.messages.packed import Block
+from flower_graph.secure.align.messages import (
     BlindReply,
     BlindRequest,
     EvaluateReply,
     EvaluateRequest,
     PublishedTokens,
     UnionRequest,
-    unpack_rows,
 )
-from flower_graph.records.open_alignment import (
+from flower_graph.secure.align.plaintext_messages import (
     PairRequest,
     PatternReply,
     PlainOrder,
@@ -37,31 +38,31 @@ TOKENS = np.arange(24, dtype=np.uint8).reshape(2, 12)
 RESIDUES = np.array([0, 2**31 - 2, 5, 1], np.uint64)
 PRIME = 2**31 - 1
 
-MESSAGES: list[tuple[Any, tuple[Any, ...]]] = [
-    (BlindRequest(1, CLIENTS), ()),
-    (BlindReply(3, CLIENTS, SIZES, POINTS), ()),
-    (EvaluateRequest(2, CLIENTS, POINTS), ()),
-    (EvaluateReply(2, POINTS), ()),
-    (UnionRequest(1, CLIENTS, SIZES, POINTS, 444), ()),
-    (UnionRequest(1, CLIENTS[:0], SIZES[:0], POINTS[:0], 888), ()),
-    (PublishedTokens(1, TOKENS), ()),
-    (PublishedTokens(1, TOKENS[:0]), ()),
-    (PolynomialRequest(PRIME, CLIENTS), ()),
-    (PolynomialReply(CLIENTS, np.array([1, 3]), RESIDUES), (PRIME,)),
-    (PairRequest(PRIME, CLIENTS, np.array([1, 0]), RESIDUES.reshape(2, 1, 2)), ()),
-    (PairRequest(PRIME, CLIENTS[:1], np.array([0]), RESIDUES[:0].reshape(1, 0, 5)), ()),
-    (PatternReply(CLIENTS, np.array([0, 2]), TOKENS, np.array([4, 9])), (12,)),
-    (SectionOrder(5, TOKENS, np.array([0, 3])), ()),
-    (PlainRequest(CLIENTS), ()),
-    (PlainReply(CLIENTS, [["i:1"], ["s:é\n\0", "s:"]]), ()),
-    (PlainOrder(2, CLIENTS, np.array([1, 2]), np.array([-1, 0, 1])), ()),
+MESSAGES: list[tuple[Any, dict[str, Any]]] = [
+    (BlindRequest(1, CLIENTS), {}),
+    (BlindReply(3, CLIENTS, SIZES, POINTS), {}),
+    (EvaluateRequest(2, CLIENTS, POINTS), {}),
+    (EvaluateReply(2, POINTS), {}),
+    (UnionRequest(1, CLIENTS, SIZES, POINTS, 444), {}),
+    (UnionRequest(1, CLIENTS[:0], SIZES[:0], POINTS[:0], 888), {}),
+    (PublishedTokens(1, TOKENS), {}),
+    (PublishedTokens(1, TOKENS[:0]), {}),
+    (PolynomialRequest(PRIME, CLIENTS), {}),
+    (PolynomialReply(CLIENTS, np.array([1, 3]), RESIDUES), {"prime": PRIME}),
+    (PairRequest(PRIME, CLIENTS, np.array([1, 0]), RESIDUES.reshape(2, 1, 2)), {}),
+    (PairRequest(PRIME, CLIENTS[:1], np.array([0]), RESIDUES[:0].reshape(1, 0, 5)), {}),
+    (PatternReply(CLIENTS, np.array([0, 2]), TOKENS, np.array([4, 9])), {"w": 12}),
+    (SectionOrder(5, TOKENS, np.array([0, 3])), {}),
+    (PlainRequest(CLIENTS), {}),
+    (PlainReply(CLIENTS, [["i:1"], ["s:é\n\0", "s:"]]), {}),
+    (PlainOrder(2, CLIENTS, np.array([1, 2]), np.array([-1, 0, 1])), {}),
 ]
 
 
 @pytest.mark.parametrize(("message", "expected"), MESSAGES)
-def test_there_and_back(message: Any, expected: tuple[Any, ...]) -> None:
+def test_there_and_back(message: Any, expected: dict[str, Any]) -> None:
     config = dict(ConfigRecord(message.to_config()))
-    found = type(message).from_config(config, *expected)
+    found = type(message).from_config(config, **expected)
     for field in fields(message):
         sent, got = getattr(message, field.name), getattr(found, field.name)
         if isinstance(sent, np.ndarray):
@@ -87,7 +88,7 @@ def test_all_keys_are_the_alignments_own_and_kebab_case() -> None:
 @pytest.mark.parametrize("data", [None, "text", b"12345", 7])
 def test_rows_must_be_whole(data: object) -> None:
     with pytest.raises(MalformedReplyError, match="points: expected rows of 2 bytes"):
-        unpack_rows(data, 2, "points")
+        Block("points", shape="n 2").decode(data, "points", Reading({}, {}, []))
 
 
 @pytest.mark.parametrize("epoch", [None, 0, -1, True, 1.0, 2**32])
@@ -102,4 +103,4 @@ def test_counts_must_fit_their_patterns() -> None:
     for counts in ([4], [4, 0]):
         wrong = config | {"align-counts": keys.pack_integers(np.array(counts))}
         with pytest.raises(MalformedReplyError, match="patterns"):
-            PatternReply.from_config(wrong, 12)
+            PatternReply.from_config(wrong, w=12)

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flower_graph.arrays import decode_array, encode_array
-from flower_graph.ego_cohort import EgoSettings
 from flower_graph.errors import MalformedReplyError
-from flower_graph.records.ego import (
+from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.keys import PRESENT, ROUND
+from flower_graph.messages.resume import Resume
+from flower_graph.secure.ring import Ring
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.messages import (
     SUMMED_NAMES,
     EgoHello,
     EgoReply,
@@ -22,9 +25,6 @@ from flower_graph.records.ego import (
     read_settings,
     write_save,
 )
-from flower_graph.records.keys import PRESENT, ROUND
-from flower_graph.records.resume import Resume
-from flower_graph.secure.ring import Ring
 
 SETTINGS = EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125)
 RUN = b"0123456789abcdef"
@@ -107,7 +107,7 @@ def test_reply() -> None:
     read = EgoReply.from_record(reply_record(), 3, 4)
     assert read.total.tolist() == [0, 1, 2, 3]
     assert (read.train_seconds, read.mask_seconds) == (0.5, 0.25)
-    assert PlainPresence.from_config(read.entries, np.array([2, 3])).clients.tolist() == [2]
+    assert PlainPresence.from_config(read.entries, asked=np.array([2, 3])).clients.tolist() == [2]
     arrays, count, metrics = read.to_numpy()
     assert (count, metrics["round"], metrics["array-names"]) == (1, 3, ["sums/total"])
     assert arrays[0] is read.total
@@ -137,13 +137,13 @@ def test_wrong_replies(content: RecordDict, message: str) -> None:
 
 def test_presence() -> None:
     presence = PlainPresence(np.array([4, 2]), {7: "too large: 9", 3: ""})
-    read = PlainPresence.from_config(presence.to_config(), np.array([2, 4, 7]))
+    read = PlainPresence.from_config(presence.to_config(), asked=np.array([2, 4, 7]))
     assert read.clients.tolist() == [4, 2]
     assert read.left_out == {7: "too large: 9", 3: ""}
     with pytest.raises(MalformedReplyError, match="client 4 was not asked here"):
-        PlainPresence.from_config(presence.to_config(), np.array([2]))
+        PlainPresence.from_config(presence.to_config(), asked=np.array([2]))
     with pytest.raises(MalformedReplyError):
-        PlainPresence.from_config({}, np.array([2]))
+        PlainPresence.from_config({}, asked=np.array([2]))
 
 
 def test_a_ring_travels_with_its_mask_request_only() -> None:

@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flower_graph.arrays import encode_array
 from flower_graph.errors import MalformedReplyError
-from flower_graph.neighbour_generation import LATENT, initial_weights
-from flower_graph.records.fed_sage import (
-    GeneratorRequest,
-    Generators,
-    SageHello,
-    SageRequest,
-    SageScores,
-    read_mean,
-)
-from flower_graph.records.keys import (
+from flower_graph.messages.arrays import encode_array
+from flower_graph.messages.keys import (
     ARRAYS,
     CONFIG,
     COUNTS,
@@ -28,7 +19,16 @@ from flower_graph.records.keys import (
     ROUND,
     pack_integers,
 )
-from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings
+from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings
+from flower_graph.strategies.fed_sage.messages import (
+    GeneratorRequest,
+    Generators,
+    SageHello,
+    SageRequest,
+    SageScores,
+    read_mean,
+)
+from flower_graph.strategies.fed_sage.neighbour_generation import LATENT, initial_weights
 
 SETTINGS = SageSettings(4, 0.1, 0.2, 2, 3, 9)
 CLIENTS = np.array([3, 5], dtype=np.int64)
@@ -109,12 +109,12 @@ def test_bad_generators_are_refused(changes: dict[str, Any], reason: str) -> Non
 
 
 def hello(**changes: Any) -> RecordDict:
-    properties = SageHello(CLIENTS, 6, 3).to_properties() | changes
+    properties = SageHello(CLIENTS, 6, 3).to_config() | changes
     return RecordDict({CONFIG: ConfigRecord(properties)})
 
 
 def test_hello() -> None:
-    got = SageHello.from_record(hello())
+    got = SageHello.read(hello())
     assert (got.clients.tolist(), got.features, got.classes) == ([3, 5], 6, 3)
     for changes in (
         {"clients": pack_integers(np.array([3, 3]))},
@@ -125,7 +125,7 @@ def test_hello() -> None:
         {"num-classes": True},
     ):
         with pytest.raises(MalformedReplyError):
-            SageHello.from_record(hello(**changes))
+            SageHello.read(hello(**changes))
 
 
 def scores(server_round: int = 2, losses: Any = (0.5, 0.25), counts: Any = None) -> RecordDict:

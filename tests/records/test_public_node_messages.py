@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flower_graph.arrays import decode_array, encode_array
 from flower_graph.errors import MalformedReplyError
-from flower_graph.records.keys import (
+from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.keys import (
     ARRAY_NAMES,
     ARRAYS,
     CLIENTS,
@@ -23,7 +23,7 @@ from flower_graph.records.keys import (
     ROWS,
     pack_integers,
 )
-from flower_graph.records.public_nodes import (
+from flower_graph.strategies.procrustes_alignment.messages import (
     PublicHello,
     PublicReply,
     PublicRequest,
@@ -61,7 +61,7 @@ def good_reply() -> PublicReply:
 
 
 def test_who_is_there() -> None:
-    found = PublicHello.from_record(said(HELLO.to_properties()))
+    found = PublicHello.read(said(HELLO.to_config()))
     assert (found.clients, found.dimensions) == ([3, 1], [2, 2])
     assert [part.tolist() for part in found.nodes] == [[7, 5], [5]]
 
@@ -83,7 +83,7 @@ def test_who_is_there() -> None:
 )
 def test_a_hello_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(MalformedReplyError, match=why):
-        PublicHello.from_record(said(HELLO.to_properties() | changes))
+        PublicHello.read(said(HELLO.to_config() | changes))
 
 
 def read_at_client(request: PublicRequest, nodes: dict[int, Any]) -> PublicRequest:

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.records.keys import MAX_NUMBER, read_array
+from flower_graph.messages.keys import MAX_NUMBER, read_array
 
 
 def read(values: np.ndarray, limit: float | None = MAX_NUMBER) -> np.ndarray:

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.records import keys
-from flower_graph.records.secure_sum import (
+from flower_graph.messages import keys
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import (
+    RING,
+    KeyReply,
+    KeyRequest,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -15,8 +19,6 @@ from flower_graph.records.secure_sum import (
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.records.sum_setup import KeyReply, KeyRequest, read_ring, write_ring
-from flower_graph.secure.ring import Ring
 
 RUN = bytes(range(16))
 CLIENTS = np.array([3, 2**40])
@@ -49,27 +51,11 @@ def test_round_trip(message):
         assert np.array_equal(sent, came) and np.shape(sent) == np.shape(came), field.name
 
 
-def test_masked_reply():
-    total = np.arange(3, dtype="<u8")
-    sent = MaskedReply(RUN, 7, CLIENTS, total, np.array([[3, 5]]), {4: "value: nan", -1: "gone"})
-    found = MaskedReply.from_config(sent.to_config(), total)
-    assert found.total is total and found.left_out == sent.left_out
-    assert found.refused.tolist() == [[3, 5]] and found.clients.tolist() == CLIENTS.tolist()
-
-
 def test_stages_share_no_key():
     stages = [set(MESSAGES[i].to_config()) for i in (2, 5, 7)]
     assert not (stages[0] & stages[1] or stages[1] & stages[2] or stages[0] & stages[2])
     replies = [set(MESSAGES[i].to_config()) for i in (4, 8)]
     assert not replies[0] & replies[1]
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_every_entry_is_checked(message):
-    for key in message.to_config():
-        for bad in (None, "text", b"odd"):
-            with pytest.raises(MalformedReplyError, match=key):
-                type(message).from_config(message.to_config() | {key: bad})
 
 
 def test_numbers_that_do_not_agree():
@@ -83,14 +69,14 @@ def test_numbers_that_do_not_agree():
     masked = MaskedReply(RUN, 7, CLIENTS, np.zeros(1, "<u8"), np.array([[3, 5]]))
     config = masked.to_config()
     with pytest.raises(MalformedReplyError, match="3 numbers are no pairs"):
-        MaskedReply.from_config(config | {keys.MASK_REFUSED: bytes(24)}, masked.total)
+        MaskedReply.from_config(config | {keys.MASK_REFUSED: bytes(24)}, total=masked.total)
     for bad in (["x:why"], ["why"], 5):
         with pytest.raises(MalformedReplyError, match="number:reason"):
-            MaskedReply.from_config(config | {keys.MASK_LEFT_OUT: bad}, masked.total)
+            MaskedReply.from_config(config | {keys.MASK_LEFT_OUT: bad}, total=masked.total)
 
 
 def test_ring():
     ring = Ring.fit(100, 64, 2.0**-16, guard=True)
-    assert read_ring(write_ring(ring)) == ring
+    assert RING.from_config(RING.to_config(ring)) == ring
     with pytest.raises(MalformedReplyError, match="16 bits"):
-        read_ring(write_ring(ring) | {keys.RING_WORD: 16})
+        RING.from_config(RING.to_config(ring) | {keys.RING_WORD: 16})

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.graph_batch import ROLES
-from flower_graph.judgement import Judgement
-from flower_graph.records.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
-from flower_graph.records.structure import (
+from flower_graph.engine.graph_batch import ROLES
+from flower_graph.engine.metrics import Judgement
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.messages.client_means import mean_of
+from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
+from flower_graph.strategies.structure_fedavg.messages import (
     CONTRAST,
     DISTILLATION,
     LOSS,
@@ -23,11 +25,9 @@ from flower_graph.records.structure import (
     STRUCTURE_NAMES,
     SharedModels,
     SharedPrototypes,
-    mean_of,
     measurements,
     training_metrics,
 )
-from flower_graph.stacked_weights import ModelWeights
 
 
 def model(value: float) -> ModelWeights:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flower_graph.secure.align_host import AlignHost
-from flower_graph.secure.align_server import AlignServer
+from flower_graph.secure.align.client import AlignHost
+from flower_graph.secure.align.server import AlignServer
 
 RUN = b"run-1"
 Data = Mapping[int, Sequence[object]]

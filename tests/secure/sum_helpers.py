@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flower_graph.records.secure_sum import MaskedReply, MaskRequest
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum_host import SumHost
-from flower_graph.secure.sum_server import SumServer
+from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.server import SumServer
 
 LENGTH = 6
 RING = Ring.fit(10_000, 64, 2.0**-16)
@@ -20,7 +20,7 @@ RING = Ring.fit(10_000, 64, 2.0**-16)
 def wire(message: Any) -> Any:
     """Send a message through its config entries."""
     if isinstance(message, MaskedReply):
-        return MaskedReply.from_config(message.to_config(), message.total)
+        return MaskedReply.from_config(message.to_config(), total=message.total)
     return type(message).from_config(message.to_config())
 
 

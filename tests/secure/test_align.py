@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.records.alignment import PublishedTokens
-from flower_graph.secure import identities as ids
-from flower_graph.secure.align_host import AlignHost
-from flower_graph.secure.sketch import peel
+from flower_graph.secure.align import identities as ids
+from flower_graph.secure.align.client import AlignHost
+from flower_graph.secure.align.messages import PublishedTokens
+from flower_graph.secure.align.sketch import peel
 
 DATA = {0: [1, 2, 3], 5: [3, 4], 2: [7, 2, 3, 9]}
 

@@ -10,8 +10,7 @@ import pytest
 from align_helpers import RUN, Alignment, shared
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.records.alignment import BlindRequest, EvaluateRequest
-from flower_graph.records.keys import (
+from flower_graph.messages.keys import (
     ALIGN_CLIENTS,
     ALIGN_EPOCH,
     ALIGN_POINTS,
@@ -19,8 +18,9 @@ from flower_graph.records.keys import (
     ALIGN_STAGE,
     pack_integers,
 )
-from flower_graph.secure.align_server import AlignServer
-from flower_graph.secure.sketch import MAX_CLIENTS
+from flower_graph.secure.align.messages import BlindRequest, EvaluateRequest
+from flower_graph.secure.align.server import AlignServer
+from flower_graph.secure.align.sketch import MAX_CLIENTS
 
 DATA = {client: [client, client + 1, 100] for client in range(6)}
 NODES = [[0, 1], [2, 3], [4, 5]]

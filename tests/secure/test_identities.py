@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl import bindings as sodium
 
-from flower_graph.secure import identities as ids
+from flower_graph.secure.align import identities as ids
 
 RUN = b"run"
 SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]

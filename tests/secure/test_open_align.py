@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.errors import AlignmentError, MalformedReplyError, RefusedError, StateLostError
-from flower_graph.records.keys import (
+from flower_graph.messages.keys import (
     ALIGN_CLIENTS,
     ALIGN_COEFFICIENTS,
     ALIGN_COUNTS,
     ALIGN_IDENTITIES,
     pack_integers,
 )
-from flower_graph.secure.open_host import PlainHost, PolynomialHost
-from flower_graph.secure.open_server import PlainServer, PolynomialServer
+from flower_graph.secure.align.plaintext_client import PlainHost, PolynomialHost
+from flower_graph.secure.align.plaintext_server import PlainServer, PolynomialServer
 
 DATA = {0: [1, 2, 3], 5: [3, 4], 2: [7, 2, 3, 9]}
 FORMS = [(PolynomialHost, PolynomialServer), (PlainHost, PlainServer)]
@@ -118,7 +118,7 @@ def test_later_clients_make_all_begin_again(form: Form) -> None:
 
 
 def test_the_server_reads_the_identities_from_the_polynomials() -> None:
-    from flower_graph.secure.polynomial import evaluate
+    from flower_graph.secure.align.polynomial import evaluate
 
     server, hosts = dealt((PolynomialHost, PolynomialServer), DATA, 2)
     while exchange(server, hosts, DATA):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.secure import polynomial as paper
+from flower_graph.secure.align import polynomial as paper
 
 PRIME = 1_610_612_741  # the first above 3 · 2^29
 Poly = list[int]  # coefficients, the constant first

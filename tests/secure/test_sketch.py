@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.secure.sketch import MAX_CLIENTS, cells_for, insert, peel
+from flower_graph.secure.align.sketch import MAX_CLIENTS, cells_for, insert, peel
 
 
 def tokens(count: int, seed: int = 0) -> np.ndarray:

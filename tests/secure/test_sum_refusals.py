@@ -7,21 +7,21 @@ import pytest
 from sum_helpers import LENGTH, Lost, World
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
-from flower_graph.records.secure_sum import (
+from flower_graph.secure.channel import new_key
+from flower_graph.secure.shamir import split
+from flower_graph.secure.sum import client as sum_host
+from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.client_round import HostRound
+from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
+    KeyReply,
     MaskedReply,
     MaskRequest,
     PrepareReply,
     UnmaskReply,
 )
-from flower_graph.records.sum_setup import KeyReply
-from flower_graph.secure import sum_host
-from flower_graph.secure.channel import new_key
-from flower_graph.secure.host_round import HostRound
-from flower_graph.secure.shamir import split
-from flower_graph.secure.sum_host import SumHost
-from flower_graph.secure.sum_server import Skipped, SumServer
+from flower_graph.secure.sum.server import Skipped, SumServer
 
 
 def flipped(values, place):

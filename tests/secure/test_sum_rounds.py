@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sum_helpers import LENGTH, Lost, World
 
-from flower_graph.secure import sum_server
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum_server import Skipped
+from flower_graph.secure.sum import server as sum_server
+from flower_graph.secure.sum.server import Skipped
 
 
 @pytest.mark.parametrize(("m", "per_host"), [(2, 1), (2, 2), (3, 1), (5, 2), (30, 1), (40, 7)])
@@ -149,6 +149,7 @@ def test_later_clients_join():
     world.check(world.round(1), range(6))
 
 
+@pytest.mark.slow
 def test_ten_thousand_clients():
     """With 3,000 absent at a large host, and 100 clients elsewhere."""
     world = World.make(10_000, 9_900, dropout=0.3, corrupt=0.01)

@@ -6,8 +6,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_graph.errors import StateLostError
-from flower_graph.secure import vault
-from flower_graph.secure.vault import Vault
+from flower_graph.secure import secret_store as vault
+from flower_graph.secure.secret_store import Vault
 
 
 @pytest.fixture(autouse=True)

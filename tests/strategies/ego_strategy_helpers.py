@@ -12,14 +12,14 @@ from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
 from flwr.app import Array, Context, Message
 from torch import Tensor
 
-from flower_graph.client import make_client_app
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import EgoCohort, EgoSettings
-from flower_graph.records.keys import PREPARE_RUN, SUMS, TOTAL, UNMASK_RUN
-from flower_graph.report import RoundReport
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import StateStore
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.messages.keys import PREPARE_RUN, SUMS, TOTAL, UNMASK_RUN
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.state import StateStore
-from flower_graph.strategies.masked_embedding_averaging import (
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.strategy import (
     ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
@@ -71,7 +71,7 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            cohort, tensors = StateStore(context, "ego-client").load(lambda _: None)
+            (cohort, _), tensors = StateStore(context, "ego-client").load(lambda _: None)
             self._note(int(message.metadata.group_id), cohort, tensors)
         return reply
 

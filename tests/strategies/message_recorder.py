@@ -23,14 +23,21 @@ from sage_helpers import SETTINGS as SAGE_SETTINGS
 from sage_helpers import client_app as sage_app
 from sage_helpers import networks
 
-from flower_graph.client import make_client_app
-from flower_graph.exchange import Exchange
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.secure.sum.service import ACTIONS, SecureSum, SecureSumClient
+from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.ego_baselines import EgoFedProx, EgoModelClient, SelfTraining
-from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
-from flower_graph.strategies.procrustes_alignment import LocalEmbedding, ProcrustesAlignment
-from flower_graph.strategies.secure_consensus import SecureConsensus
-from flower_graph.summing import ACTIONS, SecureSum, SecureSumClient
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
+from flower_graph.strategies.masked_embedding_averaging.baselines import (
+    EgoFedProx,
+    EgoModelClient,
+    SelfTraining,
+)
+from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+)
 
 
 class Entry(NamedTuple):

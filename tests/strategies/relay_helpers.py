@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.data import Data
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import (
+from flower_graph.strategies.split_gradient_relay.strategy import (
     ACTIONS,
     NodeClient,
     SplitGradientRelay,

@@ -15,20 +15,20 @@ from flwr.app import Message
 from flwr.clientapp.mod import LocalDpMod, message_size_mod
 from torch import Tensor
 
-from flower_graph.client import make_client_app
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import initial_weights
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import CheckpointError
-from flower_graph.participation import ranges
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.participation import ranges
 from flower_graph.simulation import InProcessGrid
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.strategies.ego_baselines import (
+from flower_graph.strategies.masked_embedding_averaging.baselines import (
     EgoFedAvg,
     EgoFedProx,
     EgoModelClient,
     SelfTraining,
 )
+from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 
 PROXIMAL = SETTINGS._replace(proximal=0.5, local_epochs=2)
 

@@ -18,12 +18,12 @@ from sage_helpers import (
     run_sage,
 )
 
-from flower_graph import state
+from flower_graph.client import state
 from flower_graph.errors import NoClientsError
-from flower_graph.neighbour_generation import LATENT
-from flower_graph.sage_cohort import CLASSIFIER_NAMES, FEATURE_NAMES
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
+from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES
+from flower_graph.strategies.fed_sage.neighbour_generation import LATENT
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 
 
 @pytest.mark.parametrize("strategy", [LocalSage, FedSage])

@@ -12,7 +12,7 @@ from plain_structure import PlainFederation
 from structure_helpers import client_app, run, settings_of, toy_clients
 from torch import Tensor
 
-from flower_graph.strategies.fedproto import FedProto, PrototypeClient
+from flower_graph.strategies.structure_fedavg.fedproto import FedProto, PrototypeClient
 
 SETTINGS = settings_of("fedproto")
 K, H = SETTINGS.num_classes, SETTINGS.hidden

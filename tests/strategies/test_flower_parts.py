@@ -27,12 +27,12 @@ from plain_structure import FEDGLS
 from structure_helpers import client_app as structure_app
 from structure_helpers import settings_of
 
-from flower_graph import client
-from flower_graph.ego_cohort import initial_weights
-from flower_graph.records.ego import write_settings
+from flower_graph.client import adaptor as client
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.ego_baselines import EgoFedAvg, EgoModelClient
-from flower_graph.strategies.structure_fedavg import initial_arrays
+from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient
+from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.masked_embedding_averaging.messages import write_settings
+from flower_graph.strategies.structure_fedavg.strategy import initial_arrays
 
 LEARNING = EGO_SETTINGS._replace(learning_rate=0.02, local_epochs=3)
 

@@ -21,13 +21,17 @@ from ego_strategy_helpers import (
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from flower_graph import state
-from flower_graph.data.ego_networks import EgoNetwork
-from flower_graph.ego_cohort import ChosenEgos, Shared, initial_weights
-from flower_graph.secure import vault
+from flower_graph.client import state
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.secure import secret_store as vault
 from flower_graph.simulation import InProcessGrid
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    ChosenEgos,
+    Shared,
+    initial_weights,
+)
+from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 
 # Written densely ---------------------------------------------------------------------------------
 
@@ -265,9 +269,9 @@ def test_two_clients() -> None:
         ({"model_sharing": "all"}, "model_sharing is 'all', must be one of none, fedavg"),
         ({"alignment": "guess"}, "alignment is 'guess', must be one of psi, polynomial, plain"),
         ({"aggregation": "open"}, "aggregation is 'open', must be one of masked, plain"),
-        ({"participation": 0.0}, "participation is 0.0"),
-        ({"participation": 1.5}, "participation is 1.5"),
-        ({"participation": float("nan")}, "participation is nan"),
+        ({"participation": 0.0}, "participation: 0.0 is not above 0"),
+        ({"participation": 1.5}, "participation: 1.5 is not above 0"),
+        ({"participation": float("nan")}, "participation: nan is not above 0"),
         ({"min_nodes": 0}, "min_nodes: 0"),
         ({"checkpoint_every": -1}, "checkpoint_every: -1"),
         ({"checkpoint_every": 2}, "checkpoint_every: 2 needs a checkpoint_dir"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ego_strategy_helpers import Outcome, ego, run, three_egos
 
-from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.simulation import InProcessGrid
 
 # Odd clients -------------------------------------------------------------------------------------

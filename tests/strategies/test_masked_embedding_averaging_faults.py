@@ -27,9 +27,9 @@ from ego_strategy_helpers import (
 )
 from flwr.app import Array, RecordDict
 
-from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import AlignmentError, NoClientsError
-from flower_graph.records.keys import SUM_CHANNEL_KEYS, SUMS, TOTAL, UNMASK_SHARES
+from flower_graph.messages.keys import SUM_CHANNEL_KEYS, SUMS, TOTAL, UNMASK_SHARES
 
 Change = Callable[[RecordDict], None]
 M, ROUNDS = 10, 7

@@ -11,7 +11,8 @@ import pytest
 from message_recorder import RUNS, Entry, Recorder
 from test_docs import anchors
 
-from flower_graph.records import keys
+from flower_graph.messages import keys
+from flower_graph.messages.codec import Message, Part, fields_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "messages.md").read_text(encoding="utf-8")
 # Constants in keys.py that are no keys on the wire, or that stay at the client
@@ -114,6 +115,10 @@ def test_every_key_is_on_the_page() -> None:
     found = {row[3].strip("`") for rows in SECTIONS.values() for row in rows}
     found |= {row[2].strip("`") for rows in SECTIONS.values() for row in rows}
     constants = {v for name, v in vars(keys).items() if name.isupper() and isinstance(v, str)}
+    declared = [field for kind in Message.__subclasses__() for field in fields_of(kind).values()]
+    assert len(declared) > 150
+    said = {field.key for field in declared if not isinstance(field, Part)} - {""}
+    constants |= {key.rpartition("/")[2] for key in said}
     lacking = {key for key in constants - NOT_SENT if not any(fnmatch(key, f) for f in found)}
     assert lacking <= {"judged-"} and not NOT_SENT - constants, sorted(lacking)
 

@@ -13,10 +13,12 @@ from public_helpers import still_member, toy_members
 from test_secure_consensus import run as run_secure
 from test_secure_consensus import silent
 
-from flower_graph.participation import Participation
-from flower_graph.report import RoundReport
-from flower_graph.strategies.ego_baselines import SelfTraining
-from flower_graph.strategies.procrustes_alignment import LocalEmbedding, ProcrustesAlignment
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.participation import Participation
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+)
 
 
 def checked(reports: list[RoundReport], clients: set[int]) -> list[Participation]:
@@ -29,21 +31,6 @@ def checked(reports: list[RoundReport], clients: set[int]) -> list[Participation
         assert len(who.answered) == report.answered, f"round {report.round}"
         assert all(reason for reason in [*who.failed.values(), *who.left_out.values()])
     return found
-
-
-def test_users_that_are_not_drawn_or_silent() -> None:
-    data = relay_helpers.small_graph(12)
-    app = relay_helpers.client_app(data)
-    grid = relay_helpers.FaultyGrid(app, num_supernodes=3, script={(1, 2): "lost"})
-    outcome = relay_helpers.run(data, rounds=3, grid=grid, timeout=0.2)
-    first, second, third = checked(outcome.reports, set(range(12)))
-    assert first.answered == third.answered == set(range(12))
-    lost = set(range(1, 12, 3))  # users are dealt in turn
-    assert set(second.failed) == lost
-    assert set(second.failed.values()) == {"no reply within 0.2 s"}
-    some = relay_helpers.run(data, rounds=2, participation=0.5)
-    for who in checked(some.reports, set(range(12))):
-        assert len(who.answered) == 6 and set(who.left_out.values()) == {"not drawn"}
 
 
 def test_users_that_no_supernode_hosts_or_whose_supernode_is_gone() -> None:
@@ -106,15 +93,6 @@ def test_a_sum_that_is_skipped_uses_nobodys_answer() -> None:
     assert sum("is skipped" in reason for reason in first.failed.values()) == 3
 
 
-def test_self_training_with_some_of_the_clients() -> None:
-    from ego_helpers import SETTINGS
-
-    strategy = SelfTraining(SETTINGS, participation=0.5)
-    outcome = run_egos(seven_egos(), strategy=strategy)
-    for who in checked(outcome.reports, EGOS):
-        assert len(who.answered) == 4 and set(who.left_out.values()) == {"not drawn"}
-
-
 @pytest.mark.parametrize("kind", [ProcrustesAlignment, LocalEmbedding])
 def test_public_nodes_of_clients_with_nan(kind: type[ProcrustesAlignment]) -> None:
     members = [still_member(i, [[1, 0], [0, 2]], [4, 5]) for i in range(3)]
@@ -123,13 +101,6 @@ def test_public_nodes_of_clients_with_nan(kind: type[ProcrustesAlignment]) -> No
     outcome = run_public(members, supernodes=2, rounds=2, strategy=kind())
     for who in checked(outcome.reports, {0, 1, 2, 3}):
         assert who.failed == {3: "its embeddings are not finite"}
-
-
-def test_public_nodes_of_supernodes_that_are_not_drawn() -> None:
-    strategy = ProcrustesAlignment(participation=0.5)
-    outcome = run_public(toy_members(), rounds=2, strategy=strategy)
-    for who in checked(outcome.reports, {0, 1, 2, 3}):
-        assert len(who.answered) == 2 and set(who.left_out.values()) == {"not drawn"}
 
 
 def test_the_secure_form_says_who_is_in_no_sum_and_why() -> None:

@@ -16,10 +16,13 @@ from flwr.clientapp.typing import ClientAppCallable
 from public_helpers import ToyModel, make_grid, run, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
 
-from flower_graph.alignment_measure import draw_pairs, measure_alignment
 from flower_graph.errors import NoClientsError
-from flower_graph.public_nodes import Member
-from flower_graph.strategies.procrustes_alignment import (
+from flower_graph.strategies.procrustes_alignment.alignment_measure import (
+    draw_pairs,
+    measure_alignment,
+)
+from flower_graph.strategies.procrustes_alignment.embedding_models import Member
+from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )
@@ -97,7 +100,7 @@ def test_what_a_round_reports() -> None:
     assert last.alignment["precision-10"] == 1  # there are three nodes
     # Client 0 has 2 public nodes, the others 3, of 3 float32 each; the first means go in round 2.
     assert last.bytes == {"down": {"means": 11 * 12}, "up": {"embeddings": 2 * 11 * 12}}
-    assert outcome.strategy.judged["mlp-test"] == dict.fromkeys(range(4), 0.25)
+    assert outcome.strategy.clients.measured["mlp-test"] == dict.fromkeys(range(4), 0.25)
 
 
 def test_no_private_node_and_no_label_leaves_a_client() -> None:
@@ -157,7 +160,7 @@ def test_absent_clients(absent: str) -> None:
     whole = run(toy_members()[1:], rounds=1)
     assert (outcome.reports[1].asked, outcome.reports[1].answered) == (3, 2)
     assert "away" in outcome.reports[1].rejected[0]["reason"]
-    last = strategy.book.embeddings
+    last = strategy.clients.embeddings
     there = [1, 2, 3] if absent == "last" else [1, 2]
     turned = [last[j] @ reference(last[j], last[1])[0] if j != 1 else last[1] for j in there]
     assert np.allclose(outcome.weights["means-1"], np.mean(turned, 0), atol=1e-5)
@@ -224,16 +227,14 @@ def test_a_supernode_that_comes_back_under_another_id() -> None:
     members = toy_members()
     strategy = ProcrustesAlignment()
     grid = make_grid(members, 4)
-    strategy.session.open(grid, 5.0)
-    strategy.rounds = 2
-    strategy._ask(1)
-    strategy._learn(1, strategy.session.send(1, strategy.requests))
-    (gone,) = (node for node, hello in strategy.session.hosted.items() if hello.clients == [2])
+    strategy.session.open(grid, 5.0, 2)
+    strategy.round(1)
+    (gone,) = (node for node, own in strategy.session.members.clients.items() if own == [2])
     # Flower gives it a new id and a new context.
     old = grid.contexts.pop(gone)
     grid.contexts[77] = Context(old.run_id, 77, old.node_config, RecordDict(), {})
-    strategy._ask(2)
-    report = strategy._learn(2, strategy.session.send(2, strategy.requests))
+    report = strategy.round(2)
+    assert report is not None
     assert (report.asked, report.answered, report.rejected) == (4, 4, [])
     assert 77 in strategy.requests
     assert gone not in strategy.requests
@@ -243,15 +244,14 @@ def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:
     members, strategy = toy_members()[1:], ProcrustesAlignment(absent="last")
     grid = make_grid(members, 3)
     strategy.session.open(grid, 5.0)
-    strategy._ask(1)
-    strategy._learn(1, strategy.session.send(1, strategy.requests))
-    (gone,) = (node for node, hello in strategy.session.hosted.items() if hello.clients == [2])
+    strategy.round(1)
+    (gone,) = (node for node, own in strategy.session.members.clients.items() if own == [2])
     old = grid.contexts.pop(gone)
     grid.contexts[77] = Context(old.run_id, 77, old.node_config, RecordDict(), {})
     one = members[1]
     members[1] = Member(2, one.nodes, one.rows[:2], one.dimension, one.build, one.judge)
-    strategy._ask(2)
-    report = strategy._learn(2, strategy.session.send(2, strategy.requests))
+    report = strategy.round(2)
+    assert report is not None
     assert (report.asked, report.answered) == (2, 2)
     assert "client 2 has other public nodes than before" in report.rejected[0]["reason"]
 
@@ -288,8 +288,8 @@ def test_bad_settings(settings: dict[str, Any], said: str) -> None:
 def test_flowers_local_dp_mod_works_around_the_client() -> None:
     mod = LocalDpMod(clipping_norm=0.5, sensitivity=0.0, epsilon=1.0, delta=1e-5)  # clips alone
     outcome = run(toy_members(1), rounds=1, mods=[mod])
-    x = outcome.strategy.book.embeddings[0]
-    alone = run(toy_members(1), rounds=1).strategy.book.embeddings[0]
+    x = outcome.strategy.clients.embeddings[0]
+    alone = run(toy_members(1), rounds=1).strategy.clients.embeddings[0]
     # The first request's rows are zeros, so the reply itself is clipped, direction kept.
     assert np.linalg.norm(x) == pytest.approx(0.5, abs=1e-6)
     assert np.allclose(x / np.linalg.norm(x), alone / np.linalg.norm(alone), atol=1e-6)

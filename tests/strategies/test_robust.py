@@ -16,15 +16,20 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from plain_structure import FEDGLS
 from structure_helpers import client_app, settings_of
 
-from flower_graph.config import FedGLSConfig, FedSCemConfig
-from flower_graph.config_robust import ROBUST, Robust
+from flower_graph.config.robust import ROBUST, Robust
 from flower_graph.errors import ConfigError
-from flower_graph.report import RoundReport
-from flower_graph.reported_fedavg import ReportedFedAvg
-from flower_graph.robust import make_robust, too_few
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.robust import make_robust, too_few
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.ego_baselines import EgoFedAvg, EgoFedProx, EgoModelClient
-from flower_graph.strategies.structure_fedavg import StructureFedAvg
+from flower_graph.strategies.masked_embedding_averaging.baselines import (
+    EgoFedAvg,
+    EgoFedProx,
+    EgoModelClient,
+)
+from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
+from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
 
 PROXIMAL = EGO_SETTINGS._replace(proximal=0.5)
 KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
@@ -191,10 +196,10 @@ def test_not_with_noise_for_a_mean() -> None:
 
 
 def test_one_line_of_yaml_is_enough() -> None:
-    from flower_graph.apps.fedgls import build_strategy
-    from flower_graph.config import load_config
+    from flower_graph.config.load import load_config
+    from flower_graph.strategies.structure_fedavg.method import METHOD
 
-    config: Any = load_config("fedgls/cora", ["strategy.robust=krum"])
-    strategy: Any = build_strategy(config, None)
+    config: Any = load_config("fedgls/cora-linqs", ["strategy.robust=krum"])
+    strategy: Any = METHOD.build_strategy(config, None)
     assert type(strategy).__name__ == "StructureFedAvgWithKrum"
     assert strategy.num_malicious_nodes == 1

@@ -15,19 +15,23 @@ from public_helpers import ToyModel, still_member, toy_members
 from public_helpers import run as run_in_the_clear
 from scipy.linalg import orthogonal_procrustes as reference
 
-from flower_graph.client import make_client_app
-from flower_graph.public_nodes import FloatArray, IntArray, Member
-from flower_graph.report import RoundReport
-from flower_graph.rotated_sum import first_points
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
-from flower_graph.strategies.secure_consensus import (
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    FloatArray,
+    IntArray,
+    Member,
+)
+from flower_graph.strategies.procrustes_alignment.rotated_sum import first_points
+from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     ACTIONS,
     LEARNT_FROM,
     SecureConsensus,
     SecureConsensusClient,
 )
+from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16
@@ -361,7 +365,7 @@ def test_what_a_round_reports() -> None:
     assert np.isnan(second.regulariser) and 0 <= last.regulariser <= 2
     # Rows down from the second round on, 11 of 3 float32; sums of 3 rows up, 32-bit words.
     assert last.bytes == {"down": {"means": 2 * 11 * 12}, "up": {"sums": 3 * 4 * 36}}
-    assert outcome.strategy.judged["mlp-test"] == dict.fromkeys(range(4), 0.25)
+    assert outcome.strategy.clients.measured["mlp-test"] == dict.fromkeys(range(4), 0.25)
 
 
 def test_flowers_own_round_loop_is_refused() -> None:

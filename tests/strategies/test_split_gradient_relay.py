@@ -24,14 +24,14 @@ from relay_helpers import (
 from torch.nn import functional
 from torch_geometric.data import Data
 
-from flower_graph.cohort import UserSettings, shared_linear_weight
-from flower_graph.exchange import count_bytes
 from flower_graph.models import build_server_model
-from flower_graph.records.relay import RelayRequest
+from flower_graph.server.exchange import count_bytes
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import (
+from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
+from flower_graph.strategies.split_gradient_relay.strategy import (
     SplitGradientRelay,
 )
+from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
 
 # Dealing -----------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ def test_bytes_by_hand() -> None:
     outcome = run(small_graph(12), rounds=3)
     assert [r.bytes["up"] for r in outcome.reports] == [{"latent": 192 * k} for k in (1, 2, 3)]
     assert [r.bytes["down"] for r in outcome.reports] == [{"gradient": 192 * k} for k in (0, 1, 2)]
-    assert outcome.strategy.book.ledger.payload["down"] == {"gradient": 3 * 192}
+    assert outcome.strategy.users.ledger.payload["down"] == {"gradient": 3 * 192}
 
 
 def test_bytes_of_averaging_by_hand() -> None:
@@ -147,7 +147,7 @@ def test_bytes_of_averaging_by_hand() -> None:
     outcome = run(small_graph(12), rounds=4, average_every=2, user_bias=True)
     assert [r.bytes["up"].get("weights", 0) for r in outcome.reports] == [0, 1728, 1728, 3456]
     assert [r.bytes["down"].get("weights", 0) for r in outcome.reports] == [0, 0, 1728, 1728]
-    assert outcome.strategy.book.ledger.payload["down"]["weights"] == 3456
+    assert outcome.strategy.users.ledger.payload["down"]["weights"] == 3456
 
 
 def test_bytes_with_participation_by_hand() -> None:
@@ -192,7 +192,7 @@ def uplink_mebibytes(data: Data, model: str, **options: Any) -> float:
     strategy = SplitGradientRelay(data, server, latent_size=server.latent_size, **options)
     grid = InProcessGrid(client_app(data), num_supernodes=1)
     strategy.start(grid, num_rounds=2, on_round=lambda report: None)
-    return sum(strategy.book.ledger.payload["up"].values()) * 100 / 2**20
+    return sum(strategy.users.ledger.payload["up"].values()) * 100 / 2**20
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
@@ -206,7 +206,7 @@ def test_uplink_formulas(model: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_uplink_of_200_rounds_on_real_data(data_root: Path, name: str) -> None:
-    from flower_graph.config import DataConfig
+    from flower_graph.config.common import DataConfig
     from flower_graph.data import load_data
     from flower_graph.errors import DataError
 
@@ -255,8 +255,8 @@ def test_the_draw_is_by_seed_and_round_alone() -> None:
                 for message in requests
                 if message.metadata.group_id == str(number)
                 for user in RelayRequest.from_numpy(
-                    [None],
-                    dict(message.content["config"]),  # type: ignore[list-item]
+                    [array.numpy() for array in message.content["arrays"].values()],
+                    dict(message.content["config"]),
                 ).users
             )
             for number in (1, 2, 3, 4)

@@ -24,10 +24,14 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import DivergedError, NoClientsError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
+from flower_graph.strategies.split_gradient_relay.strategy import (
+    ACTIONS,
+    NodeClient,
+    SplitGradientRelay,
+)
 
 # Flower's own loop -------------------------------------------------------------------------------
 
@@ -79,7 +83,7 @@ def test_initial_arrays_and_evaluate_fn() -> None:
     other = strategy_for(data, seed=9)  # other initial weights at the server, replaced below
     arrays = ArrayRecord(strategy.server.model.state_dict())
     other.server.seed = 3
-    other.book.settings = strategy.book.settings
+    other.users.settings = strategy.users.settings
     result = other.start(
         InProcessGrid(client_app(data), num_supernodes=2), arrays, 2, evaluate_fn=evaluate
     )
@@ -211,8 +215,8 @@ def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
 def test_a_module_without_hidden_layer_is_the_linear_map() -> None:
     data = small_graph(15)
     plain = run(data, rounds=6, dropout=0.0)
-    settings = plain.strategy.book.settings
-    from flower_graph.cohort import shared_linear_weight
+    settings = plain.strategy.users.settings
+    from flower_graph.strategies.split_gradient_relay.users import shared_linear_weight
 
     user_model = nn.Linear(FEATURES, 4, bias=False)
     user_model.weight.data = shared_linear_weight(FEATURES, settings).T.contiguous()

@@ -24,10 +24,10 @@ from relay_helpers import (
     small_graph,
 )
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient
+from flower_graph.strategies.split_gradient_relay.strategy import ACTIONS, NodeClient
 
 N, BAD_ROUND = 15, 3
 # How many rounds a run has, so that rounds follow the fault.
@@ -279,7 +279,7 @@ def test_clients_with_other_features_are_left_out(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_message_about_other_users_is_an_error(tmp_path: Path) -> None:
-    from flower_graph.records.relay import RelayRequest
+    from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
 
     data = small_graph(N)
     outcome = run(data, rounds=1)
@@ -287,6 +287,6 @@ def test_a_message_about_other_users_is_an_error(tmp_path: Path) -> None:
     node = grid.get_node_ids()[1]
     zeros = torch.zeros(2, 4).numpy()
     users = torch.tensor([1, 2]).numpy()  # the second is another client's
-    request = RelayRequest(1, users, zeros, 0 * users, outcome.strategy.book.settings)
+    request = RelayRequest(1, users, zeros, 0 * users, outcome.strategy.users.settings)
     (reply,) = grid.send_and_receive([Message(request.to_record(), node, "train")])
     assert "users that this client does not host" in reply.error.reason

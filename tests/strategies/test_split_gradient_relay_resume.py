@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from relay_helpers import (
     ChangingGrid,
     FaultyGrid,
     Outcome,
-    checkpoint_tensors,
     client_app,
     same_weights,
     small_graph,
@@ -22,10 +20,10 @@ from relay_helpers import (
 )
 from torch import nn
 
-from flower_graph import checkpoint
 from flower_graph.errors import CheckpointError, NoClientsError
-from flower_graph.report import RoundReport
+from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage import checkpoint
 
 DATA, ROUNDS, EVERY = small_graph(20), 7, 2
 
@@ -82,8 +80,8 @@ def assert_same_ending(resumed: Outcome, whole: Outcome) -> None:
     assert same_weights(resumed, whole)
     assert resumed.reports[-1].bytes == whole.reports[-1].bytes
     assert resumed.reports[-1].round == whole.reports[-1].round
-    ledger = whole.strategy.book.ledger.payload
-    assert resumed.strategy.book.ledger.payload == ledger
+    ledger = whole.strategy.users.ledger.payload
+    assert resumed.strategy.users.ledger.payload == ledger
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -95,33 +93,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"average_every": 2, "average_over": "all"},
     {"average_every": 2, "participation": 0.5},
 ]
-
-
-@pytest.mark.parametrize("stop_at", [3, 4, 5])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_resumed_run_has_the_bits_of_a_whole_one(
-    options: dict[str, Any], stop_at: int, tmp_path: Path
-) -> None:
-    whole = start(tmp_path / "whole", **options)
-    start(tmp_path / "cut", stop_at=stop_at, **options)
-    resumed = start(tmp_path / "cut", resume=True, **options)
-    assert_same_ending(resumed, whole)
-    for client in range(3):
-        left, right = (
-            checkpoint_tensors(tmp_path / name, ROUNDS, client) for name in ("whole", "cut")
-        )
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left)
-
-
-@pytest.mark.parametrize("supernodes", [1, 20])
-def test_with_participation_every_client_has_its_part(supernodes: int, tmp_path: Path) -> None:
-    # 2 of 20 users a round: with one user a SuperNode, most are not asked in a saving round.
-    options = {"participation": 0.1, "seed": 2, "supernodes": supernodes}
-    whole = start(tmp_path / "whole", **options)
-    start(tmp_path / "cut", stop_at=5, **options)
-    assert_same_ending(start(tmp_path / "cut", resume=True, **options), whole)
-    assert [r.asked for r in whole.reports] == [2] * ROUNDS
 
 
 def test_own_user_models_are_resumed(tmp_path: Path) -> None:
@@ -144,15 +115,6 @@ def test_the_same_strategy_can_be_resumed_in_a_notebook(tmp_path: Path) -> None:
     assert_same_ending(outcome, whole)
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
-    # The last round is saved too; its gradients are delivered after it, or in the next round.
-    whole = start(tmp_path / "whole", rounds=9)
-    start(tmp_path / "short", rounds=5)
-    resumed = start(tmp_path / "short", rounds=9, resume=True)
-    assert resumed.reports[0].round == 6
-    assert_same_ending(resumed, whole)
-
-
 def test_faults_before_a_checkpoint_are_remembered(tmp_path: Path) -> None:
     script = {(1, 3): "lost", (2, 1): "silent", (2, 2): "lost"}
     # Round 2 cannot be saved: a client did not answer. Round 3 neither; round 4 is.
@@ -160,25 +122,6 @@ def test_faults_before_a_checkpoint_are_remembered(tmp_path: Path) -> None:
     start(tmp_path / "cut", script=script, stop_at=5)
     assert checkpoint.complete_rounds(tmp_path / "cut") == [4]
     assert_same_ending(start(tmp_path / "cut", resume=True, script=script), whole)
-
-
-def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    start(tmp_path, script={(1, 4): "silent"}, stop_at=6)
-    assert checkpoint.complete_rounds(tmp_path) == [2, 5]
-    said = [r.getMessage() for r in caplog.records if "no checkpoint" in r.getMessage()]
-    assert len(said) == 1
-    assert re.fullmatch(
-        r"round 4: no checkpoint: node \d+: it did not answer; the next .*", said[0]
-    )
-
-
-def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    start(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000006", "round-000007"]
-    names = sorted(path.name for path in (tmp_path / "round-000007").iterdir())
-    assert names == [*(f"client-{client}.safetensors" for client in range(3)), "server.pt"]
 
 
 def test_a_checkpoint_without_its_server_file_does_not_count(tmp_path: Path) -> None:
@@ -220,31 +163,6 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
         start(tmp_path / "none", resume=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", None])
-@pytest.mark.parametrize("name", ["server.pt", "client-1.safetensors"])
-def test_of_a_damaged_checkpoint_the_one_before_is_taken(
-    name: str, content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = start(tmp_path / "whole", average_every=2)
-    start(tmp_path / "cut", stop_at=5, average_every=2)
-    path = tmp_path / "cut" / "round-000004" / name
-    path.write_bytes(path.read_bytes()[:-40] if content is None else content)
-    resumed = start(tmp_path / "cut", resume=True, average_every=2)
-    assert resumed.reports[0].round == 3
-    assert re.search(rf"cannot resume from round 4: .*{name}: cannot be read", caplog.text)
-    assert_same_ending(resumed, whole)
-    assert not list((tmp_path / "cut").glob("*/*.refused")), "its round was saved anew"
-
-
-def test_without_a_good_checkpoint_all_reasons_are_named(tmp_path: Path) -> None:
-    start(tmp_path, stop_at=5)
-    (tmp_path / "round-000004" / "client-1.safetensors").unlink()
-    (tmp_path / "round-000002" / "server.pt").write_bytes(b"junk")
-    said = r"round 4: node \d+: .*client-1.*cannot be read.*round 2: .*server.pt: cannot be read"
-    with pytest.raises(CheckpointError, match=said):
-        start(tmp_path, resume=True)
-
-
 def test_a_file_of_another_run_is_not_taken(tmp_path: Path) -> None:
     for name in ("one", "other"):
         start(tmp_path / name, stop_at=3)
@@ -259,13 +177,6 @@ def test_a_server_file_without_its_parts(tmp_path: Path) -> None:
     checkpoint.save_server(tmp_path, 4, {"server": {}})
     with pytest.raises(CheckpointError, match="round-000004: does not fit this run"):
         start(tmp_path, resume=True)
-
-
-@pytest.mark.parametrize("supernodes", [1, 2, 4])
-def test_another_number_of_supernodes(supernodes: int, tmp_path: Path) -> None:
-    start(tmp_path, stop_at=5)
-    with pytest.raises(CheckpointError, match=r"as many SuperNodes as before|cannot be read"):
-        start(tmp_path, resume=True, supernodes=supernodes)
 
 
 @pytest.mark.parametrize(
@@ -292,41 +203,3 @@ def test_a_client_without_a_folder_says_so(
     with pytest.raises(NoClientsError, match="round 2: none of 2 SuperNodes"):
         outcome.strategy.start(grid, num_rounds=3)
     assert "checkpoint_dir is not set" in caplog.text
-
-
-def test_a_full_disk_at_a_client_costs_a_checkpoint_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = start(tmp_path / "whole")
-    real = checkpoint.save_client
-
-    def full(path: Path, tensors: dict[str, Any], run: str) -> None:
-        if path.name == "client-1.safetensors" and "000004" in str(path):
-            raise OSError(28, "No space left on device")
-        real(path, tensors, run)
-
-    monkeypatch.setattr(checkpoint, "save_client", full)
-    outcome = start(tmp_path / "full", stop_at=5)
-    assert "its checkpoint cannot be written: No space left on device; the next" in caplog.text
-    assert checkpoint.complete_rounds(tmp_path / "full") == [2]
-    assert [r.answered for r in outcome.reports] == [20] * 5
-    assert_same_ending(start(tmp_path / "full", resume=True), whole)
-
-
-def test_a_full_disk_at_the_server_costs_a_checkpoint_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = start(tmp_path / "whole")
-    real = checkpoint.replaced
-
-    def full(path: Path) -> Any:
-        if path.parent.name == "round-000004" and path.name == "server.pt":
-            raise OSError(28, "No space left on device")
-        return real(path)
-
-    monkeypatch.setattr(checkpoint, "replaced", full)
-    outcome = start(tmp_path / "full")
-    assert "round 4: no checkpoint" in caplog.text
-    assert checkpoint.complete_rounds(tmp_path / "full") == [6, 7]
-    assert outcome.figures == whole.figures
-    assert same_weights(outcome, whole)

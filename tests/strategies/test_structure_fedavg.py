@@ -21,7 +21,7 @@ from structure_helpers import (
 )
 from torch import Tensor
 
-from flower_graph.records.structure import MODEL_KEYS
+from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
 
 ROUNDS = 3
 

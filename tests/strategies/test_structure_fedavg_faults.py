@@ -22,10 +22,10 @@ from structure_helpers import (
 )
 from torch import Tensor
 
-from flower_graph.client import make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg import StructureClient
-from flower_graph.structure_cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.strategy import StructureClient
 
 NOT_FINITE = "weights are not finite"
 Mod = Callable[[Message, Context, Callable[..., Message]], Message]

@@ -22,10 +22,10 @@ from plain_structure import FEDGLS, PlainFederation
 from structure_helpers import client_app, run, settings_of, toy_clients
 from torch import Tensor
 
-from flower_graph.records.structure import MODEL_KEYS
+from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.simulation import InProcessGrid
-from flower_graph.stacked_weights import ModelWeights
-from flower_graph.strategies.structure_fedavg import initial_arrays
+from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
+from flower_graph.strategies.structure_fedavg.strategy import initial_arrays
 
 SETTINGS = settings_of(FEDGLS)
 

@@ -10,9 +10,9 @@ from plain_structure import FEDGLS, METHODS
 from structure_helpers import GRAPHLESS, run, settings_of, toy_clients
 from torch import Tensor
 
-from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.errors import DataError
-from flower_graph.structure_cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 
 
 def close(one: Tensor, other: Tensor) -> None:

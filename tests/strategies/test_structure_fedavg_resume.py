@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
 from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi
-from plain_structure import FEDGLS, METHODS
+from plain_structure import FEDGLS
 from structure_helpers import Outcome, client_app, cohort_of, run, settings_of
 
-from flower_graph import checkpoint
 from flower_graph.errors import CheckpointError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg import StructureFedAvg
+from flower_graph.storage import checkpoint
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
 
 DROPOUT = {"dropout": 0.4, "input_dropout": 0.2}  # depends on the round
 
@@ -54,31 +52,11 @@ def assert_same_clients(whole: Outcome, resumed: Outcome) -> None:
             assert torch.equal(tensor, kept[name]), name
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("supernodes", "before"), [(1, 2), (2, 3)])
-def test_resumed_is_uninterrupted(
-    tmp_path: Path, method: str, supernodes: int, before: int
-) -> None:
-    # The first part ends with a checkpoint of its last round; the second has other num_rounds.
-    whole = run(method, rounds=5, supernodes=supernodes, settings=settings(method))
-    saving(tmp_path, before, method, supernodes=supernodes)
-    resumed = saving(tmp_path, 5, method, supernodes=supernodes, resume=True)
-    assert_same(whole, resumed, before + 1)
-    assert checkpoint.complete_rounds(tmp_path) == [4, 5]
-
-
 def test_wire_bytes_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     whole = saving(tmp_path / "whole", 4)
     saving(tmp_path / "half", 2)
     resumed = saving(tmp_path / "half", 4, resume=True)
     assert [r.wire_bytes for r in resumed.reports] == [r.wire_bytes for r in whole.reports[2:]]
-
-
-def test_half_of_the_supernodes_are_the_same_half(tmp_path: Path) -> None:
-    options = {"supernodes": 6, "participation": 0.5}
-    whole = run(rounds=5, settings=settings(FEDGLS), **options)
-    saving(tmp_path, 2, **options)
-    assert_same(whole, saving(tmp_path, 5, resume=True, **options), 3)
 
 
 class Adam(StructureFedAvg, FedAdam):
@@ -143,64 +121,6 @@ def test_a_run_that_broke_off_goes_on(tmp_path: Path) -> None:
         saving(tmp_path, 6, strategy=Dies)
     assert checkpoint.complete_rounds(tmp_path) == [2]
     assert_same(run(rounds=6, settings=settings(FEDGLS)), saving(tmp_path, 6, resume=True), 3)
-
-
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("file", ["server.pt", "client-1.safetensors"])
-@pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "gone"])
-def test_a_checkpoint_that_cannot_be_used_and_the_one_before(
-    tmp_path: Path, file: str, how: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    saving(tmp_path, 4)
-    how(checkpoint.round_folder(tmp_path, 4) / file)
-    resumed = saving(tmp_path, 6, resume=True)
-    assert_same(run(rounds=6, settings=settings(FEDGLS)), resumed, 3)
-    if (file, how) != ("server.pt", Path.unlink):  # then it was never complete
-        assert "trying the checkpoint before it" in caplog.text
-        assert file in caplog.text
-
-
-def test_no_checkpoint_that_can_be_used(tmp_path: Path) -> None:
-    saving(tmp_path, 4)
-    for number in (2, 4):
-        damage(checkpoint.round_folder(tmp_path, number) / "client-0.safetensors")
-    with pytest.raises(CheckpointError, match=r"round 4.*round 2.*No earlier checkpoint is left"):
-        saving(tmp_path, 6, resume=True)
-
-
-def test_a_client_that_cannot_write_and_the_next_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    original = checkpoint.save_client
-
-    def full(path: Path, *more: Any) -> None:
-        if path.parent.name == "round-000002" and path.name == "client-1.safetensors":
-            raise OSError(28, "No space left on device", str(path))
-        original(path, *more)
-
-    monkeypatch.setattr(checkpoint, "save_client", full)
-    outcome = saving(tmp_path, 4)
-    assert checkpoint.complete_rounds(tmp_path) == [3, 4]
-    node = list(outcome.grid.contexts)[1]
-    assert f"round 2: no checkpoint: node {node}: its checkpoint cannot be written" in caplog.text
-    whole = run(rounds=4, settings=settings(FEDGLS))
-    assert torch.equal(whole.figures, outcome.figures)  # the round counted all the same
-
-
-def test_a_full_disk_at_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = checkpoint.save_server
-
-    def full(folder: Path, server_round: int, state: Any) -> bool:
-        return server_round != 2 and original(folder, server_round, state)
-
-    monkeypatch.setattr(checkpoint, "save_server", full)
-    saving(tmp_path, 5)
-    assert checkpoint.complete_rounds(tmp_path) == [4, 5]  # round 3 was tried, then dropped
 
 
 def test_a_client_that_is_silent_when_it_should_save(tmp_path: Path) -> None:
@@ -305,25 +225,9 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CheckpointError, match="its strategy is StructureFedAvg, this run's is Adam"
     ):
         saving(tmp_path, 4, resume=True, strategy=Adam)
-    with pytest.raises(CheckpointError, match="num_rounds: 1 is less than round 2"):
-        saving(tmp_path, 1, resume=True)
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        saving(tmp_path / "other", 4, resume=True)
     with pytest.raises(CheckpointError, match="a checkpoint_dir is needed"):
         run(resume=True)
-    with pytest.raises(CheckpointError, match="with as many SuperNodes as before"):
-        saving(tmp_path, 4, resume=True, supernodes=1)
     with pytest.raises(ValueError, match="checkpoint_every: 3 needs a checkpoint_dir"):
         run(checkpoint_every=3)
     with pytest.raises(ValueError, match="fraction_evaluate is 0: clients save a checkpoint when"):
         saving(tmp_path, 2, fraction_evaluate=0.0)
-
-
-def test_nothing_is_left_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    done = saving(tmp_path, 2)
-    with caplog.at_level(logging.WARNING):
-        again = saving(tmp_path, 2, resume=True)
-    assert again.reports == []
-    for name, values in done.strategy.weights().items():
-        assert np.array_equal(values, again.strategy.weights()[name])
-    assert again.strategy.payload == done.strategy.payload

@@ -4,7 +4,7 @@ from flwr.app import Context
 
 from existing_app.task import SETTINGS, load_data
 from flower_graph.client import make_client_app
-from flower_graph.data.client_graphs import ClientGraph
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.strategies.structure_fedavg import StructureClient
 
 

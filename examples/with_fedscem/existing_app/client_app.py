@@ -4,7 +4,7 @@ from flwr.app import Context
 
 from existing_app.task import load_data
 from flower_graph.client import make_client_app
-from flower_graph.data.ego_networks import EgoNetwork
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.strategies.masked_embedding_averaging import ACTIONS, EgoNetworkClient
 
 

@@ -19,14 +19,7 @@ FILE_IN_BUNDLES = "cora.npz.json"
 
 
 def load_cora_linqs() -> Graph:
-    """Load the bundled Cora with the split that is stored with it.
-
-    Returns
-    -------
-    Graph
-        2,708 nodes, 1,433 binary features, 7 classes (alphabetical), 5,278 edges in both
-        directions; 140 training, 500 validation and 1,000 test nodes.
-    """
+    """Load the bundled Cora with the split that is stored with it."""
     with np.load(io.BytesIO(read_packed(resources.files(__name__))), allow_pickle=False) as arrays:
         parts = {key: arrays[key] for key in arrays.files}
     words = parts["words"].astype(np.int64)
@@ -51,18 +44,7 @@ def load_cora_linqs() -> Graph:
 
 
 def read_packed(folder: Traversable) -> bytes:
-    """Return the bytes of the npz: a wheel has the file, a bundle its text, a checkout both.
-
-    Parameters
-    ----------
-    folder
-        Has ``cora.npz`` or ``cora.npz.json``.
-
-    Returns
-    -------
-    bytes
-        A compressed npz.
-    """
+    """Return the bytes of the npz: a wheel has the file, a bundle its text, a checkout both."""
     file = folder.joinpath(FILE)
     if file.is_file():
         return file.read_bytes()

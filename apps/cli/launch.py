@@ -1,0 +1,284 @@
+"""Run a configuration through `flwr run` on Ray, and leave no process behind.
+
+`flwr run` starts a detached SuperLink that outlives it, and Ray starts half a dozen processes
+more. Here all of them get a private home folder, private ports and a private temporary folder;
+they are found by that home folder in their environment, and ended by their process ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import flower_graph
+from flower_graph.apps.cli.processes import (
+    adopted_orphans,
+    end_processes,
+    termination_as_exit,
+    without_interrupts,
+)
+from flower_graph.storage.supernode_folder import STATE_VARIABLE, default_folder
+
+ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
+CLIENT = "client-resources-num-cpus=1"
+TAIL = 40  # lines of the log that an error shows
+LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+# The app that Flower bundles: a few lines, because the library itself is installed. A SuperLink
+# therefore copies nothing large, and a wheel install runs as a checkout does.
+APP_PYPROJECT = """\
+[project]
+name = "flower-graph-run"
+version = {version}
+description = "Launches flower-graph"
+license = "Apache-2.0"
+dependencies = ["flower-graph"]
+
+[tool.flwr.app]
+publisher = "flower-graph"
+
+[tool.flwr.app.components]
+serverapp = "run_server:app"
+clientapp = "run_client:app"
+
+[tool.flwr.app.config]
+{settings}
+"""
+APP_MODULE = 'from flower_graph.apps.{name} import app\n\n__all__ = ["app"]\n'
+
+
+class _NotStartedError(RuntimeError):
+    """The local SuperLink did not come up; another attempt takes other ports."""
+
+
+def flwr_run(
+    config: str,
+    overrides: Sequence[str],
+    out: Path,
+    *,
+    supernodes: int = 2,
+    seed: int | None = None,
+    resume: bool = False,
+    timeout: float | None = None,
+    echo: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Run one configuration on Flower's simulation engine and wait for its result."""
+    if supernodes < 1:
+        raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
+    result = out.resolve() / "result.json"
+    before = _stamp(result)
+    log = _launch(_settings(config, overrides, out, seed, resume), supernodes, timeout, echo)
+    # `flwr run` itself ends with code 0 when the app fails.
+    if _stamp(result) == before or any("Exit Code:" in line for line in log):
+        raise RuntimeError(_failure("the run failed", log))
+    payload: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return payload
+
+
+def _settings(
+    config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
+) -> dict[str, str | bool]:
+    """Return the run config: the keys that the root app declares in pyproject.toml."""
+    seeds = [] if seed is None else [f"seed={seed}"]
+    return {
+        "config": config,
+        "overrides": shlex.join([*seeds, *overrides]),
+        "output-dir": str(out.resolve()),
+        "resume": bool(resume),
+        "server-folder": "",  # here every party makes its own data
+    }
+
+
+def _launch(
+    settings: dict[str, str | bool],
+    supernodes: int,
+    timeout: float | None,
+    echo: Callable[[str], None],
+) -> list[str]:
+    """Run the app, again with other ports if the SuperLink does not start; return its log."""
+    for attempt in range(ATTEMPTS):
+        home = Path(tempfile.mkdtemp(prefix="fg-", dir=_short_temporary_folder()))
+        with adopted_orphans():
+            try:
+                with termination_as_exit():
+                    return _run_in(home, settings, supernodes, timeout, echo)
+            except _NotStartedError:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+            finally:
+                with without_interrupts():
+                    end_processes("FLWR_HOME", str(home))
+                    # State too, which may be gigabytes: a run that is ended cannot clear up.
+                    for folder in (home, _state_folder(home)):
+                        shutil.rmtree(folder, ignore_errors=True)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _run_in(
+    home: Path,
+    settings: dict[str, str | bool],
+    supernodes: int,
+    timeout: float | None,
+    echo: Callable[[str], None],
+) -> list[str]:
+    """Start `flwr run` with everything private in `home` and follow it to its end."""
+    app = _write_app(home / "app", settings)
+    # Ray starts one actor per CPU that it is told of; more than one per SuperNode is waste.
+    actors = min(supernodes, os.cpu_count() or 1)
+    federation = f"num-supernodes={supernodes} init-args-num-cpus={actors}"
+    environment = _environment(home)
+    flwr = shutil.which("flwr", path=environment["PATH"]) or "flwr"
+    process = subprocess.Popen(
+        [flwr, "run", str(app), "--stream", "--federation-config", f"{federation} {CLIENT}"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
+    )
+    tail = _follow(process, timeout, echo)
+    if process.wait() != 0:
+        what = f"`flwr run` ended with code {process.returncode}"
+        if any("Failed to start local SuperLink" in line for line in tail):
+            raise _NotStartedError(_failure(what, tail + _superlink_log(home)))
+        raise RuntimeError(_failure(what, tail))
+    return tail
+
+
+def _follow(
+    process: subprocess.Popen[str], timeout: float | None, echo: Callable[[str], None]
+) -> list[str]:
+    """Pass the output on line by line; return its last lines."""
+    assert process.stdout is not None
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    stdout = process.stdout
+
+    def read() -> None:
+        for line in stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    tail: deque[str] = deque(maxlen=TAIL)
+    while True:
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            line = lines.get(timeout=wait)
+        except queue.Empty:
+            raise RuntimeError(_failure(f"no result within {timeout:g} s", list(tail))) from None
+        if line is None:
+            return list(tail)
+        text = LINE_COLOURS.sub("", line).rstrip()
+        if text:
+            tail.append(text)
+            echo(text)
+
+
+def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
+    """Write the small app that `flwr run` bundles; return its folder."""
+    folder.mkdir()
+    # JSON's strings and booleans are TOML's too.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+    pyproject = APP_PYPROJECT.format(
+        version=json.dumps(flower_graph.__version__), settings="\n".join(lines)
+    )
+    (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    for side in ("server", "client"):
+        module = APP_MODULE.format(name=f"{side}_app")
+        (folder / f"run_{side}.py").write_text(module, encoding="utf-8")
+    return folder
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Return the environment that keeps Flower and Ray to themselves and off the network."""
+    http, control = _free_ports(2)
+    environment = dict(os.environ)
+    environment.pop("RAY_ADDRESS", None)  # never join a cluster that runs already
+    environment.setdefault("PYTHONWARNINGS", "ignore::DeprecationWarning")  # of the libraries
+    environment.setdefault("OMP_WAIT_POLICY", "passive")  # actors share the cores
+    root = str(Path(flower_graph.__file__).resolve().parents[1])
+    if Path(root).name not in ("site-packages", "dist-packages"):
+        environment["PYTHONPATH"] = _paths(root, environment.get("PYTHONPATH"))
+    environment.update(
+        PATH=_paths(str(Path(sys.executable).parent), environment.get("PATH")),
+        FLWR_HOME=str(home),
+        **{STATE_VARIABLE: str(_state_folder(home))},
+        FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(http),
+        FLWR_LOCAL_CONTROL_API_PORT=str(control),
+        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+        FLWR_TELEMETRY_ENABLED="0",
+        FLWR_DISABLE_UPDATE_CHECK="1",
+        RAY_TMPDIR=str(home),
+        RAY_USAGE_STATS_ENABLED="0",
+        # Client processes see the same accelerators as the server; Ray would hide them.
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        PYTHONUNBUFFERED="1",
+    )
+    return environment
+
+
+def _state_folder(home: Path) -> Path:
+    """Return where the clients of the run keep their state."""
+    usual = default_folder()
+    return usual.with_name(f"{usual.name}-{home.name}")
+
+
+def _paths(*parts: str | None) -> str:
+    """Join search paths; an empty one would stand for the working directory."""
+    return os.pathsep.join(filter(None, parts))
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _short_temporary_folder() -> str:
+    """Return a folder for temporary files with a short path."""
+    # Ray adds about 65 characters to it for its sockets, and a socket's path has 107 at most.
+    usual = tempfile.gettempdir()
+    short = "/tmp"
+    return short if len(usual) > 30 and os.access(short, os.W_OK) else usual
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tell one version of a file from the next; None where there is no file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _superlink_log(home: Path) -> list[str]:
+    path = home / "local-superlink" / "superlink.log"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return text.splitlines()[-TAIL:]
+
+
+def _failure(what: str, tail: Sequence[str]) -> str:
+    return "\n".join([f"{what}. The last lines of its log:", *tail[-TAIL:]])

@@ -1,0 +1,229 @@
+"""The command ``flower-graph``: run, list, show, partition, reproduce, audit.
+
+Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
+complaint about a setting come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flower_graph import __version__, errors
+from flower_graph.config.load import load_config, to_yaml
+from flower_graph.config.registry import known_apps
+from flower_graph.config.sources import describe_config, list_configs
+from flower_graph.errors import ConfigError
+
+# All named errors are told in one line, without a traceback: a user can act on them.
+OUR_ERRORS = tuple(
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
+_OTHER_DATA = (
+    "Class or Class/name: any node-classification data set of PyG, such as Coauthor/CS",
+    "path of a file: a PyG Data object saved with torch.save",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    args = _parse(argv)
+    # Read when torch loads. Threads that spin while they wait take the cores from each other, and
+    # on a busy machine a round of 15 ms then takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        return _COMMANDS[args.command](args)
+    except OUR_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`) has enough. Python would complain when it closes the pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read seeds such as ``0,1,2``; each is a whole number from 0 on and stands there once."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"--seeds {text!r}: write whole numbers with commas, such as 0,1,2")
+    seeds = [int(part) for part in parts]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {text!r}: a seed is there twice")
+    return seeds
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    # argparse cannot take overrides on both sides of an option (`a=1 --seeds 0 b=2`) by itself.
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "overrides") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flower-graph",
+        description="Federated learning on graphs whose clients are tiny, for Flower.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"flower-graph {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="train with a config", allow_abbrev=False))
+    commands.add_parser("list", help="list apps, configs and data sets")
+    show = commands.add_parser("show", help="print a config, complete and resolved")
+    _add_config(show)
+    _add_partition(commands.add_parser("partition", help="show which client gets what"))
+    _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
+    _add_audit(commands.add_parser("audit", help="attack a run's messages as its server could"))
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    help_config = "shipped config (see `flower-graph list`) or path of a YAML file"
+    parser.add_argument("config", metavar="CONFIG", nargs=nargs, help=help_config)
+    help_overrides = "settings that differ, such as rounds=100 model.name=gat"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser, nargs="?")
+    parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
+    folder = parser.add_mutually_exclusive_group()
+    folder.add_argument(
+        "--out", type=Path, metavar="DIR", help="output folder; default: runs/CONFIG-TIME"
+    )
+    folder.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on in this folder from its checkpoint"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("in-process", "flwr"),
+        default="in-process",
+        help="in this process, or through `flwr run` on Ray; default: in-process",
+    )
+    parser.add_argument(
+        "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are dealt over"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print the final summary only")
+
+
+def _add_partition(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--seeds", metavar="N,N", help="average over these seeds, such as 0,1,2")
+    help_out = "output folder; default: runs/partition-CONFIG-TIME"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    help_nodes = "SuperNodes that data folders are for; default: one for each client"
+    parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
+    help_edges = "FedGLS: put true edges into the folders of clients without edges too"
+    parser.add_argument("--true-edges", action="store_true", help=help_edges)
+
+
+def _add_reproduce(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paper", metavar="PAPER", help="such as nfedgnn")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="output folder; default: runs/reproduce-PAPER-TIME"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only these cells, such as data=Cora; repeatable, alternatives for a repeated key",
+    )
+    parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
+    parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser, nargs="?")
+    parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
+    help_out = "output folder; default: runs/audit-CONFIG-TIME"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    help_rounds = "rounds that are recorded; default: a few, by method"
+    parser.add_argument("--rounds", type=int, metavar="N", help=help_rounds)
+    help_epsilon = "budgets of counterparts with noise, such as 10,1000; default: 10"
+    parser.add_argument("--epsilon", default="10", metavar="E,E", help=help_epsilon)
+    help_alone = "leave the protected and unprotected counterparts out"
+    parser.add_argument("--alone", action="store_true", help=help_alone)
+    help_page = "run nothing: write one page of the audits in the folder's sub-folders"
+    parser.add_argument("--page", type=Path, metavar="DIR", help=help_page)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from flower_graph.apps.cli.run import run_command
+
+    seeds = None if args.seeds is None else parse_seeds(args.seeds)
+    return run_command(args, seeds)
+
+
+def _list(args: argparse.Namespace) -> int:
+    configs = list_configs()
+    width = max(len(name) for name in configs)
+    print("apps:", *(f"  {name}" for name in known_apps()), sep="\n")
+    print("configs:", *(f"  {n:{width}}  {describe_config(n)}" for n in configs), sep="\n")
+    from flower_graph.data import known_names
+
+    print("data sets (data.name):", *(f"  {name}" for name in known_names()), sep="\n")
+    print(*(f"  {line}" for line in _OTHER_DATA), sep="\n", flush=True)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    print(to_yaml(load_config(args.config, args.overrides)), end="", flush=True)
+    return 0
+
+
+def _partition(args: argparse.Namespace) -> int:
+    from flower_graph.apps.cli.partition import partition_command
+
+    return partition_command(args, None if args.seeds is None else parse_seeds(args.seeds))
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    seeds = None if args.seeds is None else parse_seeds(args.seeds)
+    if args.rounds is not None and args.rounds < 1:
+        raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
+    only: dict[str, list[str]] = {}
+    for text in args.only:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
+        only.setdefault(key, []).append(value)
+    from flower_graph.apps.cli.run import default_folder
+    from flower_graph.apps.reproduce.command import main as reproduce
+
+    out = args.out or default_folder(f"reproduce-{args.paper}")
+    reproduce(args.paper, out, only=only, seeds=seeds, rounds=args.rounds)
+    return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from flower_graph.apps.cli.audit import audit_command
+
+    return audit_command(args, None if args.seeds is None else parse_seeds(args.seeds))
+
+
+_COMMANDS = {
+    "run": _run,
+    "list": _list,
+    "show": _show,
+    "partition": _partition,
+    "reproduce": _reproduce,
+    "audit": _audit,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

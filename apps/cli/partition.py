@@ -1,0 +1,154 @@
+"""The command ``flower-graph partition``: who gets what, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_graph.apps.cli.run import default_folder
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config, to_dict
+from flower_graph.config.registry import method_of
+from flower_graph.errors import ConfigError
+from flower_graph.storage.files import prepare_folder, write_json, write_text
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.method import Partition
+
+MOST_FOLDERS = 20_000  # that are written; of one node each, PubMed has 19,717
+PICTURE = "partition.png"
+
+
+def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
+    """Partition a config's graph, print the figures and write them with a picture."""
+    overrides = [[*args.overrides, f"seed={seed}"] for seed in seeds or ()] or [args.overrides]
+    configs = [load_config(args.config, mine) for mine in overrides]
+    if args.supernodes is not None and len(configs) > 1:
+        raise ConfigError(
+            f"--supernodes {args.supernodes}: {len(configs)} seeds, and data folders are written "
+            "for one; leave one of both out"
+        )
+    # Read before the folder is made, so that a missing data set leaves no empty folder.
+    found, cut = _cut_all(configs, args.true_edges)
+    if args.supernodes is not None and cut is not None:
+        from flower_graph.data.folders.run_data import check_supernodes  # loads torch
+
+        check_supernodes(args.supernodes, cut.data.num_clients)
+    folder = default_folder(args.config)
+    out = prepare_folder(args.out or folder.with_name(f"partition-{folder.name}"))
+    numbers = [config.seed for config in configs]
+    rows = _rows([each.figures for each in found])
+    paper = method_of(configs[0]).paper_figures(configs[0])
+    folders = _write_folders(out, configs, cut, args)
+    # The picture first: where partition.json is, the command has done all it does.
+    _draw(out / PICTURE, found[0], args.config, numbers[0])
+    write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
+    write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, found, paper))
+    beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
+    shown = {name: value + beside.get(name, "") for name, value in rows.items()}
+    shown |= {"data folders": folders, "outputs": str(out)}
+    width = max(len(name) for name in shown)
+    lines = [f"  {name:{width}}  {value}" for name, value in shown.items()]
+    print(_heading(args.config, numbers), *lines, sep="\n", flush=True)
+    return 0
+
+
+def _cut_all(
+    configs: Sequence[RunConfig], true_edges: bool
+) -> tuple[list[PartitionStatistics], Partition | None]:
+    """Cut the graph with each seed; of several seeds nothing but the statistics is kept."""
+    method = method_of(configs[0])
+    if true_edges and not method.has_true_edges:
+        raise ConfigError(f"--true-edges: app={configs[0].app} has no clients without edges")
+    found: list[PartitionStatistics] = []
+    for config in configs:
+        cut = method.partition(config, true_edges=true_edges)
+        found.append(cut.statistics)
+    return found, cut if len(configs) == 1 else None
+
+
+def _write_folders(
+    out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
+) -> str:
+    """Write the data folders of one seed, and say what came of it."""
+    from flower_graph.data.folders.run_data import write_run
+    from flower_graph.data.folders.run_folder import deciding_settings
+
+    if cut is None:
+        return f"none: {len(configs)} seeds; they are written for one seed"
+    data = cut.data
+    count = data.num_clients if args.supernodes is None else args.supernodes
+    if count > MOST_FOLDERS:
+        return (
+            f"none: {count:,} are more than {MOST_FOLDERS:,}; --supernodes N deals the clients "
+            "to fewer"
+        )
+    write_run(out, deciding_settings(to_dict(configs[0])), data, count)
+    return f"server, and {count:,} for {data.num_clients:,} clients{cut.note}"
+
+
+def _record(
+    config: Mapping[str, Any],
+    seeds: list[int],
+    found: Sequence[PartitionStatistics],
+    paper: Mapping[str, int],
+) -> dict[str, Any]:
+    """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
+    names = found[0].figures
+    values = {name: [each.figures[name] for each in found] for name in names}
+    return {
+        "config": config,
+        "seeds": seeds,
+        "figures": {
+            name: {"mean": statistics.mean(of), "std": _spread(of), "values": of}
+            for name, of in values.items()
+        },
+        "distributions": [each.distributions for each in found],
+        **({"paper": paper} if paper else {}),
+    }
+
+
+def _rows(figures: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Write every figure as the table has it, with its deviation if there are several."""
+    rows = {}
+    for name in figures[0]:
+        values = [figure[name] for figure in figures]
+        mean, spread = statistics.mean(values), _spread(values)
+        if not spread and mean == int(mean):
+            rows[name] = f"{int(mean):,}"
+            continue
+        digits = 3 if abs(mean) < 1 else 2  # a share needs its third digit
+        deviation = f" ± {spread:,.{digits}f}" if spread else ""
+        rows[name] = f"{mean:,.{digits}f}{deviation}"
+    return rows
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _heading(name: str, seeds: list[int]) -> str:
+    if len(seeds) == 1:
+        return f"Partition of {name}, seed {seeds[0]}"
+    return f"Partition of {name}, mean ± deviation over seeds {', '.join(map(str, seeds))}"
+
+
+def _page(name: str, seeds: list[int], rows: Mapping[str, str], paper: Mapping[str, int]) -> str:
+    cells = [["figure", "value"], ["---", "---"], *([key, value] for key, value in rows.items())]
+    if paper:
+        beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
+        cells = [[*row, beside.get(row[0], "")] for row in cells]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return f"# {_heading(name, seeds)}\n\n{table}\n\n![Distributions, seed {seeds[0]}]({PICTURE})\n"
+
+
+def _draw(path: Path, found: PartitionStatistics, name: str, seed: int) -> None:
+    from flower_graph.report.plots.base import (
+        plot_counts,  # draws with matplotlib, which is slow to import
+    )
+
+    plot_counts(path, found.distributions, title=f"{name}, seed {seed}")

@@ -1,0 +1,196 @@
+"""The command ``flower-graph run``: one run, or one for each seed, and its summary."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flower_graph.apps.cli.progress import RoundPrinter
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config, to_dict
+from flower_graph.config.registry import method_of
+from flower_graph.config.sources import is_file_name
+from flower_graph.errors import CheckpointError, ConfigError, OutputError
+from flower_graph.report.result import summarise
+from flower_graph.report.text import describe_result
+from flower_graph.storage.files import prepare_folder
+
+
+class EngineFailedError(RuntimeError):
+    """Flower's engine ended without a result; the message has the end of its log."""
+
+
+@dataclass
+class Job:
+    """One run: what to do and where."""
+
+    name: str  # the config's shipped name or path
+    overrides: list[str]  # with the seed, if one was asked for
+    config: RunConfig
+    out: Path
+
+
+def run_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
+    """Do all runs of one command, one after another, and print what came out."""
+    if args.supernodes is not None and args.supernodes < 1:
+        raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
+    top, jobs = _plan(args, seeds)
+    if len(jobs) > 1:
+        prepare_folder(top, may_exist=args.resume is not None)
+        for job in jobs:
+            # All at once: a resumed command finds in the folders which seeds it was to run.
+            job.out.mkdir(exist_ok=True)
+    results = []
+    for job in jobs:
+        try:
+            results.append(_result_of(job, args))
+        except KeyboardInterrupt:
+            print(_interrupted(job, top), file=sys.stderr)
+            return 130
+        except EngineFailedError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    figures = summarise(top, results) if len(jobs) > 1 else results[0]
+    method = method_of(jobs[0].config)
+    called = (method.client, method.clients)
+    print(describe_result(jobs[0].name, figures, top, called), flush=True)
+    return 0
+
+
+def default_folder(name: str) -> Path:
+    """Name a new folder for the outputs of a config: ``runs/<config>-<UTC time>``."""
+    stem = Path(name).stem if is_file_name(name) else name.replace("/", "-")
+    return Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _plan(args: argparse.Namespace, seeds: list[int] | None) -> tuple[Path, list[Job]]:
+    """Work out the top folder and the runs, all settings checked before the first one starts."""
+    name, overrides = args.config, list(args.overrides)
+    if name is not None and "=" in name and not is_file_name(name):
+        # Only `--resume` does without a config; the first word is an override then.
+        name, overrides = None, [name, *overrides]
+    if args.resume is not None:
+        seeds = seeds or _seeds_in(args.resume)
+        name = name or _config_in(args.resume)
+    if name is None:
+        raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
+    top = Path(args.resume or args.out or default_folder(name)).expanduser().absolute()
+    jobs = []
+    if not seeds:
+        return top, [Job(name, overrides, load_config(name, overrides), top)]
+    for seed in seeds:
+        mine = [*overrides, f"seed={seed}"]
+        out = top / f"seed-{seed}" if len(seeds) > 1 else top
+        jobs.append(Job(name, mine, load_config(name, mine), out))
+    return top, jobs
+
+
+def _seeds_in(folder: Path) -> list[int] | None:
+    names = (path.name.removeprefix("seed-") for path in folder.glob("seed-*"))
+    return sorted(int(name) for name in names if name.isdigit()) or None
+
+
+def _config_in(folder: Path) -> str:
+    for path in [folder / "config.yaml", *sorted(folder.glob("seed-*/config.yaml"))]:
+        if path.is_file():
+            return str(path)
+    raise CheckpointError(f"--resume {folder}: no run to resume; there is no config.yaml in it")
+
+
+def _result_of(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+    """Run a job, or go on with it; one that a resumed command has done before is read only."""
+    resume = args.resume is not None and job.out.is_dir() and any(job.out.iterdir())
+    if resume:
+        done = _read_result(job.out / "result.json")
+        if done is not None and done.get("config") == to_dict(job.config):
+            return done
+    return _run_flwr(job, args, resume) if args.engine == "flwr" else _run_here(job, args, resume)
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise OutputError(f"{path}: not the result of a run ({error})") from error
+    return result
+
+
+def _run_here(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any]:
+    from flower_graph.apps.run import run
+
+    printer = RoundPrinter(
+        job.config.rounds,
+        label=f"seed {job.config.seed}",
+        clients=method_of(job.config).clients,
+        quiet=args.quiet,
+    )
+    with closing(printer):
+        result: dict[str, Any] = run(
+            job.config,
+            job.out,
+            supernodes=_supernodes(job, args, 1),
+            resume=resume,
+            progress=printer,
+        )
+    return result
+
+
+def _run_flwr(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any]:
+    from flower_graph.apps.cli.launch import flwr_run
+
+    def echo(line: str) -> None:
+        if not args.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    try:
+        result: dict[str, Any] = flwr_run(
+            str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
+            [*job.overrides, *_absolute_paths(job.config)],
+            job.out,
+            supernodes=_supernodes(job, args, 2),
+            seed=job.config.seed,
+            resume=resume,
+            echo=echo,
+        )
+    except RuntimeError as error:
+        raise EngineFailedError(str(error)) from error
+    return result
+
+
+def _supernodes(job: Job, args: argparse.Namespace, otherwise: int) -> int:
+    """Say on how many SuperNodes a job runs: as asked for, else as its method needs."""
+    asked: int | None = args.supernodes
+    return asked or method_of(job.config).default_supernodes(job.config) or otherwise
+
+
+def _absolute_paths(config: RunConfig) -> list[str]:
+    """Write relative paths in full: Flower runs the app in another working directory."""
+    given = {"data.root": config.data.root}
+    if Path(config.data.name).is_file():
+        given["data.name"] = config.data.name
+    # A JSON string is a YAML string, whatever signs the path has.
+    return [
+        f"{key}={json.dumps(str(Path(path).expanduser().absolute()))}"
+        for key, path in given.items()
+        if path is not None and not Path(path).is_absolute()
+    ]
+
+
+def _interrupted(job: Job, top: Path) -> str:
+    """Say what is left of a run that was stopped, and how to go on."""
+    # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
+    found = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
+    if not found:
+        every = job.config.checkpoint_every
+        return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"
+    again = f"flower-graph run --resume {shlex.quote(str(top))}"
+    return f"interrupted; the last checkpoint is {found[-1]}; go on with: {again}"

@@ -1,0 +1,1 @@
+"""``flower-graph reproduce``: the papers' tables and figures."""

@@ -1,0 +1,247 @@
+"""``table.md``: the rows of ``table.json`` for reading, laid out as the YAML's ``page`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from flower_graph.apps.reproduce.experiments import Runs
+from flower_graph.apps.reproduce.table import Asked, Values, fill, function
+from flower_graph.apps.reproduce.text import NONE, Row, find, formatted, markdown, show_pictures
+
+Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
+
+
+def make_page(
+    asked: Asked,
+    runs: Runs,
+    rows: Sequence[Row],
+    missing: Sequence[str] = (),
+    pictures: Sequence[str] = (),
+) -> str:
+    """Write the whole page; a table without rows is not on it."""
+    parts = [f"# {asked.table.title}"]
+    for block in asked.table.page:
+        parts += _block(block, asked, runs, rows)
+    parts += show_pictures(pictures)
+    if missing:
+        parts += ["## Not run", "\n".join(f"- {reason}" for reason in missing)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(block: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
+    """Write one part: prose, the configs' settings, or a table for each of some keys."""
+    wanted = block.get("asked", {})
+    if not all(set(values) & set(_asked(asked, key)) for key, values in wanted.items()):
+        return []
+    if "function" in block:
+        return list(function(block["function"])(asked, runs, rows))
+    if "settings" in block:
+        return _settings(block, asked)
+    if "own" in block:
+        return _own(block, asked)
+    parts: list[str] = []
+    for keys in _each(block.get("for", ()), matching(rows, block.get("rows", {})), asked):
+        here = matching(rows, {**block.get("rows", {}), **keys})
+        if here or "rows" not in block:
+            parts += _prose(block, asked, keys, here) + _table(block, asked, keys, here)
+    return parts
+
+
+def _prose(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> list[str]:
+    seeds = (asked.seeds or asked.table.seeds) if not here else here[0]["seeds"]
+    values = {"seeds": ", ".join(map(str, seeds)), "seeds_comma": ",".join(map(str, seeds)), **keys}
+    if here:
+        values["rounds"] = here[0]["settings"]["rounds"]
+    heading = [f"## {fill(block['heading'], values)}"] if "heading" in block else []
+    text = block.get("text", [])
+    return heading + [
+        fill(one, values).strip() for one in ([text] if isinstance(text, str) else text)
+    ]
+
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+def _settings(block: Values, asked: Asked) -> list[str]:
+    """Say what the configs have, as they are now."""
+    models = [model for model in block.get("models", asked.models) if model in asked.models]
+    if not models:
+        return []
+    lines = []
+    for data, model in product(asked.data, models):
+        config = asked.common(data, model, block.get("method", ""))
+        values = {"data": data, "model": model, "rounds": asked.rounds_of(data, model)}
+        lines.append([_setting(config, values, *column[1:]) for column in block["settings"]])
+    return ["\n".join(markdown([column[0] for column in block["settings"]], lines))]
+
+
+def _setting(config: Any, values: Values, name: Any, words: Values | None = None) -> str:
+    if isinstance(name, str) and "{" in name:
+        return fill(name, values)
+    found = ", ".join(_value(config, one) for one in ([name] if isinstance(name, str) else name))
+    return found if words is None else words.get(found, words.get("else", found))
+
+
+def _value(config: Any, name: str) -> str:
+    """Write a setting by its dotted name."""
+    for part in name.split("."):
+        config = getattr(config, part)
+    each = config if isinstance(config, list) else [config]
+    return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in each)
+
+
+def _own(block: Values, asked: Asked) -> list[str]:
+    """Name the settings that single methods have for themselves."""
+    known = {"data": asked.data, "model": asked.models, "method": asked.methods}
+    found = [
+        one for one in asked.table.own if all(one.get(k, v[0]) in v for k, v in known.items() if v)
+    ]
+    if not found:
+        return [block["otherwise"]] if "otherwise" in block else []
+    lines = [fill(block["own"], {**one, "settings": " ".join(one["settings"])}) for one in found]
+    return [block["text"], "\n".join(lines)]
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> list[str]:
+    if "columns" not in block and "lines" not in block:
+        return []
+    heads = block.get("heads", [_part(one, 0) for one in block.get("columns", [])])
+    first = {"cells": [_part(one, 1) for one in block.get("columns", [])]}
+    own = [line for line in block.get("lines", []) if "each" in line]
+    shared = [first] if "columns" in block else []
+    shared += [line for line in block.get("lines", []) if "each" not in line]
+    lines = [
+        _line(line["cells"], asked, {**keys, **one}, here)
+        for each, group in [(block.get("each", ()), shared), *((o["each"], [o]) for o in own)]
+        for one in _each(each, here, asked)
+        for line in group
+    ]
+    lines = [cells for cells in lines if any(there for _, there in cells)]
+    if not lines:
+        return []
+    names = [
+        (fill(name, values), grouped) for name, values, grouped in _flat(heads, asked, keys, here)
+    ]
+    # Of columns that are one for each of some methods, empty ones are left out.
+    shown = [
+        place
+        for place, (_, grouped) in enumerate(names)
+        if not grouped or any(cells[place][0] != NONE for cells in lines)
+    ]
+    texts = [[cells[place][0] for place in shown] for cells in lines]
+    return ["\n".join(markdown([names[place][0] for place in shown], texts))]
+
+
+def _part(column: Any, place: int) -> Any:
+    """Take the head of a column, or what its fields say."""
+    if isinstance(column, Mapping):
+        return {**column, "is": [_part(one, place) for one in column["is"]]}
+    if place == 0:
+        return column[0]
+    return column[1] if len(column) == 2 else column[1:]
+
+
+def _line(cells: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]) -> list[Cell]:
+    return [_cell(cell, asked, values, here) for cell, values, _ in _flat(cells, asked, keys, here)]
+
+
+def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
+    """Fill one field in: a template, or a format and what it finds."""
+    if isinstance(cell, str):
+        return fill(cell, keys), False
+    how, *wanted = cell
+    several = [one for some in wanted for one in (some if isinstance(some, list) else [some])]
+    known = {key: value for key, value in keys.items() if any(key in r for r in here)}
+    found = [
+        find(here, **{**known, **match})
+        for one in several
+        for match in _matches({"metric": one} if isinstance(one, str) else one, asked, keys, here)
+    ]
+    return formatted(how, found), any(r is not None for r in found)
+
+
+def _matches(
+    wanted: Values, asked: Asked, keys: Values, here: Sequence[Row]
+) -> Iterator[dict[str, Any]]:
+    """List what is to be found: a list is one after the other, ``all`` is all there are."""
+    values: list[Sequence[Any]] = []
+    for key, value in wanted.items():
+        known = sorted({r[key] for r in here if key in r}) if value in ("all", "last") else []
+        if isinstance(value, str) and value not in ("all", "last"):
+            values.append([fill(value, keys)])
+        elif isinstance(value, list):
+            values.append(_only_asked(key, value, asked))
+        else:
+            values.append(known if value == "all" else known[-1:] if value == "last" else [value])
+    return (dict(zip(wanted, one, strict=True)) for one in product(*values))
+
+
+def _flat(
+    items: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]
+) -> Iterator[tuple[Any, Values, bool]]:
+    """List fields with the keys that they are for, and whether they are one for each of some."""
+    for item in items:
+        if isinstance(item, Mapping) and "is" in item:
+            for more in _each(item["for"], here, asked):
+                for inner in item["is"]:
+                    yield inner, {**keys, **more}, True
+        else:
+            yield item, keys, False
+
+
+def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, Any]]:
+    """List what there is of some keys, in order; the YAML may give some of their values itself."""
+    if isinstance(keys, Mapping):
+        known = [
+            _only_asked(key, values, asked) if values else _order(key, here, asked)
+            for key, values in keys.items()
+        ]
+        return [dict(zip(keys, one, strict=True)) for one in product(*known)]
+    there = {tuple(r.get(key) for key in keys) for r in here} if keys else {()}
+    orders = [_order(key, here, asked) for key in keys]
+    return [dict(zip(keys, one, strict=True)) for one in product(*orders) if one in there]
+
+
+def _order(key: str, here: Sequence[Row], asked: Asked) -> list[Any]:
+    """List a key's values as they are asked for, and those that have other names as they come."""
+    there = list(dict.fromkeys(r[key] for r in here if r.get(key) is not None))
+    known = _asked(asked, key) if key in ("data", "method") else []
+
+    def place(value: Any) -> int:
+        begins = [number for number, one in enumerate(known) if str(value).startswith(one)]
+        exact = [number for number, one in enumerate(known) if value == one]
+        return (exact or begins or [len(known)])[0]
+
+    return sorted(there, key=place)
+
+
+def _only_asked(key: str, values: Sequence[Any], asked: Asked) -> list[Any]:
+    """Leave out methods that are not asked for."""
+    known = asked.table.methods if key == "method" else {}
+    return [value for value in values if value not in known or value in asked.methods]
+
+
+def _asked(asked: Asked, key: str) -> Sequence[str]:
+    return {
+        "data": asked.data,
+        "model": asked.models,
+        "method": asked.methods,
+        "table": asked.tables,
+    }[key]
+
+
+def matching(rows: Sequence[Row], wanted: Values) -> list[Row]:
+    """Keep the rows that have these entries."""
+    return [
+        r
+        for r in rows
+        if all(
+            r.get(key) in value if isinstance(value, list) else r.get(key) == value
+            for key, value in wanted.items()
+        )
+    ]

@@ -1,0 +1,116 @@
+"""Pictures that compare methods, drawn as the YAML's ``pictures`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flower_graph.apps.reproduce.experiments import Runs
+from flower_graph.apps.reproduce.page import matching
+from flower_graph.apps.reproduce.rows import runs_of
+from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, function
+from flower_graph.apps.reproduce.text import Row, find
+from flower_graph.report.plots.base import CurveSet, plot_grid
+from flower_graph.report.plots.compared import Bar, plot_bars, plot_matrices, plot_points
+
+
+def draw(out: Path, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
+    """Draw what was asked for and run, and return the pictures' names."""
+    names = []
+    for picture in asked.table.pictures:
+        if picture["asked"] in asked.tables:
+            for path, values in _files(out, picture, asked):
+                kind = picture["kind"]
+                make = KINDS[kind] if kind in KINDS else function(kind)
+                if make(path, {**picture, **values}, asked, runs, rows):
+                    names.append(path.name)
+    return names
+
+
+def _files(out: Path, picture: Values, asked: Asked) -> Iterator[tuple[Path, Values]]:
+    """List a picture's files: one, or one for each data set."""
+    data = [one for one in picture.get("data", asked.data) if one in asked.data]
+    each = [{"data": [one]} for one in data] if picture.get("each_data") else [{"data": data}]
+    for one in each:
+        yield out / fill(picture["file"], {"data": "".join(one["data"][:1])}), one
+
+
+def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
+    panels: dict[str, dict[str, CurveSet]] = {}
+    reference: dict[str, float] = {}
+    for group in _groups(picture, asked):
+        found = [*runs_of(group, runs).values()]
+        if found and group.experiments[0].centralised:
+            reference[group.data] = fmean(one.test_at_best_val for one in found)
+        elif found:
+            accuracy, loss = [r.test_accuracy for r in found], [r.cross_entropy for r in found]
+            panels.setdefault(group.data, {})[group.shown] = CurveSet(accuracy, loss)
+    if panels:
+        plot_grid(path, panels, reference)
+    return bool(panels)
+
+
+def _groups(picture: Values, asked: Asked) -> list[Group]:
+    """List the rows that a picture is of, data sets and methods in its order."""
+    found = []
+    for number, (table, methods) in enumerate(picture["tables"].items()):
+        order = methods or [*asked.table.methods]
+        for group in asked.groups():
+            is_here = group.part.table == table and group.data in picture["data"]
+            if is_here and group.method in order:
+                place = picture["data"].index(group.data), number, order.index(group.method)
+                found.append((place, group))
+    return [group for _, group in sorted(found, key=lambda one: one[0])]
+
+
+def bars(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw bars by name, a panel for each data set, the paper's figures beside."""
+    panels: dict[str, dict[str, Bar]] = {}
+    for data in picture["data"]:
+        for name, wanted in picture["bars"].items():
+            found = find(rows, **{"data": data, **picture["rows"], **(wanted or {"method": name})})
+            if found is not None:
+                bar = Bar(found["mean"], found["std"], found["paper"])
+                panels.setdefault(data, {})[name] = bar
+    if panels:
+        plot_bars(path, panels, label=picture["label"])
+    return bool(panels)
+
+
+def matrices(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw figures by two settings, a panel for each metric."""
+    panels = {}
+    (vertical, ys), (horizontal, xs) = picture["axes"].items()
+    for data in picture["data"]:
+        for metric, name in picture["metrics"].items():
+            here = matching(rows, {**picture["rows"], "data": data, "metric": metric})
+            mean = {(r[vertical], r[horizontal]): r["mean"] for r in here}
+            if any(map(isfinite, mean.values())):
+                fields = [[mean.get((y, x), float("nan")) for x in xs] for y in ys]
+                panels[f"{data}, {name}"] = fields
+    if panels:
+        plot_matrices(path, panels, rows=(vertical, ys), columns=(horizontal, xs))
+    return bool(panels)
+
+
+def points(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw one figure against another, a panel for each pair, a line for each data set."""
+    by_group: dict[tuple[str, int], dict[str, float]] = {}
+    for r in matching(rows, picture["rows"]):
+        by_group.setdefault((r["data"], r["group"]), {})[r["metric"]] = r["mean"]
+    panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for metric, (name, scale) in picture["metrics"].items():
+        for size in picture["over"] if by_group else ():
+            lines = panels.setdefault((size, name), {})
+            for (data, _), figures in by_group.items():
+                lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
+    if panels:
+        plot_points(path, panels)
+    return bool(panels)
+
+
+KINDS: dict[str, Any] = {"curves": curves, "bars": bars, "matrices": matrices, "points": points}

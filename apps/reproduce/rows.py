@@ -1,0 +1,232 @@
+"""Rows of ``table.json``: the runs' figures by seed, the paper's beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from flower_graph.apps.reproduce.curves import Curves
+from flower_graph.apps.reproduce.experiments import Experiment, Runs, loaded
+from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, make
+from flower_graph.apps.reproduce.text import (
+    LAST,
+    SECONDS,
+    TEST,
+    VALIDATION,
+    WHOLE,
+    Row,
+    one_of,
+    row,
+)
+
+BySeed = Mapping[int, Curves]
+# A figure of a run, by the keys of its row and the run's config; none where it has none
+Figure = Callable[[Curves, Values, Any], float | None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One metric of some rows, as the YAML has it."""
+
+    metric: str  # Name of a figure, or of the rows that are a difference of it
+    of: str = ""  # Name of the figure, where the rows are named otherwise
+    over: str = ""  # Method that is taken off, seed by seed
+    keys: Values | None = None  # More keys of the rows
+    each: Values | None = None  # More keys, one row for each of their values
+    methods: Sequence[str] | None = None  # Without them all
+    paper: str | bool = False  # Name of the paper's figure, or that it has but one
+    paper_method: str = ""  # Method whose figure it is; without it a difference has two methods'
+    also: Values | None = None  # More of the paper's figures, by the rows' keys
+    table: str = ""  # Where the rows stand, if not where the others do
+    rounds: int | None = None  # The paper's figure is of so many rounds
+
+
+def make_rows(asked: Asked, runs: Runs) -> list[Row]:
+    """Make all rows of what was run; what was not has none."""
+    groups, rows = asked.groups(), dict[str, Row]()
+    for group in groups:
+        for wanted in wanted_rows(group.part.rows):
+            if group.method in (wanted.methods or [group.method]) and group.method != wanted.over:
+                for made in _rows(group, wanted, groups, runs):
+                    rows.setdefault(str([made[k] for k in made if k not in _FIGURES]), made)
+    return [*rows.values()]
+
+
+_FIGURES = ("paper", "mean", "std", "values", "settings")
+
+
+def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
+    """Read what the YAML lists: names of figures, mappings, or lists of these."""
+    for one in listed:
+        if isinstance(one, list):
+            yield from wanted_rows(one)
+            continue
+        tree = {"metric": one} if isinstance(one, str) else one
+        over = tree.get("over", "")
+        for method in over if isinstance(over, list) else [over]:
+            metric = fill(tree["metric"], {"over": method})
+            yield make(Wanted, {**tree, "metric": metric, "over": method}, "rows")
+
+
+def missing_runs(asked: Asked, runs: Runs) -> list[str]:
+    """Say which rows have fewer runs than seeds."""
+    lines = {}
+    for group in asked.groups():
+        there, wanted = (len(runs_of(group, runs)), len(group.seeds))
+        if there < wanted:
+            lines[group.words] = f"{group.words}: {there} of {wanted} runs"
+    return [*lines.values()]
+
+
+def best_experiment(group: Group, runs: Runs) -> Experiment:
+    """Choose by the mean of the best validation accuracies, if there is a choice."""
+    there = [one for one in group.experiments if one in runs]
+    return max(
+        there or group.experiments[:1],
+        key=lambda one: fmean(run.best_val for run in runs[one].values()) if there else 0.0,
+    )
+
+
+def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
+    """Return a row's runs by seed."""
+    found = runs.get(best_experiment(group, runs), {})
+    return {seed: found[seed] for seed in group.seeds if seed in found}
+
+
+def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> Iterator[Row]:
+    here = runs_of(group, runs)
+    beside: list[Group] = []
+    if wanted.over:
+        beside = [g for g in groups if (g.place, g.method) == (group.place, wanted.over)][:1]
+        if not beside:
+            return
+    each = wanted.each or {}
+    for values in product(*([*_values(one, group.rounds)] for one in each.values())):
+        keys = {**group.keys, **(wanted.keys or {}), **dict(zip(each, values, strict=True))}
+        figures = _figures(wanted, here, keys, group)
+        for other in beside:
+            theirs = _figures(wanted, runs_of(other, runs), keys, other)
+            figures = {s: one - theirs[s] for s, one in figures.items() if s in theirs}
+        if any(map(math.isfinite, figures.values())):
+            yield _row(group, wanted, keys, figures, best_experiment(group, runs), beside)
+
+
+def _values(values: Sequence[Any], last: int) -> Iterator[Any]:
+    """List values of a key; of iterations those that there are."""
+    known = dict.fromkeys(last if value == "last" else value for value in values)
+    return (one for one in known if "last" not in values or one <= last)
+
+
+def _figures(wanted: Wanted, runs: BySeed, keys: Values, group: Group) -> dict[int, float]:
+    name = wanted.of or wanted.metric
+    one_of("metric", name, [*FIGURES])
+    chosen = group.experiments[0]
+    config = loaded(chosen.config, chosen.overrides)
+    values = {seed: FIGURES[name](curves, keys, config) for seed, curves in runs.items()}
+    return {seed: one for seed, one in values.items() if one is not None}
+
+
+def _row(
+    group: Group,
+    wanted: Wanted,
+    keys: Values,
+    figures: Mapping[int, float],
+    experiment: Experiment,
+    beside: Sequence[Group],
+) -> Row:
+    paper, also = None, dict[str, Any]()
+    if wanted.paper and wanted.rounds in (None, group.rounds):
+        paper = paper_of(group, wanted.paper_method or group.method, keys, wanted.paper)
+        also = {
+            key: paper_of(group, group.method, keys, name)
+            for key, name in (wanted.also or {}).items()
+        }
+    for other in [] if wanted.paper_method else beside:
+        theirs = paper_of(other, other.method, keys, wanted.paper)
+        paper = None if paper is None or theirs is None else paper - theirs
+    table = wanted.table or group.part.table
+    made = row(table, experiment, wanted.metric, figures, group.rounds, paper)
+    return made | {"method": group.shown, **keys, **also}
+
+
+def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float | None:
+    """Look the paper's figure up; of clients the mean, unless one is asked for."""
+    here = {"data": group.experiments[0].data, "model": group.model, **keys, "method": method}
+    found = group.part.paper
+    for key in group.part.paper_by:
+        found = found.get(here[key]) if isinstance(found, Mapping) else None
+    if isinstance(name, str) and isinstance(found, Mapping):
+        found = found.get(name)
+    if isinstance(found, list):
+        client = keys.get("client")
+        found = fmean(found) if client is None else (found[client - 1 : client] or [None])[0]
+    return None if found is None else found / group.part.paper_scale
+
+
+# Figures of one run ------------------------------------------------------------------------------
+
+
+def _structure(name: str) -> Figure:
+    """Read what a run says of the graphs that it made."""
+    key = name.removesuffix("-last")
+    field = "structure" if name == key else "structure_last"
+    return lambda curves, keys, config: getattr(curves, field).get(key)
+
+
+def _alignment(name: str) -> Figure:
+    """Read how near clients' embeddings are in an iteration, or in the last one."""
+
+    def read(curves: Curves, keys: Values, config: Any) -> float:
+        return _at(curves.alignment.get(name, []), keys)
+
+    return read
+
+
+def _judged(curves: Curves, keys: Values, config: Any) -> list[float] | None:
+    """Give the clients' figures, if the run has all clients'."""
+    found = curves.judged.get(keys["classifier"], {}).get(keys["role"], [])
+    return found if len(found) == config.partition.clients else None
+
+
+def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
+    """Give one client's figure, that of an iteration, or the mean over the clients."""
+    if "iteration" in keys:
+        return _at(curves.test_accuracy, keys)
+    found = _judged(curves, keys, config)
+    if found is None:
+        return None
+    return found[keys["client"] - 1] if "client" in keys else fmean(found)
+
+
+def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
+    found = _judged(curves, keys, config)
+    return None if found is None else sum(found)
+
+
+def _at(values: Sequence[float], keys: Values) -> float:
+    """Return the value of an iteration, or the last one; NaN where there is none."""
+    place = keys.get("iteration", 0) - 1
+    return values[place] if -len(values) <= place < len(values) else math.nan
+
+
+FIGURES: dict[str, Figure] = {
+    TEST: lambda curves, keys, config: curves.test_at_best_val,
+    LAST: lambda curves, keys, config: curves.test_accuracy[-1],
+    VALIDATION: lambda curves, keys, config: curves.best_val,
+    SECONDS: lambda curves, keys, config: curves.seconds_per_round,
+    WHOLE: lambda curves, keys, config: curves.run_seconds,
+    "peak-mib": lambda curves, keys, config: curves.peak_bytes / 2**20,
+    "uplink-mib": lambda curves, keys, config: sum(curves.bytes_up.values()) / 2**20,
+    "micro-f1": _micro_f1,
+    "sum-of-micro-f1": _sum_of_micro_f1,
+    **{f"precision-{k}": _alignment(f"precision-{k}") for k in (1, 5, 10)},
+    **{
+        f"{name}{last}": _structure(f"{name}{last}")
+        for name in ("precision", "recall", "homophily", "degree", "true-homophily", "true-degree")
+        for last in ("", "-last")
+    },
+}

@@ -1,0 +1,121 @@
+"""Runs a config on the in-process engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import to_dict
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.errors import ConfigError
+from flower_graph.privacy.of_run import announce_privacy, final_privacy, note_privacy
+from flower_graph.report.rounds import RoundReport
+from flower_graph.report.writer import RunWriter
+from flower_graph.simulation import InProcessGrid
+from flower_graph.storage import checkpoint
+
+
+def client_app(config: RunConfig, out: Path | None) -> ClientApp:
+    """Build the ClientApp of a run."""
+    method = method_of(config)
+    mods, train_mods = method.mods(config)
+
+    def client_fn(context: Context) -> NumPyClient:
+        return method.build_client(config, context, out)
+
+    return make_client_app(client_fn, actions=method.actions, mods=mods, train_mods=train_mods)
+
+
+def run_server(
+    config: RunConfig,
+    grid: Grid,
+    out: Path,
+    *,
+    engine: str,
+    resume: bool = False,
+    on_round: Callable[[RoundReport], None] | None = None,
+    folder: RunFolder | None = None,
+) -> dict[str, Any]:
+    """Run the method over a grid and write every output."""
+    first = checkpoint.last_round(out / CHECKPOINTS) if resume else None
+    method = method_of(config)
+    writer = RunWriter(out, to_dict(config), resume_round=first, draw=method.draw)
+    try:
+        strategy = method.build_strategy(config, out, folder)
+        announce_privacy(config, measures=method.measures)
+
+        def report(entry: RoundReport) -> None:
+            note_privacy(config, entry)
+            writer.write_round(entry)
+            if on_round is not None:
+                on_round(entry)
+
+        rounds, timeout = config.rounds, config.strategy.timeout
+        strategy.start(grid, num_rounds=rounds, timeout=timeout, on_round=report, resume=resume)
+        final = {"clients": method.num_clients(config, folder), "engine": engine}
+        final |= final_privacy(config)
+        return writer.finish(
+            final | method.final_figures(config, strategy, folder), strategy.weights()
+        )
+    finally:
+        writer.close()
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    supernodes: int | None = None,
+    resume: bool = False,
+    progress: Callable[[RoundReport], None] | None = None,
+) -> dict[str, Any]:
+    """Run a config in this process and write every output."""
+    with _grid(config, supernodes, out) as grid:
+        return run_server(config, grid, out, engine="in-process", resume=resume, on_round=progress)
+
+
+def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundReport]:
+    """Run a config in this process and write nothing."""
+    return simulate_whole(config, supernodes=supernodes)[0]
+
+
+def simulate_whole(
+    config: RunConfig, *, supernodes: int | None = None
+) -> tuple[list[RoundReport], dict[str, Any]]:
+    """Run a config in this process and write nothing; parameters as of ``simulate``."""
+    reports: list[RoundReport] = []
+    method = method_of(config)
+    with _grid(config, supernodes, None) as grid:
+        strategy = method.build_strategy(config, None)
+        strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
+        return reports, method.final_figures(config, strategy)
+
+
+@contextmanager
+def _grid(config: RunConfig, given: int | None, out: Path | None) -> Iterator[InProcessGrid]:
+    """Make a run's grid; what its clients keep in this process goes when the run ends."""
+    method = method_of(config)
+    supernodes = (method.default_supernodes(config) or 1) if given is None else given
+    clients = method.num_clients(config)
+    if supernodes > clients:
+        raise ConfigError(f"supernodes: {supernodes} for {clients} clients; at most one each")
+    # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    grid = InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)
+    try:
+        yield grid
+    finally:
+        forget_run(grid.run.run_id)

@@ -1,0 +1,110 @@
+"""What starting costs: commands that compute little, beside an import that nobody can avoid.
+
+    python benchmarks/startup.py [--against CHECKOUT] [--times 5]
+
+Measures the median of CPU seconds (user and system, so that a busy machine tells little else) and
+their ratio to the import's, and writes them into ``benchmarks/results.json`` and
+``docs/performance.md``. Each round runs every command once, with the other checkout's between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.page import render
+
+TREE = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = TREE / "benchmarks" / "results.json", TREE / "docs" / "performance.md"
+TARGETS = {"torch, flwr": 1.7, "numpy": 3.0}
+# What each is compared with, and what is run
+BASES = {"torch, flwr": ("-c", "import torch, flwr"), "numpy": ("-c", "import numpy")}
+COMMANDS = {
+    "run quickstart rounds=1": ("torch, flwr", ("run", "quickstart", "rounds=1", "--out", "{out}")),
+    "--help": ("numpy", ("--help",)),
+    "list": ("numpy", ("list",)),
+    "show quickstart": ("numpy", ("show", "quickstart")),
+    "a refused key": ("numpy", ("run", "quickstart", "strategy.reg_wieght=1")),
+}
+
+
+def main() -> None:
+    """Measure, and write the part ``startup`` of the results and of the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measured in turn")
+    parser.add_argument("--times", type=int, default=5, metavar="N", help="runs of each command")
+    args = parser.parse_args()
+    started = time.perf_counter()
+    trees = {"after": TREE} | ({} if args.against is None else {"before": args.against.resolve()})
+    times = measure(list(trees.values()), args.times)
+    entries = []
+    for name, (base, _) in COMMANDS.items():
+        entry: dict[str, Any] = {"command": name, "beside": base, "target": TARGETS[base]}
+        for side, tree in trees.items():
+            seconds = times[tree, name]
+            entry[side] = {"seconds": seconds, "ratio": seconds / times[tree, base]}
+        entries.append(entry)
+        print(entry)
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    results["parts"]["startup"] = {
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "took-seconds": time.perf_counter() - started,
+        "quick": False,
+        "load": os.getloadavg()[0],
+        "times": args.times,
+        "entries": entries,
+    }
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    PAGE.write_text(render(results), encoding="utf-8")
+
+
+def measure(trees: list[Path], times: int) -> dict[tuple[Path, str], float]:
+    """Give the median CPU seconds by checkout and name."""
+    found: dict[tuple[Path, str], list[float]] = {}
+    entries = {tree: entry_point(tree) for tree in trees}
+    for _ in range(times):
+        for name in (*BASES, *COMMANDS):
+            for tree in trees:
+                words = BASES.get(name) or (*entries[tree], *COMMANDS[name][1])
+                found.setdefault((tree, name), []).append(cpu_seconds(tree, words))
+    return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+
+def entry_point(tree: Path) -> tuple[str, str]:
+    """Say how Python starts the command of a checkout, wherever its module lies."""
+    project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["flower-graph"].partition(":")
+    return "-c", f"import sys; from {module} import {function}; sys.exit({function}())"
+
+
+def cpu_seconds(tree: Path, command: tuple[str, ...]) -> float:
+    """Run Python once in an empty folder."""
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, *(word.format(out=f"{folder}/out") for word in command)]
+        child = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        _, _, usage = os.wait4(child.pid, 0)
+        child.returncode = 0  # it is over: nobody else waits for it
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()

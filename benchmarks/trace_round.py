@@ -1,0 +1,152 @@
+"""The project's modules that one round in process enters, in the order in which it enters them.
+
+    python -m benchmarks.trace_round [METHOD ...]
+
+prints, for each method, the Markdown table that ``docs/architecture.md`` has. A small run of the
+method is made, and its second round traced, from the end of the first report to its own: what
+happens once, before the first round, is not in it, nor is the building of the clients, which the
+in-process engine repeats for every message. A module counts once any function of it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.report.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = (
+    "data.name=csbm",
+    "data.nodes=120",
+    "data.classes=3",
+    "data.degree=5",
+    "data.features=24",
+    "data.active=6",
+    "device=cpu",
+    "rounds=2",
+)
+# Title of a table; config; settings under which a run is small; SuperNodes
+METHODS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
+    "nfedgnn": (
+        "nFedGNN",
+        "nfedgnn/cora",
+        ("data.split=random", "data.train_per_class=8", "data.num_val=20", "data.num_test=30"),
+        2,
+    ),
+    "fedscem": (
+        "FedSCem",
+        "fedscem/cora-linqs",
+        ("partition.clients=6", "partition.min_nodes=5", "partition.hops=1"),
+        2,
+    ),
+    "fedgls": ("FedGLS", "fedgls/cora-linqs", ("partition.clients=4", "graph.neighbours=4"), 2),
+    "ppfl": (
+        "PPFL-GNN",
+        "ppfl/cora-linqs-deepwalk",
+        (
+            "partition.clients=3",
+            "partition.ratios=[0.3,0.3,0.4]",
+            "model.dimension=6",
+            "deepwalk.walks=2",
+            "deepwalk.length=8",
+            "judge.mlp=false",
+        ),
+        3,
+    ),
+}
+TRACED = 2  # the round
+FORMULAS = "flower_graph/ops/"
+
+
+class Trace:
+    """Notes files of the project when their functions are entered, while it is on."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self._is_on = False
+        self._seen: set[Any] = set()
+
+    def on_round(self, report: RoundReport) -> None:
+        """Begin when the round before has been reported; end with the round's own report."""
+        self._is_on = report.round == TRACED - 1
+        self.listen()
+
+    def listen(self, *, pause: bool = False) -> None:
+        """Note what is entered from now on, or nothing."""
+        sys.setprofile(self._enter if self._is_on and not pause else None)
+
+    def _enter(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or code in self._seen:
+            return
+        self._seen.add(code)
+        path = Path(code.co_filename)
+        if path.is_absolute() and path.resolve().is_relative_to(ROOT):
+            name = path.resolve().relative_to(ROOT).as_posix()
+            if name not in self.files and name != "benchmarks/trace_round.py":
+                self.files.append(name)
+
+
+def entered(method: str) -> list[str]:
+    """Run a method and list the files of its traced round."""
+    _, config, settings, supernodes = METHODS[method]
+    found = load_config(config, (*SMALL, *settings))
+    chosen, trace = method_of(found), Trace()
+
+    def client_fn(context: Context) -> NumPyClient:
+        trace.listen(pause=True)
+        client = chosen.build_client(found, context, None)
+        trace.listen()
+        return client
+
+    app = make_client_app(client_fn, actions=chosen.actions)
+    grid = InProcessGrid(app, num_supernodes=supernodes, seed=found.seed)
+    strategy = chosen.build_strategy(found, None)
+    try:
+        strategy.start(grid, num_rounds=found.rounds, on_round=trace.on_round)
+    finally:
+        sys.setprofile(None)
+    return trace.files
+
+
+def table(method: str) -> str:
+    """Write a method's table: each file with the first sentence of its docstring."""
+    found = entered(method)
+    files = [name for name in found if not name.startswith(FORMULAS)]
+    formulas = [name.removeprefix(FORMULAS) for name in found if name.startswith(FORMULAS)]
+    lines = [f"### The files of a round of {METHODS[method][0]}", ""]
+    lines += ["| | file | what it is |", "|---|---|---|"]
+    for number, name in enumerate(files, 1):
+        lines.append(f"| {number} | `{name}` | {_summary(ROOT / name)} |")
+    if formulas:
+        named = ", ".join(f"`{name}`" for name in formulas)
+        lines.append(f"| | `{FORMULAS}` | the formulas: {named} |")
+    return "\n".join(lines)
+
+
+def _summary(path: Path) -> str:
+    """Return the first clause of a module's docstring, for a table."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    line = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"[:;,.](?= |$)", line)[0].replace("|", "\\|")
+
+
+def main(methods: list[str]) -> None:
+    """Print the tables."""
+    print("\n\n".join(table(method) for method in methods or METHODS))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,173 @@
+"""Write the tables of a page of the documentation from what the code declares.
+
+    python docs/generate.py configuration
+    python docs/generate.py messages
+
+A page's prose is written by hand. Its tables stand between ``<!-- generated: NAME -->`` and
+``<!-- end -->`` and are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flower_graph.config.common import RunConfig
+from flower_graph.config.registry import DEFAULT, known_apps, schema_of
+from flower_graph.config.rules import Choice, Rule
+from flower_graph.config.schema import Setting, settings_of
+from flower_graph.messages.codec import Part, fields_of
+from flower_graph.messages.fields import Field, Word
+
+DOCS = Path(__file__).resolve().parent
+MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def configuration(name: str) -> str:
+    """Make one table of keys: of ``all`` methods, or those of one that are its own."""
+    shared = {setting.key: setting for setting in _shared()}
+    schemas = {app: settings_of(schema_of(app)) for app in known_apps()}
+    if name == "all":
+        return _table((setting, _defaults(setting, schemas)) for setting in shared.values())
+    own = [setting for setting in schemas[name] if not _same(setting, shared.get(setting.key))]
+    return _table((setting, _value(setting.default)) for setting in own)
+
+
+def _shared() -> list[Setting]:
+    return [setting for setting in settings_of(RunConfig) if setting.key != "strategy.name"]
+
+
+def _same(setting: Setting, shared: Setting | None) -> bool:
+    return shared is not None and (setting.rules, setting.help) == (shared.rules, shared.help)
+
+
+def _defaults(setting: Setting, schemas: dict[str, list[Setting]]) -> str:
+    """Write the default, and behind it those of methods that have another."""
+    others: dict[str, list[str]] = {}
+    if setting.key == "app":
+        return _value(DEFAULT)
+    for app, settings in schemas.items():
+        default = next(other.default for other in settings if other.key == setting.key)
+        if default != setting.default:
+            others.setdefault(_value(default), []).append(f"`{app}`")
+    parts = [f"{', '.join(apps)}: {default}" for default, apps in others.items()]
+    return "; ".join([_value(setting.default), *parts])
+
+
+def _table(rows: Iterable[tuple[Setting, str]]) -> str:
+    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    for setting, default in rows:
+        cells = (f"`{setting.key}`", default, _allowed(setting), setting.help)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _allowed(setting: Setting) -> str:
+    if setting.key == "app":
+        return ", ".join(f"`{app}`" for app in known_apps()) + ", or `package.module`"
+    words = "; ".join(map(_words, setting.rules)) or setting.wanted
+    is_open = setting.rules and setting.wanted.endswith(" or null")
+    return words + (", or null" if is_open else "")
+
+
+def _words(rule: Rule) -> str:
+    if not isinstance(rule, Choice):
+        return rule.words
+    also = rule.words.removeprefix(", ".join(rule.allowed))
+    return ", ".join(f"`{word}`" for word in rule.allowed) + also
+
+
+def _value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(_value(each) for each in value)
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return f"`{value}`" if isinstance(value, str) else str(value)
+
+
+def messages(name: str) -> str:
+    """Make one table of the entries that messages declare; ``group``: they travel with others."""
+    group = name.startswith("group ")
+    module, _, classes = name.removeprefix("group ").partition(": ")
+    source = import_module(f"flower_graph.{module}")
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for one in classes.split():
+        for way, kinds, field in _fields(getattr(source, one)):
+            cells = ("", "", f"[{field.group.lower()}](#{_anchor(field.group)})", "")
+            if not field.group:
+                cells = _cells(field, way, "query" in kinds)
+            told = rows.setdefault(cells, {}).setdefault(way, [])
+            told += [] if group else [kind for kind in kinds if kind not in told]
+    lines = ["| message | way | record | key | type | what it is |", "|---|---|---|---|---|---|"]
+    for (record, key, kind, says), ways in rows.items():
+        told = list(ways.items())
+        if len(told) == 2 and told[0][1] == told[1][1]:
+            told = [("both", told[0][1])]
+        for way, kinds in told:
+            message = ", ".join(f"`{kind}`" for kind in kinds)
+            cells = (message, way, record, key, kind, says)
+            lines.append("|" + "".join(f" {cell} |" if cell else " |" for cell in cells))
+    return "\n".join(lines) + "\n"
+
+
+def _fields(declared: Any) -> Iterator[tuple[str, tuple[str, ...], Field]]:
+    """Give all fields of a message, or of a part, with the way and the messages that have them."""
+    if isinstance(declared, Part):
+        ways, fields = (("down", ()),), declared.parts
+    else:
+        ways = (("down", declared.down), ("up", declared.up))
+        fields = fields_of(declared)
+    for way, kinds in ways:
+        if not kinds and not isinstance(declared, Part):
+            continue
+        for key, word in getattr(declared, "fixed", {}).items():
+            yield way, kinds, Word(key, f"`{word}`")
+        for field in fields.values():
+            if isinstance(field, Part) and not field.key:
+                yield from ((way, kinds, part) for part in field.parts.values())
+            elif isinstance(field, Part):
+                yield way, kinds, replace(field, group=field.key)
+            else:
+                yield from ((way, kinds, size) for _, size in getattr(field, "sent", ()))
+                yield way, kinds, field
+
+
+def _cells(field: Field, way: str, is_query: bool) -> tuple[str, str, str, str]:
+    record, slash, key = field.key.partition("/")
+    if not slash:
+        is_metric = field.is_number and way == "up" and not is_query
+        record, key = "metrics" if is_metric else "config", field.key
+    return f"`{record}`", f"`{key}`", field.described, field.says
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+# page: what makes its tables
+PAGES: dict[str, Callable[[str], str]] = {"configuration": configuration, "messages": messages}
+
+
+def generate(page: str) -> str:
+    """Give the text of a page with its tables made anew."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return MARKED.sub(lambda found: found[1] + PAGES[page](found[2]) + found[3], text)
+
+
+def main() -> None:
+    """Write a page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("page", choices=PAGES)
+    page = parser.parse_args().page
+    (DOCS / f"{page}.md").write_text(generate(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Adaptor from a ``NumPyClient`` to a Flower ``ClientApp`` for message-based strategies.
+
+Flower's own ``ClientApp(client_fn)`` speaks the older protocol: a message-based strategy loses
+the client's metrics, evaluation fails on a missing key, and named actions (``train.align``) are
+refused. This file routes ``train``, ``evaluate``, ``query`` and named actions to the methods of a
+``NumPyClient`` and writes replies exactly as ``flwr.serverapp.strategy.FedAvg`` reads them.
+Mods (``LocalDpMod``, ``message_size_mod``) work around it as around any ``ClientApp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from numpy.typing import NDArray
+
+from flower_graph import __version__
+from flower_graph.client.durable import keep_state
+from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CONFIG,
+    FORMAT,
+    LOSS,
+    MESSAGE_FORMAT,
+    METRICS,
+    NUM_EXAMPLES,
+    VERSION,
+)
+
+
+def make_client_app(
+    client_fn: Callable[[Context], NumPyClient],
+    *,
+    actions: Sequence[str] = (),
+    mods: list[Mod] | None = None,
+    train_mods: list[Mod] | None = None,
+) -> ClientApp:
+    """Build a ``ClientApp`` that answers messages with the methods of a ``NumPyClient``.
+
+    ``train`` calls ``fit``, ``evaluate`` calls ``evaluate``, ``query`` calls ``get_properties``
+    and ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit``
+    does. ``parameters`` are the arrays of all array records in order, writable and the client's
+    own; ``config`` holds the entries of all config records.
+
+    Parameters
+    ----------
+    client_fn : Callable[[Context], NumPyClient]
+        Makes the client for one message. Nothing that it keeps in memory is sure to survive.
+    actions : Sequence[str]
+        Names of further methods that ``train.<action>`` may call.
+    mods : list[Mod] or None
+        Flower mods around every message.
+    train_mods : list[Mod] or None
+        Mods around ``train`` and the actions only, inside `mods`. ``LocalDpMod`` belongs here:
+        it answers messages whose reply has no arrays (``evaluate``, ``query``) with an error.
+
+    Returns
+    -------
+    ClientApp
+        The app, for ``flwr run``, a SuperNode or the in-process engine.
+
+    Raises
+    ------
+    ValueError
+        If an action is no Python name or is given twice.
+    """
+    # Outermost but for the time: what is saved is what the client has once every other mod has
+    # done its work.
+    app = ClientApp(mods=[servers_time, keep_state, *(mods or [])])
+
+    app.train(mods=train_mods)(_handler(client_fn, partial(_train, "fit")))
+    for action in actions:
+        app.train(action, mods=train_mods)(_handler(client_fn, partial(_train, action)))
+    app.evaluate()(_handler(client_fn, _evaluate))
+    app.query()(_handler(client_fn, _query))
+    return app
+
+
+def _handler(
+    client_fn: Callable[[Context], NumPyClient], answer: Callable[[NumPyClient, Message], Message]
+) -> ClientAppCallable:
+    """Make the function that Flower calls for one kind of message."""
+
+    def handle(message: Message, context: Context) -> Message:
+        return answer(_make_client(client_fn, context), message)
+
+    return handle
+
+
+def _make_client(client_fn: Callable[[Context], NumPyClient], context: Context) -> NumPyClient:
+    client = client_fn(context)
+    if not isinstance(client, NumPyClient):
+        raise TypeError(
+            f"client_fn must return a flwr.client.NumPyClient (without .to_client()), "
+            f"got {type(client).__name__}"
+        )
+    return client
+
+
+def _train(method: str, client: NumPyClient, message: Message) -> Message:
+    """Answer a ``train`` message with ``fit`` or a named action."""
+    function = getattr(client, method, None)
+    if not callable(function):
+        raise ValueError(f"{type(client).__name__} has no method {method!r} for this action")
+    slots, parameters = _arrays_of(message)
+    result = function(parameters, _config_of(message))
+    arrays, num_examples, metrics = _checked_result(method, "list of ndarrays", result)
+    if not isinstance(arrays, list):
+        raise TypeError(f"{method} must return a list of arrays, got {type(arrays).__name__}")
+    metrics = dict(metrics)
+    names = metrics.pop(ARRAY_NAMES, None)
+    content = _array_records(_reply_slots(names, slots, len(arrays)), arrays)
+    content.update(_metric_records({NUM_EXAMPLES: num_examples}, metrics))
+    return Message(RecordDict(content), reply_to=message)
+
+
+def _evaluate(client: NumPyClient, message: Message) -> Message:
+    """Answer an ``evaluate`` message."""
+    _, parameters = _arrays_of(message)
+    result = client.evaluate(parameters, _config_of(message))
+    loss, num_examples, metrics = _checked_result("evaluate", "loss", result)
+    if isinstance(loss, bool) or not isinstance(loss, (int, float, np.number)):
+        raise TypeError(f"evaluate must return a number as loss, got {type(loss).__name__}")
+    content = _metric_records({LOSS: float(loss), NUM_EXAMPLES: num_examples}, metrics)
+    return Message(RecordDict(content), reply_to=message)
+
+
+def _query(client: NumPyClient, message: Message) -> Message:
+    """Answer a ``query`` message."""
+    properties = client.get_properties(_config_of(message))
+    stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
+    said = {key: _plain(key, value) for key, value in properties.items()}
+    record = ConfigRecord(stamp | said)
+    return Message(RecordDict({CONFIG: record}), reply_to=message)
+
+
+def _checked_result(method: str, first: str, result: Any) -> tuple[Any, int, Mapping[str, Any]]:
+    """Check the triple that a client's method returns."""
+    wanted = f"{method} must return ({first}, num_examples, metrics)"
+    if not (isinstance(result, (tuple, list)) and len(result) == 3):
+        raise TypeError(f"{wanted}, got {type(result).__name__}")
+    value, num_examples, metrics = result
+    if isinstance(num_examples, bool) or not isinstance(num_examples, (int, np.integer)):
+        raise TypeError(f"{wanted}: num_examples is {num_examples!r}, not an int")
+    if num_examples < 0:
+        raise ValueError(f"{wanted}: num_examples is {num_examples}, must be 0 or more")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{wanted}: metrics is a {type(metrics).__name__}, not a dict")
+    return value, int(num_examples), metrics
+
+
+def _arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[Any]]]:
+    """Return the (record, key) slots of a message's arrays and the arrays, in order."""
+    # The arrays are copies: a client may write into them, and in one process several clients would
+    # otherwise write into the server's bytes.
+    slots, arrays = [], []
+    for record_name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                slots.append((record_name, key))
+                arrays.append(decode_array(f"{record_name}/{key}", array, copy=True))
+    return slots, arrays
+
+
+def _config_of(message: Message) -> dict[str, Any]:
+    """Merge the config records of a message."""
+    config: dict[str, Any] = {}
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            if doubled := sorted(config.keys() & record.keys()):
+                raise ValueError(f"config keys {doubled} are in more than one config record")
+            config.update(record)
+    return config
+
+
+def _reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Decide under which (record, key) each of `count` reply arrays goes."""
+    if names is None:
+        if len(incoming) != count:
+            return [(ARRAYS, str(index)) for index in range(count)]
+        if len({record for record, _ in incoming}) == 1:
+            return [(ARRAYS, key) for _, key in incoming]
+        return incoming
+    if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != count:
+        raise ValueError(f"metrics[{ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
+    slots = []
+    for name in names:
+        record, slash, key = str(name).partition("/")
+        slots.append((record, key) if slash else (ARRAYS, record))
+        if not all(slots[-1]) or slots[-1][0] in (METRICS, CONFIG):
+            raise ValueError(f"array name {name!r} is empty or names a reserved record")
+    if len(set(slots)) != count:
+        raise ValueError(f"metrics[{ARRAY_NAMES!r}] has a name twice: {list(names)}")
+    return slots
+
+
+def _array_records(slots: list[tuple[str, str]], arrays: list[Any]) -> dict[str, Any]:
+    records: dict[str, Any] = {}
+    for (record, key), values in zip(slots, arrays, strict=True):
+        records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
+    return records or {ARRAYS: ArrayRecord()}
+
+
+def _metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Split metrics into numbers, for the metric record, and the rest, for the config record."""
+    if reserved := sorted(fixed.keys() & metrics.keys()):
+        raise ValueError(f"metrics keys {reserved} are reserved: they are returned on their own")
+    numbers, others = dict(fixed), dict[str, Any]()
+    for key, value in metrics.items():
+        plain = _plain(key, value)
+        probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
+        is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
+        (numbers if is_number else others)[key] = plain
+    records: dict[str, Any] = {METRICS: MetricRecord(numbers)}
+    return records | {CONFIG: ConfigRecord(others)} if others else records
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
+    if isinstance(value, (list, tuple)):
+        items = [_plain(key, item) for item in value]
+        # A record's list has one type; a mean over rounds is easily 1, 0.5, ...
+        is_mixed = {type(item) for item in items} == {int, float}
+        return [float(item) for item in items] if is_mixed else items
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float, str, bytes)):
+        raise TypeError(
+            f"value of {key!r} must be a number, str, bytes, bool or a list of one of these, "
+            f"got {type(value).__name__}"
+        )
+    return value
+
+
+def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Have a reply expire when its message does, by the clock of the server that sent it."""
+    # Flower works out how long a reply is valid from the message's time, which is the server's, and
+    # from the client's own. A client whose clock is ahead by more than the message's lifetime would
+    # answer with what has expired already, and the SuperLink would drop it.
+    reply = call_next(message, context)
+    asked = message.metadata
+    reply.metadata.created_at, reply.metadata.ttl = asked.created_at, asked.ttl
+    return reply

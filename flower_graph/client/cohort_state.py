@@ -1,0 +1,132 @@
+"""What the clients of one SuperNode keep: changed whole or not at all, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from flower_graph.client.state import StateStore, Tensors
+from flower_graph.errors import CheckpointError
+from flower_graph.messages.resume import Resume
+from flower_graph.storage.checkpoint import ClientCheckpoints
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+T = TypeVar("T")
+
+
+class Makers(NamedTuple, Generic[T]):
+    """How a cohort comes to be; what it is made with may come with a message."""
+
+    start: Callable[[], Tensors]  # what new clients keep
+    build: Callable[[Tensors], tuple[T, Tensors]]  # what works on it, and the tensors as placed
+
+
+class CohortState(Generic[T]):
+    """Keeps an object and its tensors behind the ClientApp's context.
+
+    ``numbers`` are the clients', in a checkpoint under the name ``key``. Millions of users are
+    spared the ``copies``: a message that fails then leaves their state lost.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        numbers: Sequence[int] | Tensor,
+        folder: Path | None,
+        *,
+        key: str = "clients",
+        copies: bool = True,
+        prefix: str = "",  # of the names of these tensors in a checkpoint that has others too
+    ) -> None:
+        self.store = StateStore(context, name)
+        self._checkpoints = ClientCheckpoints(context, folder)
+        self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
+        self._key, self._copies, self._prefix = key, copies, prefix
+
+    @contextmanager
+    def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
+        """Work with the object; what changed counts when the block ends well."""
+        if follows:  # the server knows of earlier messages
+            self.store.expect()
+        live, tensors = self._open(makers)
+        before = {name: tensor.clone() for name, tensor in tensors.items() if self._copies}
+        self.store.begin()
+        try:
+            yield live
+            self._collect(live, tensors)
+        except BaseException:
+            # A client that failed half way goes back to where it was, and can take part again.
+            if self._copies:
+                with torch.no_grad():
+                    for name, tensor in before.items():
+                        tensors[name].copy_(tensor)
+                self.store.undo(makers.build(tensors))  # the object may remember more than tensors
+            raise
+        self.store.commit((live, tensors), tensors)
+
+    def save(
+        self, server_round: int, run: str, makers: Makers[T], more: Tensors | None = None
+    ) -> str:
+        """Write a round's checkpoint; return why it cannot be written, or nothing."""
+        opened = self._open(makers)
+        if not self.store.version:  # not asked so far
+            self.store.commit(opened, opened[1])
+        own = {f"{self._prefix}{name}": tensor for name, tensor in opened[1].items()}
+        found = own | {self._key: self._numbers} | (more or {})
+        return self._checkpoints.save(server_round, found, run)
+
+    def restore(self, resume: Resume, makers: Makers[T]) -> Tensors | None:
+        """Go on from a round's checkpoint; return what else it has. None if none is due."""
+        # The server names one when it goes on; a client loads it once for each of its starts.
+        if not self.store.is_due(resume):
+            return None
+        tensors = self._checkpoints.load(resume.server_round, resume.run)
+        path = self._checkpoints.path(resume.server_round, resume.run)
+        if not torch.equal(tensors.pop(self._key), self._numbers):
+            raise CheckpointError(
+                f"{path}: other {self._key}; resume with as many SuperNodes as before"
+            )
+        cut, own = len(self._prefix), [name for name in tensors if name.startswith(self._prefix)]
+        kept = {name[cut:]: tensors.pop(name) for name in own}
+        if self._copies:
+            _check_forms(path, kept, makers.start())
+        built = makers.build(self.store.create(kept))
+        self.store.commit(built, built[1])
+        self.store.note(resume)
+        return tensors
+
+    def processed(self, makers: Makers[T]) -> int:
+        """Return how many messages the clients have behind them; 0 if what they kept is lost."""
+        return self.store.handled(lambda: self._open(makers))
+
+    def drop(self) -> None:
+        """Forget the run."""
+        self.store.drop()
+
+    def _collect(self, live: T, tensors: Tensors) -> None:
+        """Write what changed into the tensors, where the object does not work on them in place."""
+
+    def _open(self, makers: Makers[T]) -> tuple[T, Tensors]:
+        if self.store.version:
+            found: tuple[T, Tensors] = self.store.load(makers.build)
+            return found
+        return makers.build(self.store.create(makers.start()))
+
+
+def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
+    """Refuse tensors that other data or settings made; names the tensor."""
+    for name in {**wanted, **found}:
+        forms = [
+            (tuple(own[name].shape), own[name].dtype) if name in own else None
+            for own in (found, wanted)
+        ]
+        if forms[0] != forms[1]:
+            raise CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")

@@ -1,0 +1,263 @@
+"""A client for any torch module on a client's graph, for strategies that average weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.client.cohort_state import CohortState, Makers
+from flower_graph.client.module_cohort import GraphOnDevice, Learner, build, start
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.device import resolve_device
+from flower_graph.messages.client_means import mean_of, sums
+from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, EXTRAS, LEFT_OUT, SERVER_ROUND
+from flower_graph.rng import seeded
+from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
+from flower_graph.server.membership import Enrolment
+
+__all__ = ["ModuleClient", "ModuleSettings"]
+
+Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
+ROLES = ("train", "val", "test")
+LOSS, PROXIMAL = "cross-entropy", "proximal-mu"  # the second as Flower's FedProx says it
+
+
+class ModuleSettings(NamedTuple):
+    """How clients train a module; the same at the server and at all clients.
+
+    Attributes
+    ----------
+    learning_rate, weight_decay : float
+        Adam's.
+    local_epochs : int
+        Steps of a round, each on all training nodes of a client.
+    keep_optimiser : bool
+        Whether Adam's moments stay from round to round.
+    local : tuple of str
+        Entries of the module's state that never leave a client, as patterns such as ``"mask.*"``.
+    seed : int
+        Of the first weights, and with client and round of all that a module draws (dropout).
+    """
+
+    learning_rate: float = 0.01
+    weight_decay: float = 0.0
+    local_epochs: int = 1
+    keep_optimiser: bool = False
+    local: tuple[str, ...] = ()
+    seed: int = 0
+
+    def is_shared(self, name: str) -> bool:
+        """Whether an entry of the module's state travels."""
+        return not any(fnmatch(name, pattern) for pattern in self.local)
+
+
+class ModuleClient(NumPyClient):
+    """The clients of one SuperNode, each with a module on a graph of its own.
+
+    Several clients answer with the mean of their arrays, weighted by ``examples``, under the sum of
+    their weights: the server's mean is what it is with a SuperNode for each. A method that answers
+    each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for each.
+
+    A subclass may say anew how a module is called (``logits``), what it learns by (``loss``), what
+    is sent (``arrays``, ``extras``) and what a client weighs (``examples``).
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; modules and optimisers live behind it.
+    graphs : sequence of ClientGraph
+        The clients' data.
+    make_module : callable
+        Makes a module, of the same form at all clients and the server. Its entries take their
+        first values from the seed.
+    settings : ModuleSettings
+        How they train.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+
+    Raises
+    ------
+    ValueError
+        If there is no graph, two have one number, or one has no training node.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graphs: Sequence[ClientGraph],
+        make_module: Callable[[], nn.Module],
+        settings: ModuleSettings,
+        *,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        self.settings, self.graphs = settings, check_graphs(graphs)
+        self.device = resolve_device(device)
+        clients = [graph.client for graph in self.graphs]
+        self._makers = Makers(
+            partial(start, make_module, clients, settings, self.device),
+            partial(build, make_module, self.graphs, settings, self.device),
+        )
+        self._state = CohortState[list[Learner]](context, "module-client", clients, checkpoint_dir)
+
+    # What a method may say anew
+
+    def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Call the module: ``[n, k]`` for the graph's ``n`` nodes."""
+        result: Tensor = module(graph.x, graph.edge_index)
+        return result
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Return what a step lowers: the mean cross-entropy of the training nodes."""
+        mask = graph.masks["train"]
+        return functional.cross_entropy(self.logits(module, graph)[mask], graph.y[mask])
+
+    def arrays(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return what is sent, by name; also which arrays of the server are taken over."""
+        state = module.state_dict().items()
+        return {name: value for name, value in state if self.settings.is_shared(name)}
+
+    def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
+        """Return what is sent besides, as the server's ``extras`` declares it."""
+        return {}
+
+    def examples(self, graph: ClientGraph) -> int:
+        """Return what a client weighs: its training nodes."""
+        return int(graph.train_mask.sum())
+
+    # Answers
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        restore_if_asked(partial(self._state.restore, makers=self._makers), config)
+        processed = self._state.processed(self._makers)
+        weight = sum(map(self.examples, self.graphs))
+        return Enrolment([g.client for g in self.graphs], processed, weight).to_properties()
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+        """Train from the server's arrays."""
+        with self._state.opened(self._makers) as learners:
+            for learner in learners:
+                self._take_over(learner.module, parameters)
+                self._train(learner, int(config[SERVER_ROUND]), float(config.get(PROXIMAL, 0)))
+        # Out here: if nobody is left to average, the clients still keep what they have.
+        return self._answer(learners, parameters)
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure the server's arrays on every client."""
+        with self._state.opened(self._makers) as learners:
+            for learner in learners:
+                self._take_over(learner.module, parameters)
+            measured = torch.stack([self._measure(learner) for learner in learners])
+        metrics: dict[str, Any] = {}
+        for name, values in zip((LOSS, *ROLES), measured.T, strict=True):
+            metrics |= sums(name, values, len(learners))
+        save = partial(self._state.save, makers=self._makers)
+        return save_if_asked(save, config, (mean_of(metrics, LOSS), len(learners), metrics))
+
+    def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[Any]]) -> None:
+        own = self.arrays(module)
+        if len(own) != len(parameters):
+            raise ValueError(f"{len(parameters)} arrays came, the module has {len(own)} to share")
+        with torch.no_grad():
+            for (name, value), values in zip(own.items(), parameters, strict=True):
+                if tuple(value.shape) != values.shape:
+                    raise ValueError(
+                        f"{name} has shape {values.shape}, expected {tuple(value.shape)}: server "
+                        "and clients must have the same module"
+                    )
+                # A mean of counters is no whole number.
+                came = torch.from_numpy(values)
+                value.copy_(came if value.is_floating_point() else came.double().round())
+
+    def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
+        """Take a round's local steps, for Flower's FedProx drawn back to where they began."""
+        learner.module.train()
+        if not self.settings.keep_optimiser:
+            learner.optimiser.state.clear()
+        client, graph = learner.graph.client, learner.graph
+        shared = [p for n, p in learner.module.named_parameters() if self.settings.is_shared(n)]
+        begun = [parameter.detach().clone() for parameter in shared] if proximal else []
+        with seeded(self.device, self.settings.seed, "module-client", client, server_round):
+            for _ in range(self.settings.local_epochs):
+                learner.optimiser.zero_grad()
+                loss = self.loss(learner.module, graph)
+                for parameter, first in zip(shared, begun, strict=False):
+                    loss = loss + proximal / 2 * (parameter - first).square().sum()
+                loss.backward()
+                learner.optimiser.step()
+
+    def _answer(self, learners: Sequence[Learner], parameters: Sequence[NDArray[Any]]) -> Answer:
+        """Average what the clients send, without those that have diverged."""
+        weight, arrays, left_out = 0, dict[str, NDArray[Any]](), []
+        for learner, own in zip(learners, self.graphs, strict=True):
+            sent = self._sent(learner)
+            if not all(np.isfinite(values).all() for values in sent.values()):
+                left_out.append(f"client {own.client}: weights are not finite")
+                continue
+            weight += self.examples(own)
+            for name, values in sent.items():
+                arrays[name] = arrays.get(name, 0) + self.examples(own) * values
+        if not weight:
+            raise ValueError(f"{'; '.join(left_out)}; nobody is left")
+        # Of the types that came: the first of these might be a mean of whole numbers.
+        dtypes = [values.dtype for values in parameters]
+        dtypes += [np.dtype(np.float32)] * (len(arrays) - len(dtypes))
+        means = [
+            _typed(v / weight, dtype) for v, dtype in zip(arrays.values(), dtypes, strict=True)
+        ]
+        metrics: dict[str, Any] = {ARRAY_NAMES: list(arrays), CLIENTS: len(learners)}
+        return means, weight, metrics | ({LEFT_OUT: left_out} if left_out else {})
+
+    @torch.no_grad()
+    def _sent(self, learner: Learner) -> dict[str, NDArray[Any]]:
+        """Return what one client sends, in double precision."""
+        learner.module.eval()
+        more = self.extras(learner.module, learner.graph)
+        sent = self.arrays(learner.module) | {f"{EXTRAS}/{n}": value for n, value in more.items()}
+        return {name: value.double().cpu().numpy() for name, value in sent.items()}
+
+    @torch.no_grad()
+    def _measure(self, learner: Learner) -> Tensor:
+        """Return loss and accuracy by role; NaN where a client has no such nodes."""
+        learner.module.eval()
+        graph = learner.graph
+        logits = self.logits(learner.module, graph)
+        right = (logits.argmax(1) == graph.y).double()
+        mask = graph.masks["train"]
+        loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
+        shares = [right[graph.masks[role]].mean() for role in ROLES]
+        found = torch.stack([loss, *shares]).cpu()
+        return found if bool(loss.isfinite()) else torch.full_like(found, torch.nan)
+
+
+def check_graphs(graphs: Sequence[ClientGraph]) -> list[ClientGraph]:
+    """Refuse graphs that cannot train; names the client."""
+    if not graphs:
+        raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
+    numbers = [graph.client for graph in graphs]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
+    for graph in graphs:
+        if not graph.train_mask.any():
+            raise ValueError(f"client {graph.client} has no training node: it cannot train")
+    return sorted(graphs, key=lambda graph: graph.client)
+
+
+def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)

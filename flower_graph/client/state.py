@@ -1,0 +1,330 @@
+"""Where a client keeps its tensors between two messages.
+
+``Context.state`` is Flower's place for it, but a context travels with every message: through Ray,
+or to and from the process that runs the ClientApp. So, by size and by the node's config:
+
+* up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
+  ``flower_graph.client.durable`` saves where the SuperNode has a place of its own;
+* larger, with ``state-dir`` or ``data-folder``: in a file there, replaced as a whole after each
+  message, so that a SuperNode that is killed or started anew finds the message before;
+* larger, without: in a file that is mapped into memory and changed in place, so that another
+  process takes the next message without a copy being made. It does not outlast the machine, and a
+  process that is killed leaves it half changed; that is for simulations, which Ray ends as a whole;
+* ``state-dir = ":memory:"`` (the in-process engine): in this process.
+
+The version is the number of messages handled; ``Context.state`` has it. Tensors of an older
+version, or those that a dead process left half changed, are refused: ``StateLostError``. Newer
+ones are not: Flower takes a context back when something fails after the message was handled (a mod,
+a full disk), which for the server is a lost reply, and a client must stand those anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.storage.checkpoint import load_client, save_client
+from flower_graph.storage.supernode_folder import (
+    IN_PROCESS,
+    STATE_DIR,
+    default_folder,
+    node_name,
+    own_folder,
+    own_place,
+    remove_if_empty,
+)
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+    from flower_graph.messages.resume import Resume
+
+__all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
+
+LOG = logging.getLogger(__name__)
+SMALL_BYTES = 1 << 20
+VERSION = "state-version"  # among the tensors of a saved file
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+
+# Live objects of this process, by (run, node): with the right version they spare a reload.
+_LIVE: dict[tuple[int, int], tuple[int, Any]] = {}
+_TOKENS: dict[tuple[int, int], str] = {}
+_FIXED: dict[tuple[int, int], Any] = {}
+# Where a live object's file is mapped. Whichever process changed it since, it is the same memory:
+# mapping it anew for every message would cost half as much as the message's computation. For a
+# file that is replaced: which one the live object was read from or written to.
+_MAPS: dict[tuple[int, int], tuple[int, str]] = {}
+
+
+class StateStore:
+    """Keeps the object that a client works with, and its tensors, from message to message."""
+
+    def __init__(self, context: Context, name: str) -> None:
+        self._context, self._name = context, name
+        self._key = (context.run_id, context.node_id)
+        self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
+        own = own_place(context)
+        self._is_own = own is not None
+        self._folder = (own or default_folder()) / f"run-{context.run_id}"
+        # A SuperNode that is started anew may have another id.
+        here, node = f"{name}-{node_name(context)}.safetensors", f"node-{context.node_id}.bin"
+        self._file = self._folder / (here if self._is_own else node)
+        self._found = 0  # version of the tensors that were loaded
+
+    @property
+    def version(self) -> int:
+        """Messages handled so far; 0 before the first."""
+        record = self._context.state.config_records.get(self._name)
+        return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
+
+    def expect(self) -> None:
+        """Refuse to begin where the server knows of earlier messages: ``StateLostError``."""
+        if not self.version:
+            raise StateLostError(
+                f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
+                "memory; name a state-dir in the node's config"
+            )
+
+    def handled(self, load: Callable[[], object]) -> int:
+        """Return how many messages are behind the client; 0 if its tensors are lost, too."""
+        if self.version:
+            try:
+                load()
+            except StateLostError as error:
+                LOG.warning("%s: its clients begin anew", error)
+                self.drop()
+        return self.version
+
+    def is_due(self, resume: Resume) -> bool:
+        """Whether a checkpoint is named that was not loaded yet."""
+        # A client that is asked again, since its SuperNode came back under another id, has gone on.
+        record = self._context.state.config_records.get(f"{self._name}-resumed")
+        loaded = None if record is None else dict(record)
+        return bool(resume.server_round) and loaded != resume.to_config()
+
+    def note(self, resume: Resume) -> None:
+        """Note that a checkpoint was loaded."""
+        from flwr.app import ConfigRecord
+
+        self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
+
+    def load(self, build: Callable[[Tensors], Any]) -> Any:
+        """Return the live object, rebuilt from its tensors where this process lacks it."""
+        record = self._context.state.config_records[self._name]
+        version, live = _LIVE.get(self._key, (-1, None))
+        self._found = self.version
+        if record["kind"] == "file":
+            self._found = self._file_version()
+            mapped = _MAPS.get(self._key) == self._place(str(record["layout"]))
+            version = self._found if mapped and live is not None else -1
+        elif record["kind"] == "saved":
+            same_file = self._file.exists() and _MAPS.get(self._key) == self._place("saved")
+            if not same_file:
+                version = -1
+            self._found = max(version, self.version)
+        elif record["kind"] == "process":
+            self._found = max(version, self.version)
+        # If Flower took a context back, a version of small tensors may exist twice; a token not.
+        same = record["kind"] != "context" or _TOKENS.get(self._key) == record["token"]
+        if version == self._found and same:
+            return live
+        if record["kind"] == "process":
+            what = "left half changed by a message that failed"
+            if live is None or version >= 0:
+                what = "kept in a process that is gone"
+            found = "none" if live is None else version
+            raise StateLostError(
+                f"client {self._key[1]}: version {self.version} of its state was {what} "
+                f"(this process has {found})"
+            )
+        if record["kind"] == "file":
+            layout = str(record["layout"])
+            live = build(self._mapped(json.loads(layout)))
+            _MAPS[self._key] = self._place(layout)
+        elif record["kind"] == "saved":
+            live = build(self._saved())
+            _MAPS[self._key] = self._place("saved")
+        else:
+            live = build(self._small())
+        _LIVE[self._key] = (self._found, live)
+        _TOKENS[self._key] = str(record.get("token", ""))
+        return live
+
+    def once(self, build: Callable[[], T]) -> T:
+        """Return what never changes during a run, such as packed features; built once a process."""
+        if self._key not in _FIXED:
+            _FIXED[self._key] = build()
+        return cast(T, _FIXED[self._key])
+
+    def begin(self) -> None:
+        """Mark the tensors as being changed; ``commit`` unmarks them."""
+        if self._key in _LIVE:
+            _LIVE[self._key] = (-1, _LIVE[self._key][1])
+        if not self._is_own and self._file.exists():
+            self._write_version(-1)
+
+    def undo(self, live: Any) -> None:
+        """Take back ``begin``: the tensors are again as they were, and ``live`` works on them."""
+        if self.version and self._key in _LIVE:
+            _LIVE[self._key] = (self._found, live)
+        if self.version and not self._is_own and self._file.exists():
+            self._write_version(self._found)
+
+    def create(self, tensors: Tensors) -> Tensors:
+        """Put a new client's tensors where they are to stay and return them there."""
+        self.begin()
+        if self._kind(tensors) != "file":
+            return tensors
+        own_folder(self._folder)
+        layout, size = _layout(tensors)
+        _check_room(self._folder, size)
+        with self._file.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+        mapped = self._mapped(layout)
+        for name, tensor in tensors.items():
+            mapped[name].copy_(tensor)
+        return mapped
+
+    def commit(self, live: Any, tensors: Tensors) -> None:
+        """Record that one more message has been handled."""
+        from flwr.app import ConfigRecord
+
+        version, kind = max(self._found, self.version) + 1, self._kind(tensors)
+        record = ConfigRecord({"version": version, "kind": kind})
+        if kind == "file":
+            layout = record["layout"] = json.dumps(_layout(tensors)[0])
+            self._write_version(version)
+            _MAPS[self._key] = self._place(layout)
+        elif kind == "saved":
+            own_folder(self._folder)
+            number = {VERSION: torch.tensor(version)}
+            save_client(self._file, tensors | number, f"{self._key[0]}")
+            _MAPS[self._key] = self._place("saved")
+        elif kind == "context":
+            record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
+            self._keep_small(tensors)
+        self._context.state[self._name] = record
+        _LIVE[self._key] = (version, live)
+
+    def drop(self) -> None:
+        """Forget everything: the run is over."""
+        for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
+            kept.pop(self._key, None)
+        for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
+            self._context.state.pop(record, None)
+        self._file.unlink(missing_ok=True)
+        self._version_file.unlink(missing_ok=True)
+        remove_if_empty(self._folder)
+
+    def _kind(self, tensors: Tensors) -> str:
+        if self._in_process:
+            return "process"
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        on_cpu = all(t.device.type == "cpu" for t in tensors.values())
+        if size <= SMALL_BYTES:
+            return "context"
+        if self._is_own:
+            return "saved"
+        return "file" if on_cpu else "context"
+
+    @property
+    def _version_file(self) -> Path:
+        return self._file.with_suffix(".version")
+
+    def _place(self, layout: str) -> tuple[int, str]:
+        found = self._file.stat()
+        # A file that is changed in place has many times of change, and one number.
+        changed = "" if self._file.suffix == ".bin" else f" {found.st_mtime_ns}"
+        return found.st_ino, layout + changed
+
+    def _write_version(self, version: int) -> None:
+        part = self._version_file.with_suffix(f".{os.getpid()}")
+        part.write_text(str(version))
+        os.replace(part, self._version_file)
+
+    def _file_version(self) -> int:
+        if not self._file.exists() or not self._version_file.exists():
+            raise StateLostError(f"client {self._key[1]}: its state {self._file} is gone")
+        found = int(self._version_file.read_text())
+        if found < self.version:
+            what = "half changed by a process that died" if found < 0 else f"at version {found}"
+            raise StateLostError(
+                f"client {self._key[1]}: its state {self._file} is {what}, "
+                f"expected version {self.version}"
+            )
+        return found
+
+    def _saved(self) -> Tensors:
+        """Read the file that is replaced after every message."""
+        try:
+            tensors = load_client(self._file, f"{self._key[0]}")
+        except CheckpointError as error:
+            raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
+        self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
+        if self._found < self.version:
+            raise StateLostError(
+                f"client {self._key[1]}: its state {self._file} is at version {self._found}, "
+                f"expected version {self.version}"
+            )
+        return tensors
+
+    def _mapped(self, layout: list[list[Any]]) -> Tensors:
+        storage = torch.UntypedStorage.from_file(
+            str(self._file), shared=True, nbytes=self._file.stat().st_size
+        )
+        out: Tensors = {}
+        for name, dtype, shape, start in layout:
+            flat = torch.empty(0, dtype=getattr(torch, dtype))
+            flat.set_(storage, start // flat.element_size(), tuple(shape))  # type: ignore[call-overload]
+            out[name] = flat
+        return out
+
+    def _small(self) -> Tensors:
+        arrays = self._context.state.array_records[f"{self._name}-tensors"]
+        return {k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()}
+
+    def _keep_small(self, tensors: Tensors) -> None:
+        from flwr.app import ArrayRecord
+
+        from flower_graph.messages.arrays import encode_array
+
+        arrays = {name: encode_array(name, t.detach().cpu().numpy()) for name, t in tensors.items()}
+        self._context.state[f"{self._name}-tensors"] = ArrayRecord(arrays)
+
+
+def forget_run(run_id: int, folder: Path | None = None) -> None:
+    """Remove the state files that clients of a run left on this machine."""
+    shutil.rmtree((folder or default_folder()) / f"run-{run_id}", ignore_errors=True)
+    for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
+        for key in [key for key in kept if key[0] == run_id]:
+            del kept[key]
+
+
+def _layout(tensors: Tensors) -> tuple[list[list[Any]], int]:
+    """Place tensors one behind the other, each at a multiple of 64 bytes."""
+    layout: list[list[Any]] = []
+    end = 0
+    for name, tensor in tensors.items():
+        layout.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])
+        end += -(-tensor.numel() * tensor.element_size() // 64) * 64
+    return layout, max(end, 64)
+
+
+def _check_room(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise StateLostError(
+            f"no room for a client's state: {folder} has {free:,} bytes free, {size:,} are needed; "
+            "set state-dir in the node's config to another folder"
+        )

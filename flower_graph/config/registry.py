@@ -1,0 +1,162 @@
+"""The methods that there are: what ``app`` in a YAML names, and the module that has its ``METHOD``.
+
+``app`` names, in this order, a method that ships, one that an installed package announces by the
+entry-point group ``flower_graph.methods``, or a module of somebody else's (``package.module``).
+Names and module strings only: a process that answers one message imports one method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from flower_graph.config.checks import nearest, show
+from flower_graph.config.common import RunConfig
+from flower_graph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flower_graph.method import Method
+
+DEFAULT = "nfedgnn"  # of settings that name no method
+GROUP = "flower_graph.methods"  # of entry points, each of a module that has METHOD
+
+
+class _Shipped(NamedTuple):
+    """Where a method is, and its schema too, which is read without the rest of the method."""
+
+    method: str
+    schema: str
+
+
+def _package(name: str, schema: str) -> _Shipped:
+    """Say where a method is that is a package: its schema lies in a module of its own."""
+    package = f"flower_graph.strategies.{name}"
+    return _Shipped(f"{package}.method", f"{package}.config:{schema}")
+
+
+def _file(name: str, schema: str) -> _Shipped:
+    """Say where a method is that is one file."""
+    module = f"flower_graph.strategies.{name}"
+    return _Shipped(module, f"{module}:{schema}")
+
+
+# Looked up first: looking through entry points would cost every deployed message.
+_SHIPPED = {
+    "nfedgnn": _package("split_gradient_relay", "NFedGNNConfig"),
+    "fedscem": _package("masked_embedding_averaging", "FedSCemConfig"),
+    "fedgls": _package("structure_fedavg", "FedGLSConfig"),
+    "ppfl": _package("procrustes_alignment", "PPFLConfig"),
+    "fedgta": _file("fed_gta", "FedGTAConfig"),
+    "fedpub": _file("fed_pub", "FedPUBConfig"),
+}
+
+
+def known_apps() -> tuple[str, ...]:
+    """Name the methods that ship, and those that installed packages announce."""
+    return (*_SHIPPED, *(name for name in sorted(_announced()) if name not in _SHIPPED))
+
+
+def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfig]:
+    """Import the schema of a method.
+
+    Parameters
+    ----------
+    app : str
+        What a YAML names.
+    allowed : collection of str or None
+        Modules that may be imported besides shipped and announced methods; None: any.
+
+    Returns
+    -------
+    type[RunConfig]
+        The schema.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such method, its module is unfit or is not allowed.
+    """
+    if app in _SHIPPED:
+        module, _, name = _SHIPPED[app].schema.partition(":")
+        return cast("type[RunConfig]", getattr(import_module(module), name))
+    if app not in _announced() and allowed is not None and app not in allowed:
+        raise _not_allowed(app, allowed)
+    return method_named(app).schema
+
+
+def method_of(config: RunConfig) -> Method:
+    """Import the method that a run's config is of."""
+    return method_named(config.app)
+
+
+def method_named(app: str) -> Method:
+    """Import a method; ``ConfigError`` if there is none or it is unfit."""
+    if app in _SHIPPED:
+        return cast("Method", import_module(_SHIPPED[app].method).METHOD)
+    announced = _announced()
+    return _read(app, announced.get(app, app), is_announced=app in announced)
+
+
+@lru_cache(maxsize=1)
+def _announced() -> dict[str, str]:
+    """Look through the entry points: module by name."""
+    from importlib.metadata import entry_points
+
+    return {one.name: one.module for one in entry_points(group=GROUP)}
+
+
+def _read(app: str, name: str, *, is_announced: bool) -> Method:
+    """Read METHOD of somebody else's module."""
+    from flower_graph.method import Method
+
+    module = _import(app, name, is_announced=is_announced)
+    found = getattr(module, "METHOD", None)
+    if not isinstance(found, Method):
+        what = "has no METHOD" if found is None else f"has METHOD = {found!r:.60}"
+        raise ConfigError(
+            f"app: {show(app)}: the module {name} {what}; it must be a flower_graph.method.Method"
+        )
+    return found
+
+
+def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:
+    """Import somebody else's module; a name that is no module's is no method's either."""
+    if not is_announced and not all(part.isidentifier() for part in name.split(".")):
+        raise _unknown(app)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not is_announced and (name == missing or name.startswith(f"{missing}.")):
+            raise _unknown(app) from error
+        raise _broken(app, name, error) from error
+    except Exception as error:  # whatever a stranger's module does when it is imported
+        raise _broken(app, name, error) from error
+
+
+def _broken(app: str, name: str, error: Exception) -> ConfigError:
+    why = f"{type(error).__name__}: {error}"
+    return ConfigError(f"app: {show(app)}: the module {name} cannot be imported ({why})")
+
+
+def _unknown(app: str) -> ConfigError:
+    close = nearest(app, known_apps())
+    hint = f"; did you mean {close}?" if close else ""
+    return ConfigError(
+        f"app: {show(app)} is not one of {', '.join(known_apps())}, nor a module package.module "
+        f"that can be imported and has METHOD{hint}"
+    )
+
+
+def _not_allowed(app: str, allowed: Collection[str]) -> ConfigError:
+    named = ", ".join(sorted(allowed)) or "none"
+    close = nearest(app, known_apps())
+    hint = f"; did you mean {close}?" if close else ""
+    return ConfigError(
+        f"app: {show(app)} is not one of {', '.join(known_apps())}, and this SuperNode's node "
+        f"config allows no such module (methods: {named}). Whoever runs the SuperNode can allow "
+        f"it with --node-config 'methods=\"{app}\"'{hint}"
+    )

@@ -1,0 +1,163 @@
+"""Schemas of settings: dataclasses whose fields carry default, rules and meaning.
+
+A method's schema is a ``RunConfig`` with sections of its own, each a dataclass::
+
+    @dataclass
+    class ModelConfig:
+        hidden: int = setting(16, at_least(1), help="numbers in the hidden layer")
+        name: str = setting("gcn", choice("gcn", "gat"), help="what embeds the nodes")
+
+    @dataclass
+    class MyConfig(RunConfig):
+        data: DataConfig = section(DataConfig, split="random")
+        model: ModelConfig = section(ModelConfig)
+
+A subclass that only gives another default, ``rounds: int = 400``, keeps rules and meaning. Loading
+checks the rules of all fields. What concerns several settings together stands in a
+section's ``validate(self) -> None``, or in that of the whole schema.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from flower_graph.config.rules import Rule
+
+__all__ = ["Setting", "check_settings", "known_keys", "section", "setting", "settings_of"]
+
+_RULES, _HELP = "rules", "help"
+LAST = "strategy"  # the section that is shown last
+# What a message calls the type that a key wants.
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list of numbers",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a schema says about one key: its type in words, default, rules and meaning."""
+
+    key: str
+    wanted: str
+    default: Any
+    rules: tuple[Rule, ...]
+    help: str
+
+
+def setting(default: Any, *rules: Rule, help: str) -> Any:
+    """Declare a field of a schema.
+
+    Parameters
+    ----------
+    default : object
+        The value that holds where no file and no override gives one; a list is copied.
+    *rules : Rule
+        What values are allowed, in the order in which they are asked. ``None`` passes all of them
+        where the field's type has it.
+    help : str
+        The setting's meaning in a few words: a line of the documentation's table.
+
+    Returns
+    -------
+    dataclasses.Field
+        Typed as what the field wants it to be.
+    """
+    about = {_RULES: rules, _HELP: help}
+    if isinstance(default, list):
+        return field(default_factory=partial(deepcopy, default), metadata=about)
+    return field(default=default, metadata=about)
+
+
+def section(kind: type, **changed: Any) -> Any:
+    """Declare a field of a schema that has keys of its own.
+
+    Parameters
+    ----------
+    kind : type
+        The section's dataclass.
+    **changed : object
+        Defaults that are others than the section's own.
+
+    Returns
+    -------
+    dataclasses.Field
+        Typed as what the field wants it to be.
+    """
+    return field(default_factory=lambda: kind(**deepcopy(changed)))
+
+
+def check_settings(settings: Any, prefix: str = "") -> None:
+    """Refuse values against the rules of their fields; ``ConfigError`` names key and value.
+
+    Parameters
+    ----------
+    settings : dataclass
+        A schema or a section of one. A section's own ``validate`` is called after its fields.
+    prefix : str
+        What stands before its keys, such as ``"strategy."``.
+    """
+    for name, hint, about in _fields(type(settings)):
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            check_settings(value, f"{prefix}{name}.")
+            validate = getattr(value, "validate", None)
+            if validate is not None:
+                validate()
+        elif value is not None or not _is_optional(hint):
+            for rule in about.get(_RULES, ()):
+                rule.check(prefix + name, value)
+
+
+def known_keys(schema: type) -> dict[str, str]:
+    """Give every dotted key of a schema and, in words, the type that its value must have."""
+    return {found.key: found.wanted for found in settings_of(schema)}
+
+
+def settings_of(schema: type) -> list[Setting]:
+    """Give all that a schema says about its keys, in the order of its fields."""
+    return list(_leaves(schema(), ""))
+
+
+def _leaves(settings: Any, prefix: str) -> Iterator[Setting]:
+    for name, hint, about in _fields(type(settings)):
+        key, default = prefix + name, getattr(settings, name)
+        if is_dataclass(default):
+            yield from _leaves(default, f"{key}.")
+        else:
+            yield Setting(key, _words(hint), default, about.get(_RULES, ()), about.get(_HELP, ""))
+
+
+def _fields(schema: type) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    """Give name, type, and rules and meaning of each field."""
+    hints = get_type_hints(schema)
+    # The common part declares `strategy` early; it is shown after a method's other sections.
+    names = sorted((one.name for one in fields(schema)), key=lambda name: name == LAST)
+    return [(name, hints[name], _about(schema, name)) for name in names]
+
+
+def _about(schema: type, name: str) -> Mapping[str, Any]:
+    """Find rules and meaning: a subclass that gives another default keeps its parent's."""
+    found = (vars(kind).get("__dataclass_fields__", {}).get(name) for kind in schema.__mro__)
+    return next((one.metadata for one in found if one is not None and one.metadata), {})
+
+
+def _is_optional(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
+
+
+def _words(hint: Any) -> str:
+    """Say what values a type has."""
+    if _is_optional(hint):
+        kept = [kind for kind in get_args(hint) if kind is not type(None)]
+        return " or ".join(_words(kind) for kind in kept) + " or null"
+    name: str = (get_origin(hint) or hint).__name__
+    return _WANTED.get(name, name)

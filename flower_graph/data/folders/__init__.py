@@ -1,0 +1,1 @@
+"""What each party has on its own disk."""

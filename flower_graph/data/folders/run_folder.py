@@ -1,0 +1,246 @@
+"""Folders with one party's part of a run's data: a SuperNode's clients, or what the server holds.
+
+``flower-graph partition`` writes them, so that each party can be given its own and nothing else. A
+folder has ``manifest.json`` and, where there are tensors, ``data.safetensors``. The manifest says
+which settings made the data; a run with other settings refuses the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from flower_graph.errors import DataError
+from flower_graph.storage.files import saying
+
+T = TypeVar("T")
+FORMAT = 1  # of the folders; a folder of another format is refused
+MANIFEST, TENSORS = "manifest.json", "data.safetensors"
+CLIENTS, SERVER = "clients", "server"
+KEY = {CLIENTS: "data-folder", SERVER: "server-folder"}  # where a folder is named
+HINT = {
+    CLIENTS: (
+        "give the SuperNode a folder that `flower-graph partition` made for it: "
+        "--node-config 'data-folder=\"/path/client-0000\"'"
+    ),
+    SERVER: (
+        "give the run the folder `server` that `flower-graph partition` made: "
+        "--run-config 'server-folder=\"/path/server\"'"
+    ),
+}
+_NUMBERS = ("format", "num_clients", "features", "classes")
+_OVERLAP_KEYS = ("draws", "drawn_share")
+_TABLES = ("settings", "details", "files", "versions")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder is."""
+
+    role: str  # "clients" or "server"
+    settings: dict[str, Any]  # Those that decide the data (deciding_settings)
+    clients: list[int]  # Numbers of the clients whose data are here; none in the server's folder
+    num_clients: int  # Clients of the whole run
+    features: int  # Of the whole run
+    classes: int
+    details: dict[str, Any] = field(default_factory=dict)  # What one method needs besides
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file, by name
+    versions: dict[str, str] = field(default_factory=dict)  # Of what wrote it
+    format: int = FORMAT
+
+    @property
+    def app(self) -> str:
+        """The method's app."""
+        return str(self.settings.get("app"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what the file holds."""
+        return {
+            "format": self.format,
+            "role": self.role,
+            "app": self.app,
+            "clients": self.clients,
+            "num-clients": self.num_clients,
+            "features": self.features,
+            "classes": self.classes,
+            "fingerprint": fingerprint(self.settings),
+            "settings": self.settings,
+            "details": self.details,
+            "versions": self.versions,
+            "files": self.files,
+        }
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that was opened and checked."""
+
+    path: Path  # The folder
+    manifest: Manifest  # What it is
+    tensors: dict[str, Tensor]  # What it holds, by name
+
+    def detail(self, key: str, kind: type[T]) -> T:
+        """Read one of the manifest's details; ``DataError`` if it is missing or of another type."""
+        value = self.manifest.details.get(key)
+        if not isinstance(value, kind):
+            raise _broken(self.path / MANIFEST, f"details: {key}: {value!r:.40} is unfit")
+        return value
+
+
+def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the settings that decide what each party's data are, by dotted key."""
+    found = {f"data.{key}": value for key, value in config["data"].items() if key != "root"}
+    name = str(config["data"]["name"])
+    if name.endswith(("/", ".pt")) or name.startswith(("/", ".", "~")):
+        found["data.name"] = PurePath(name).name
+    partition = dict(config.get("partition", {}))
+    own_seed = partition.pop("seed", None)
+    # Keys that play no part: folders of 0.1.0 do not have them.
+    if partition.get("method") != "metis-overlapping":
+        partition = {key: value for key, value in partition.items() if key not in _OVERLAP_KEYS}
+    if not partition.get("every_node", True):
+        del partition["every_node"]
+    found |= {f"partition.{key}": value for key, value in partition.items()}
+    if "graphless_ratio" in config.get("graph", {}):
+        found["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
+    seed = config["seed"] if own_seed is None else own_seed
+    return {"app": config["app"], "seed": seed, **found}
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of settings, as hexadecimal digits."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Write a folder that its owner alone can read."""
+    files = {}
+    with saying(path):
+        path.mkdir(mode=0o700)
+    if tensors:
+        # Copies: safetensors takes no views, and two names for one tensor neither.
+        content = save({name: each.contiguous().clone() for name, each in tensors.items()})
+        _write_private(path / TENSORS, content)
+        files[TENSORS] = hashlib.sha256(content).hexdigest()
+    record = manifest.to_json() | {"files": files}
+    _write_private(path / MANIFEST, (json.dumps(record, indent=2) + "\n").encode())
+
+
+def open_folder(path: Path, settings: Mapping[str, Any], role: str) -> RunFolder:
+    """Open a folder, and check that it is whole and of this run."""
+    place = f"{KEY[role]} {path}"
+    if not path.is_dir():
+        raise DataError(f"{place}: there is no such folder; {HINT[role]}")
+    manifest = _read_manifest(path / MANIFEST, place, role)
+    if manifest.role != role:
+        raise DataError(f"{place}: it is for {KEY[manifest.role]}; {HINT[role]}")
+    if differing := _differences(manifest.settings, settings):
+        raise DataError(
+            f"{place}: data folder of another run: {'; '.join(differing)}. Give this party a "
+            "folder that `flower-graph partition` made with this run's settings"
+        )
+    tensors: dict[str, Tensor] = {}
+    for name, digest in manifest.files.items():
+        tensors |= _read_tensors(path / name, digest)
+    return RunFolder(path, manifest, tensors)
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    """Write a new file that its owner alone can read."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with saying(file), os.fdopen(os.open(file, flags, 0o600), "wb") as stream:
+        stream.write(content)
+
+
+def _read_manifest(file: Path, place: str, role: str) -> Manifest:
+    """Read a manifest and check that it says what it should."""
+    content = _read(file, f"{place}: it is no folder of `flower-graph partition`; {HINT[role]}")
+    try:
+        record = json.loads(content)
+        if not isinstance(record, dict):
+            raise ValueError(f"is a {type(record).__name__}, not a table")
+        if record["format"] != FORMAT:
+            raise DataError(
+                f"{file}: format {record['format']!r:.20}; this version reads format {FORMAT}. "
+                "Make the folders anew with the version of flower-graph that runs"
+            )
+        if fingerprint(record["settings"]) != record["fingerprint"]:
+            raise ValueError("fingerprint: does not fit the settings")
+        known = {name.replace("_", "-"): name for name in Manifest.__dataclass_fields__}
+        found = Manifest(**{name: record[key] for key, name in known.items()})
+        _check_types(found)
+    except KeyError as error:
+        raise _broken(file, f"{error} is missing") from error
+    except DataError:
+        raise
+    except ValueError as error:  # a JSONDecodeError and a UnicodeDecodeError are some
+        raise _broken(file, str(error)) from error
+    return found
+
+
+def _check_types(found: Manifest) -> None:
+    """Refuse a manifest whose entries are of other types than written; names the entry."""
+    values = asdict(found)
+    for names, kind in ((_NUMBERS, int), (_TABLES, dict)):
+        for name in names:
+            if not isinstance(values[name], kind):
+                raise ValueError(f"{name.replace('_', '-')}: {values[name]!r:.40} is unfit")
+    if found.role not in KEY:
+        raise ValueError(f"role: {found.role!r:.40} is neither {CLIENTS} nor {SERVER}")
+    good = isinstance(found.clients, list) and all(type(one) is int for one in found.clients)
+    inside = good and all(0 <= one < found.num_clients for one in found.clients)
+    if not inside or len(set(found.clients)) < len(found.clients):
+        raise ValueError(f"clients: {found.clients!r:.40} are not different numbers of clients")
+    if bad := set(found.files) - {TENSORS}:
+        raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Say which settings differ; the app alone if that does."""
+    keys = ["app"] if theirs.get("app") != ours["app"] else sorted({*theirs, *ours})
+    return [
+        f"{key} is {theirs.get(key)!r}, this run's is {ours.get(key)!r}"
+        for key in keys
+        if theirs.get(key) != ours.get(key)
+    ]
+
+
+def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
+    """Read a file of tensors whose checksum is known."""
+    content = _read(file, "the manifest names it; copy the whole folder again")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise DataError(
+            f"{file}: its SHA-256 is not that of the manifest: the file is damaged or another "
+            "folder's. Copy the whole folder again"
+        )
+    try:
+        found: dict[str, Tensor] = load(content)
+    except SafetensorError as error:
+        raise _broken(file, str(error)) from error
+    return found
+
+
+def _read(file: Path, advice: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: there is no such file; {advice}") from error
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror or error}); make it readable for the user "
+            f"{os.getuid()} that this process runs as"
+        ) from error
+
+
+def _broken(file: Path, why: str) -> DataError:
+    return DataError(f"{file}: is damaged ({why}); copy the whole folder again")

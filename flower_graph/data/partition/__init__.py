@@ -1,0 +1,1 @@
+"""How one graph becomes many clients."""

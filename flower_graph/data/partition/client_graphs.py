@@ -1,0 +1,321 @@
+"""Clients that hold a graph each, cut out of one graph; some of them without its edges.
+
+The setting of FedGLS (Fu et al., TMLR 2024, section 5.1.1): communities of one graph are the
+clients, a share of them is graphless, and each splits its own nodes into training, validation
+and test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import take_rows, to_undirected
+from flower_graph.data.partition import communities
+from flower_graph.data.splits import Masks, ratio_split, stratified_split
+from flower_graph.errors import DataError
+from flower_graph.rng import generator
+
+OVERLAPPING = "metis-overlapping"  # the one way of cutting by which clients share nodes
+
+
+@dataclass(frozen=True)
+class ClientGraph:
+    """One client's graph, or its nodes alone.
+
+    Parameters
+    ----------
+    client
+        Number of the client; unique over the run.
+    nodes
+        Number of each node in the whole graph, int64 ``[n]``; ascending where cut out here.
+    x
+        Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
+    y
+        Class of each node, int64 ``[n]``; below 0 without a label.
+    edge_index
+        Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
+        self-loops; None for a graphless client.
+    hidden_edges
+        A graphless client's true edges, in the same form, where a simulation has them: nobody
+        trains on them but Fed-GNN, the upper bound, and learned graphs are judged by them.
+    train_mask, val_mask, test_mask
+        Boolean ``[n]``, disjoint; nodes without a label are in none.
+    """
+
+    client: int
+    nodes: Tensor
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor | None
+    hidden_edges: Tensor | None
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+
+    @property
+    def is_graphless(self) -> bool:
+        """Say whether the client works without edges."""
+        return self.edge_index is None
+
+
+class WholeGraph(Protocol):
+    """What is read from the whole graph; ``Graph`` and PyG's ``Data`` have it."""
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+
+
+class PartitionSettings(Protocol):
+    """What is read from the partition section of a config."""
+
+    method: str
+    clients: int
+    resolution: float
+    alpha: float
+    every_node: bool
+    draws: int
+    drawn_share: float
+    seed: int | None
+    ratios: list[float]
+
+
+def partition_graph(
+    data: WholeGraph, partition: PartitionSettings, graphless_ratio: float, seed: int
+) -> list[ClientGraph]:
+    """Cut a graph into clients, split their nodes, and take away the edges of some.
+
+    Parameters
+    ----------
+    data
+        The whole graph; its own masks play no part.
+    partition
+        The partition section of a config.
+    graphless_ratio
+        Share of the clients without edges, 0 to 1, rounded to whole clients; those of a smaller
+        share are among those of a larger one.
+    seed
+        Seed of the run; stands in for ``partition.seed`` where that is None.
+
+    Returns
+    -------
+    list of ClientGraph
+        One per client, in the order of the clients' numbers.
+
+    Raises
+    ------
+    DataError
+        If the settings are impossible, or a client has too few nodes with a label for the split,
+        or no edges and all its features constant; names the client.
+    """
+    if not 0 <= graphless_ratio <= 1:
+        raise DataError(f"graph.graphless_ratio = {graphless_ratio}: must be 0 to 1")
+    seed = seed if partition.seed is None else partition.seed
+    parts = _parts(data, partition, seed)
+    graphless = set(_order(len(parts), seed)[: round(graphless_ratio * len(parts))])
+    overlap = partition.method == OVERLAPPING
+    cut = cut_out_overlapping if overlap else cut_out
+    roles = _common_roles(data, partition.ratios, seed) if overlap else None
+    graphs = []
+    for whole in cut(data, parts):
+        graph = _without_edges(whole) if whole.client in graphless else whole
+        try:
+            graph = split_nodes(graph, partition.ratios, seed, roles)
+            check_client_graph(graph)
+        except DataError as error:
+            raise DataError(
+                f"{error}; use fewer clients (partition.clients = {partition.clients}), another "
+                "partition.method or another partition.seed"
+            ) from error
+        graphs.append(graph)
+    return graphs
+
+
+def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
+    """Make a client of each part: its nodes and the edges among them, still without a split.
+
+    Parameters
+    ----------
+    data
+        The whole graph; its edges count in both directions.
+    parts
+        Node numbers of each client, int64, ascending; no node is in two.
+
+    Returns
+    -------
+    list of ClientGraph
+        One per part, with edges and empty masks.
+    """
+    n = int(data.y.numel())
+    owner, place = torch.full((n,), -1), torch.zeros(n, dtype=torch.int64)
+    for client, nodes in enumerate(parts):
+        owner[nodes], place[nodes] = client, torch.arange(nodes.numel())
+    source, target = to_undirected(data.edge_index, n)
+    inside = (owner[source] == owner[target]) & (owner[source] >= 0)
+    whose, edges = owner[source[inside]], torch.stack([source[inside], target[inside]])
+    # Stable: the edges of a client stay sorted, since its nodes are in the order of their numbers.
+    grouped = place[edges[:, whose.argsort(stable=True)]]
+    counts = torch.bincount(whose, minlength=len(parts)).tolist()
+    graphs = []
+    for client, (nodes, own) in enumerate(zip(parts, grouped.split(counts, dim=1), strict=True)):
+        x, y = take_rows(data.x, nodes), data.y[nodes]
+        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
+        graphs.append(ClientGraph(client, nodes, x, y, own.clone(), None, nobody, nobody, nobody))
+    return graphs
+
+
+def cut_out_overlapping(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
+    """Make a client of each part as ``cut_out`` does, where a node may be in several.
+
+    Parameters
+    ----------
+    data
+        The whole graph; its edges count in both directions.
+    parts
+        Node numbers of each client, int64, ascending.
+
+    Returns
+    -------
+    list of ClientGraph
+        One per part, with edges and empty masks.
+    """
+    graphs = []
+    for client, nodes in enumerate(parts):
+        [alone] = cut_out(data, [nodes])
+        graphs.append(replace(alone, client=client))
+    return graphs
+
+
+def split_nodes(
+    graph: ClientGraph, ratios: Sequence[float], seed: int, roles: Masks | None = None
+) -> ClientGraph:
+    """Split a client's labelled nodes into training, validation and test nodes.
+
+    Parameters
+    ----------
+    graph
+        The client; its masks play no part.
+    ratios
+        Shares for training, validation and test, each above 0, in sum at most 1.
+    seed
+        The draw depends on this and on the client's number alone.
+    roles
+        Masks of the whole graph's nodes, which stand for a draw of the client's own: where clients
+        share nodes, none may be tested here and trained on there.
+
+    Returns
+    -------
+    ClientGraph
+        The same with masks, each of at least one node.
+
+    Raises
+    ------
+    DataError
+        If it has too few labelled nodes for three parts; names the client.
+    """
+    if roles is not None:
+        return _with_roles(graph, Masks(*(mask[graph.nodes] for mask in roles)), ratios)
+    nodes, labelled = graph.y.numel(), (graph.y >= 0).nonzero().flatten()
+    chance = generator(seed, "split", graph.client)
+    try:
+        places = ratio_split(labelled.numel(), ratios, generator=chance)
+    except DataError as error:
+        raise DataError(
+            f"client {graph.client} cannot be split (nodes: {nodes}, with a label: "
+            f"{labelled.numel()}): partition.ratios = {list(ratios)} must leave at least one in "
+            "each of three parts"
+        ) from error
+    masks = [torch.zeros(nodes, dtype=torch.bool) for _ in places]
+    for mask, chosen in zip(masks, places, strict=True):
+        mask[labelled[chosen]] = True
+    train, val, test = Masks(*masks)
+    return replace(graph, train_mask=train, val_mask=val, test_mask=test)
+
+
+def _with_roles(graph: ClientGraph, masks: Masks, ratios: Sequence[float]) -> ClientGraph:
+    for role, mask, share in zip(("training", "validation", "test"), masks, ratios, strict=True):
+        if share > 0 and not mask.any():
+            raise DataError(
+                f"client {graph.client}: none of its {mask.numel()} nodes is for {role}, with "
+                f"partition.ratios = {list(ratios)}"
+            )
+    train, val, test = masks
+    return replace(graph, train_mask=train, val_mask=val, test_mask=test)
+
+
+def _common_roles(data: WholeGraph, ratios: Sequence[float], seed: int) -> Masks:
+    """Draw one role for each node of the whole graph, class by class."""
+    return stratified_split(data.y, ratios, generator=generator(seed, "roles"))
+
+
+def check_client_graph(graph: ClientGraph) -> None:
+    """Check that a client can train: on some label, and on edges or features that differ."""
+    nodes = graph.y.numel()
+    if not (graph.y >= 0).any():
+        raise DataError(f"client {graph.client}: none of its {nodes} nodes has a label")
+    if not graph.train_mask.any():
+        raise DataError(f"client {graph.client}: none of its {nodes} nodes is for training")
+    if graph.is_graphless and _rows_are_equal(graph.x):
+        raise DataError(
+            f"client {graph.client}: it has no edges, and constant features on all its {nodes} "
+            "nodes: no graph can be learnt"
+        )
+
+
+def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
+    """Check that every client whose graph is to be made has more than k nodes."""
+    for graph in graphs:
+        nodes = graph.y.numel()
+        if graph.is_graphless and k >= nodes:
+            raise DataError(
+                f"client {graph.client} has {nodes} nodes, so each has at most {nodes - 1} "
+                f"neighbours: graph.neighbours = {k} must be smaller than the number of nodes"
+            )
+
+
+def _parts(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[Tensor]:
+    edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
+    match partition.method:
+        case "louvain":
+            fine = partition.resolution
+            every = partition.every_node
+            return communities.louvain(
+                edges, n, clients=clients, resolution=fine, seed=seed, every_node=every
+            )
+        case "metis":
+            return communities.metis(edges, n, clients=clients, seed=seed)
+        case "dirichlet":
+            return communities.dirichlet(data.y, clients, partition.alpha, seed)
+        case "random":
+            return communities.random_parts(n, clients, seed)
+        case "metis-overlapping":
+            draws, share = partition.draws, partition.drawn_share
+            return communities.metis_overlapping(
+                edges, n, clients=clients, draws=draws, share=share, seed=seed
+            )
+    allowed = f"louvain, metis, dirichlet, random, {OVERLAPPING}"
+    raise DataError(f"partition.method = {partition.method!r}: must be one of {allowed}")
+
+
+def _order(clients: int, seed: int) -> list[int]:
+    """Give the order in which clients lose their edges as more of them are to be graphless."""
+    order: list[int] = torch.randperm(clients, generator=generator(seed, "graphless")).tolist()
+    return order
+
+
+def _without_edges(graph: ClientGraph) -> ClientGraph:
+    return replace(graph, edge_index=None, hidden_edges=graph.edge_index)
+
+
+def _rows_are_equal(x: Tensor) -> bool:
+    if x.layout == torch.strided:
+        return bool((x == x[0]).all())
+    # Row by row, so that a matrix too large to be dense stays sparse.
+    first = take_rows(x, torch.tensor([0])).to_dense()
+    rows = (take_rows(x, torch.tensor([row])).to_dense() for row in range(1, x.size(0)))
+    return all(torch.equal(row, first) for row in rows)

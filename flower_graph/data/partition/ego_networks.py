@@ -1,0 +1,331 @@
+"""Ego-networks: the subgraphs around sampled nodes, one per client, and their splits.
+
+A client's ego-network is what FedSCem (Xie et al., CIKM 2024) deals out: all nodes within some
+hops of one node, the ego, with all edges among them. Ego-networks overlap, and every node keeps
+its number in the whole graph, so that two clients can tell that they hold the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import row_entries, take_rows, to_undirected
+from flower_graph.data.splits import Masks
+from flower_graph.errors import DataError
+from flower_graph.rng import generator
+
+PER_CLIENT = "per-client"
+GLOBAL = "global"
+EGO_SPLITS = (PER_CLIENT, GLOBAL)
+# Egos whose neighbourhoods are searched at once: with hubs, one takes megabytes.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class EgoNetwork:
+    """One client's graph.
+
+    Parameters
+    ----------
+    client
+        Number of the client; unique over the run.
+    ego
+        The node in the middle, as numbered in the whole graph.
+    nodes
+        Its nodes as numbered in the whole graph, int64 ``[n_c]``; ascending where cut out here.
+    edge_index
+        Both directions of every edge between them, by place in ``nodes``, int64 ``[2, e]``,
+        sorted, no self-loops.
+    x
+        Features, float ``[n_c, f]``, dense or sparse CSR as in the whole graph.
+    y
+        Class of each node, int64 ``[n_c]``; below 0 without a label.
+    train_mask, val_mask, test_mask
+        Boolean ``[n_c]``, disjoint; nodes without a label are in none.
+    names
+        ``n_c`` words that name the nodes at all clients alike; None where ``nodes`` does.
+    """
+
+    client: int
+    ego: int
+    nodes: Tensor
+    edge_index: Tensor
+    x: Tensor
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    names: tuple[str, ...] | None = None
+
+    @property
+    def identities(self) -> Sequence[int | str]:
+        """What says which nodes two clients have in common, in the order of the nodes."""
+        return self.nodes.tolist() if self.names is None else self.names
+
+
+class WholeGraph(Protocol):
+    """What is read from the whole graph; ``Graph`` and PyG's ``Data`` have it."""
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+
+
+class PartitionSettings(Protocol):
+    """What is read from the partition section of a config."""
+
+    hops: int
+    clients: int
+    min_nodes: int
+    seed: int | None
+    split: str
+    ratios: list[float]
+
+
+def partition_egos(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[EgoNetwork]:
+    """Sample egos, cut out their ego-networks and split them.
+
+    Parameters
+    ----------
+    data
+        The whole graph; its own masks play no part.
+    partition
+        The partition section of a config.
+    seed
+        Seed of the run; stands in for ``partition.seed`` where that is None.
+
+    Returns
+    -------
+    list of EgoNetwork
+        One per client, in the order of the clients' numbers.
+
+    Raises
+    ------
+    DataError
+        If the settings are impossible, alone or for this graph.
+    """
+    seed = seed if partition.seed is None else partition.seed
+    egos = sample_egos(data, partition.clients, partition.hops, partition.min_nodes, seed)
+    networks = ego_networks(data, egos, partition.hops)
+    if partition.split == PER_CLIENT:
+        return split_per_client(networks, partition.ratios, seed)
+    if partition.split == GLOBAL:
+        return split_global(networks, data.y, partition.ratios, seed)
+    allowed = ", ".join(EGO_SPLITS)
+    raise DataError(f"partition.split = {partition.split!r}: must be one of {allowed}")
+
+
+def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed: int) -> Tensor:
+    """Draw the nodes in the middle, without repetition."""
+    for key, value in (("clients", clients), ("hops", hops), ("min_nodes", min_nodes)):
+        if value < 1:
+            raise DataError(f"partition.{key} = {value}: must be at least 1")
+    neighbours = _Neighbours.of(data)
+    nodes = neighbours.num_nodes
+    if clients > nodes:
+        raise DataError(
+            f"partition.clients = {clients}: the graph has {nodes} nodes to choose from"
+        )
+    chosen = torch.empty(0, dtype=torch.int64)
+    for drawn in torch.randperm(nodes, generator=generator(seed, "egos")).split(CHUNK):
+        members = _members(neighbours, drawn, hops)
+        sizes = torch.bincount(members // nodes, minlength=drawn.numel())
+        chosen = torch.cat([chosen, drawn[sizes >= min_nodes]])
+        if chosen.numel() >= clients:
+            return chosen[:clients]
+    raise DataError(
+        f"partition.clients = {clients}: {chosen.numel()} of {nodes} nodes have a {hops}-hop "
+        f"ego-network of at least partition.min_nodes = {min_nodes} nodes"
+    )
+
+
+def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
+    """Cut out the ego-network of each ego, still without a split.
+
+    Parameters
+    ----------
+    data
+        The whole graph; its edges count in both directions.
+    egos
+        The nodes in the middle, ``[m]``, each once; client numbers follow their order.
+    hops
+        Hops from the ego to the rim, at least 1.
+
+    Returns
+    -------
+    list of EgoNetwork
+        One per ego, with empty masks.
+
+    Raises
+    ------
+    DataError
+        If an ego is outside the graph or there twice, or ``hops`` is below 1.
+    """
+    if hops < 1:
+        raise DataError(f"partition.hops = {hops}: must be at least 1")
+    neighbours = _Neighbours.of(data)
+    egos = _checked_egos(egos, neighbours.num_nodes)
+    parts = (part for chunk in egos.split(CHUNK) for part in _subgraphs(neighbours, chunk, hops))
+    networks = []
+    for client, (ego, (nodes, edge_index)) in enumerate(zip(egos.tolist(), parts, strict=True)):
+        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
+        x, y = take_rows(data.x, nodes), data.y[nodes]
+        networks.append(EgoNetwork(client, ego, nodes, edge_index, x, y, nobody, nobody, nobody))
+    return networks
+
+
+def split_per_client(
+    networks: Sequence[EgoNetwork], ratios: Sequence[float], seed: int
+) -> list[EgoNetwork]:
+    """Split each client's labelled nodes by themselves."""
+    # A node that several clients hold may train at one and be tested at another. A client with a
+    # labelled node has at least one for training, even where its share would round to none.
+    _check_ratios(ratios)
+    done = []
+    for network in networks:
+        chance = generator(seed, "ego-split", network.client)
+        train, val, test = _draw(network.y, ratios, chance)
+        done.append(replace(network, train_mask=train, val_mask=val, test_mask=test))
+    return done
+
+
+def split_global(
+    networks: Sequence[EgoNetwork], y: Tensor, ratios: Sequence[float], seed: int
+) -> list[EgoNetwork]:
+    """Give every node one role, the same at all clients that hold it.
+
+    The stricter split: no client trains on a label that another is tested on. A client may be
+    left without any training node.
+
+    Parameters
+    ----------
+    networks
+        The ego-networks.
+    y
+        Classes of all nodes of the whole graph, ``[n]``; below 0 without a label.
+    ratios
+        Shares of the whole graph's labelled nodes, as for :func:`split_per_client`.
+    seed
+        The only source of randomness; the draw is the same for any clients.
+
+    Returns
+    -------
+    list of EgoNetwork
+        The same with masks.
+
+    Raises
+    ------
+    DataError
+        If the shares are impossible.
+    """
+    _check_ratios(ratios)
+    roles = _draw(y, ratios, generator(seed, "global-split"))
+    done = []
+    for network in networks:
+        train, val, test = (role[network.nodes] for role in roles)
+        done.append(replace(network, train_mask=train, val_mask=val, test_mask=test))
+    return done
+
+
+class _Neighbours(NamedTuple):
+    """Every node's neighbours, one after another: those of v are ``other[start[v]:start[v+1]]``."""
+
+    start: Tensor
+    other: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return self.start.numel() - 1
+
+    @classmethod
+    def of(cls, data: WholeGraph) -> _Neighbours:
+        nodes = int(data.y.numel())
+        source, target = to_undirected(data.edge_index, nodes)
+        start = torch.zeros(nodes + 1, dtype=torch.int64)
+        start[1:] = torch.bincount(source, minlength=nodes).cumsum(0)
+        return cls(start, target)
+
+    def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """List the neighbours of all given nodes: whose they are (a place) and which."""
+        place, entry = row_entries(self.start, nodes)
+        return place, self.other[entry]
+
+
+def _members(neighbours: _Neighbours, egos: Tensor, hops: int) -> Tensor:
+    """Find who is within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
+    nodes = neighbours.num_nodes
+    found = rim = torch.arange(egos.numel()) * nodes + egos
+    for _ in range(hops):
+        place, other = neighbours.step(rim % nodes)
+        reached = torch.unique(rim[place] // nodes * nodes + other)
+        rim = reached[~torch.isin(reached, found)]
+        found = torch.cat([found, rim]).sort().values
+    return found
+
+
+def _subgraphs(neighbours: _Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give each ego's nodes and the edges among them, by place."""
+    nodes = neighbours.num_nodes
+    members = _members(neighbours, egos, hops)
+    source, other = neighbours.step(members % nodes)
+    wanted = members[source] // nodes * nodes + other
+    target = torch.searchsorted(members, wanted).clamp_(max=members.numel() - 1)
+    inside = members[target] == wanted
+    edges = torch.stack([source[inside], target[inside]])
+    owner = members // nodes
+    sizes = torch.bincount(owner, minlength=egos.numel())
+    edge_counts = torch.bincount(owner[edges[0]], minlength=egos.numel())
+    first = (sizes.cumsum(0) - sizes).tolist()
+    # Members are sorted by ego, and edges by their source among them.
+    parts = zip(
+        first,
+        (members % nodes).split(sizes.tolist()),
+        edges.split(edge_counts.tolist(), dim=1),
+        strict=True,
+    )
+    # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
+    return ((own.clone(), among - start) for start, own, among in parts)
+
+
+def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
+    egos = torch.as_tensor(egos, dtype=torch.int64)
+    outside = egos[(egos < 0) | (egos >= num_nodes)].tolist()
+    if outside:
+        raise DataError(
+            f"egos {outside[:5]}: outside the graph; its nodes are 0 to {num_nodes - 1}"
+        )
+    values, counts = torch.unique(egos, return_counts=True)
+    twice = values[counts > 1].tolist()
+    if twice:
+        raise DataError(f"egos {twice[:5]}: there more than once; each node can be one ego")
+    return egos
+
+
+def _check_ratios(ratios: Sequence[float]) -> None:
+    shares = [float(share) for share in ratios]
+    # Says what is good rather than what is bad, so that NaN is refused too. The small slack lets
+    # shares such as 0.48, 0.32, 0.2 sum to one in floating point.
+    good = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0 and sum(shares) <= 1 + 1e-9
+    if not good:
+        raise DataError(
+            f"partition.ratios = {shares}: must be three shares for train (above 0), val and test "
+            "(0 or more) that sum to at most 1"
+        )
+
+
+def _draw(y: Tensor, ratios: Sequence[float], chance: torch.Generator) -> Masks:
+    """Deal the labelled nodes at random into three shares, the first never empty."""
+    labelled = (y >= 0).nonzero().flatten()
+    count = labelled.numel()
+    order = labelled[torch.randperm(count, generator=chance)]
+    # Rounding the running sum, so that shares that sum to 1 cover every node.
+    ends = [min(count, max(1, round(count * sum(ratios[: k + 1])))) for k in range(3)]
+    masks = [torch.zeros(y.numel(), dtype=torch.bool) for _ in range(3)]
+    for mask, start, end in zip(masks, [0, *ends[:2]], ends, strict=True):
+        mask[order[start:end]] = True
+    return Masks(*masks)

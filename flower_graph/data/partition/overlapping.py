@@ -1,0 +1,193 @@
+"""Clients whose graphs overlap: public nodes that all hold, and private nodes of each alone.
+
+The setting of PPFL-GNN (Zhang et al., 2023, section 4.1): four clients hold 40 % of one graph's
+nodes in common and 15 % each alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import take_rows, to_undirected
+from flower_graph.data.partition.client_graphs import WholeGraph
+from flower_graph.data.partition.public_choice import choose_public
+from flower_graph.data.splits import Masks, stratified_split
+from flower_graph.errors import DataError
+from flower_graph.rng import generator
+
+ROLES = ("training", "validation", "test")
+EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
+
+
+@dataclass(frozen=True)
+class OverlappingGraph:
+    """One client's graph; clients that hold the same node give it the same number."""
+
+    client: int  # Number of the client; unique over the run
+    nodes: Tensor  # Number of each node in the whole graph, int64 [n], ascending
+    public: Tensor  # Boolean [n]: nodes whose embeddings the client sends
+    x: Tensor  # Features, float [n, f], dense or sparse CSR as in the whole graph
+    # True class of each node, int64 [n], below 0 without a label: what embeddings are judged by
+    y: Tensor
+    # Class that the client trains with, int64 [n]; some are wrong under label noise
+    train_y: Tensor
+    # Both directions of every edge, by place in nodes, int64 [2, e], sorted, no self-loops
+    edge_index: Tensor
+    train_mask: Tensor  # Boolean [n], disjoint; a node has one role at all clients that hold it
+    val_mask: Tensor
+    test_mask: Tensor
+
+
+class OverlapSettings(Protocol):
+    """What is read from the partition section of a config."""
+
+    clients: int
+    public: str
+    public_share: float
+    private_share: float
+    label_noise: float
+    seed: int | None
+    ratios: list[float]
+
+
+def overlapping_graphs(
+    data: WholeGraph, partition: OverlapSettings, seed: int
+) -> list[OverlappingGraph]:
+    """Cut a graph into clients that share their public nodes.
+
+    Every client has all edges among its nodes; one without any edge is allowed, and so are
+    isolated nodes. Roles are drawn once for the whole graph, class by class.
+
+    Parameters
+    ----------
+    data
+        The whole graph; its own masks play no part.
+    partition
+        The partition section of a config.
+    seed
+        Seed of the run; stands in for ``partition.seed`` where that is None.
+
+    Returns
+    -------
+    list of OverlappingGraph
+        One per client, in the order of the clients' numbers.
+
+    Raises
+    ------
+    DataError
+        If the graph has no nodes or no edges, a setting is impossible, or a client has no node
+        in a role whose share is not 0, which names the client.
+    """
+    seed = seed if partition.seed is None else partition.seed
+    n = int(data.y.numel())
+    edges = to_undirected(data.edge_index, n)
+    owner = deal_nodes(edges, n, partition, seed)
+    roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
+    classes = data.y[data.y >= 0].unique()
+    graphs = []
+    for client, (nodes, own) in enumerate(_cut(edges, owner, partition.clients)):
+        y, masks = data.y[nodes], Masks(*(mask[nodes] for mask in roles))
+        check_roles(client, masks, partition.ratios)
+        chance = generator(seed, "label-noise", client)
+        noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=chance)
+        public, x = owner[nodes] == EVERYBODY, take_rows(data.x, nodes)
+        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, own, *masks))
+    return graphs
+
+
+def deal_nodes(edge_index: Tensor, n: int, partition: OverlapSettings, seed: int) -> Tensor:
+    """Say who holds each node: everybody, one client, or nobody."""
+    # Private nodes are dealt from one random order of all nodes, whichever way public ones are
+    # chosen: client after client takes the next that are not public.
+    if not edge_index.numel():
+        raise DataError(f"the graph has {n} nodes and no edges: clients need some to embed nodes")
+    public, private = _sizes(n, partition)
+    chosen = choose_public(edge_index, n, public, partition.public, seed)
+    owner = torch.full((n,), NOBODY)
+    owner[chosen] = EVERYBODY
+    order = torch.randperm(n, generator=generator(seed, "private-nodes"))
+    rest = order[owner[order] == NOBODY][: private * partition.clients]
+    owner[rest] = torch.arange(partition.clients).repeat_interleave(private)
+    return owner
+
+
+def noisy_labels(
+    y: Tensor, train_mask: Tensor, classes: Tensor, share: float, *, generator: torch.Generator
+) -> Tensor:
+    """Give a share of the training nodes another class, each other one equally likely."""
+    if not 0 <= share < 1:
+        raise DataError(f"partition.label_noise = {share}: must be at least 0 and below 1")
+    members = train_mask.nonzero().flatten()
+    order = torch.randperm(members.numel(), generator=generator)
+    chosen = members[order[: round(share * members.numel())]]
+    if not chosen.numel():
+        return y
+    if classes.numel() < 2:
+        raise DataError(
+            f"partition.label_noise = {share}: there is one class alone, so no label can be wrong"
+        )
+    steps = torch.randint(1, classes.numel(), chosen.shape, generator=generator)
+    wrong = (torch.searchsorted(classes, y[chosen]) + steps) % classes.numel()
+    return y.index_put((chosen,), classes[wrong])
+
+
+def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
+    """Check that a client has nodes in every role that is to have some."""
+    for role, mask, share in zip(ROLES, masks, ratios, strict=True):
+        if share > 0 and not mask.any():
+            raise DataError(
+                f"client {client}: none of its {mask.numel()} nodes is for {role}, with "
+                f"partition.ratios = {list(ratios)}: give this role a larger share, or the client "
+                "more labelled nodes"
+            )
+
+
+def _sizes(n: int, partition: OverlapSettings) -> tuple[int, int]:
+    """Count the public nodes, and the private ones of each client, both rounded down."""
+    clients, public, private = partition.clients, partition.public_share, partition.private_share
+    if clients < 1:
+        raise DataError(f"partition.clients = {clients}: must be at least 1")
+    if not 0 < public <= 1:
+        raise DataError(f"partition.public_share = {public}: must be above 0 and at most 1")
+    if not 0 <= private <= (1 - public) / clients + 1e-9:
+        raise DataError(
+            f"partition.private_share = {private}: must be at least 0 and at most "
+            f"{(1 - public) / clients:g}, which is what partition.public_share = {public} leaves "
+            f"to each of {clients} clients"
+        )
+    # Rounded before they are cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
+    counts = int(round(public * n, 6)), int(round(private * n, 6))
+    for key, share, count in zip(("public", "private"), (public, private), counts, strict=True):
+        if share > 0 and count == 0:
+            raise DataError(
+                f"partition.{key}_share = {share}: less than one of the graph's {n} nodes; must "
+                f"be at least {1 / n:.2g}" + (", or 0" if key == "private" else "")
+            )
+    return counts
+
+
+def _cut(edges: Tensor, owner: Tensor, clients: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give each client's nodes, ascending, and the edges among them by place, sorted."""
+    source, target = owner[edges]
+    # An edge is a client's if both ends are its own or public; one of these is the larger number.
+    inside = (source == target) | (torch.minimum(source, target) == EVERYBODY)
+    whose = torch.where(inside, torch.maximum(source, target), NOBODY)
+    common, public = edges[:, whose == EVERYBODY], (owner == EVERYBODY).nonzero().flatten()
+    # Grouped once, so that the work does not grow with clients times edges.
+    links, nodes = _grouped(whose, clients), _grouped(owner, clients)
+    for own_links, own_nodes in zip(links, nodes, strict=True):
+        held = torch.cat([public, own_nodes]).sort().values
+        places = torch.searchsorted(held, torch.cat([common, edges[:, own_links]], dim=1))
+        yield held, places[:, (places[0] * held.numel() + places[1]).argsort()]
+
+
+def _grouped(owner: Tensor, clients: int) -> list[Tensor]:
+    """List the places of each client's number, ascending."""
+    counts = torch.bincount(owner[owner >= 0], minlength=clients).tolist()
+    order = owner.argsort(stable=True)
+    return list(order[owner.numel() - sum(counts) :].split(counts))

@@ -1,0 +1,1 @@
+"""Where graphs come from: names, raw files, caches, generators."""

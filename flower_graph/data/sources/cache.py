@@ -1,0 +1,103 @@
+"""Where raw files are looked for, and where processed copies are kept.
+
+The data root is only ever read. Whatever a loader writes goes to the cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
+
+from flower_graph.errors import DataError
+
+ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
+CACHE_VARIABLE = "FLOWER_GRAPH_CACHE"
+
+
+def data_root(setting: str | None) -> Path | None:
+    """Return the folder of raw files, or None when none is set."""
+    value, origin = setting, "data.root"
+    if not value:
+        value, origin = os.environ.get(ROOT_VARIABLE), ROOT_VARIABLE
+    if not value:
+        return None
+    folder = Path(value).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{origin} = {value!r}: there is no such folder")
+    return folder
+
+
+def cache_root() -> Path:
+    """Return the folder for processed copies: FLOWER_GRAPH_CACHE, or the user's cache."""
+    own = os.environ.get(CACHE_VARIABLE)
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "flower-graph"
+
+
+def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
+    """Return the folder of the cache with this key; fill it first if it is not there."""
+    # A folder is filled under a temporary name and renamed when it is complete, so processes that
+    # start at once do not see each other's half-made folders.
+    folder = cache_root() / key
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    except OSError as error:
+        raise DataError(
+            f"the cache {folder.parent} cannot be written ({error}); "
+            f"set {CACHE_VARIABLE} to a folder that can"
+        ) from error
+    try:
+        fill(temporary)
+        _publish(temporary, folder)
+    finally:
+        # Also after Ctrl-C; nothing is left to remove when the rename worked.
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    try:
+        os.replace(temporary, folder)
+    except OSError:
+        # Another process was faster: a folder that has files cannot be replaced.
+        if not folder.is_dir():
+            raise
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder's files into a folder; the copies are writable by their owner."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of each file, so that a new file is noticed."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in files)
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+def missing_message(
+    label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None
+) -> str:
+    """Say which files of a data set are missing, where they were looked for, and what to do."""
+    absent = [file for file in files if root is None or not (root / file).exists()]
+    shown = ", ".join(file.name for file in absent[:3])
+    more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
+    place = "no data root is set" if root is None else f"looked in {root / wanted}"
+    return (
+        f"data set {label!r} is missing: no {shown}{more} ({place}; nor is it in the cache "
+        f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}, "
+        "or run once with a network."
+    )

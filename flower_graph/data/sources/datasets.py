@@ -1,0 +1,240 @@
+"""From a data config to one checked graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from flower_graph.data.cora_linqs import load_cora_linqs
+from flower_graph.data.graph import Graph, prepare_features, to_undirected
+from flower_graph.data.sources.cache import data_root
+from flower_graph.data.sources.files import load_file
+from flower_graph.data.sources.generators import csbm
+from flower_graph.data.sources.names import ARXIV, CSBM, LINQS, file_path, pyg_name
+from flower_graph.data.sources.ogb import load_arxiv
+from flower_graph.data.sources.pyg import load_pyg
+from flower_graph.data.splits import (
+    Masks,
+    geom_gcn_file,
+    geom_gcn_split,
+    random_split,
+    ratio_split,
+    select_column,
+    split_number,
+)
+from flower_graph.data.validate import check_data, check_edges, check_features
+from flower_graph.errors import DataError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+SPLITS = ("public", "geom-gcn", "random")
+FOLDS = 10  # splits that geom-gcn published for each set
+SPLIT_FOLDER = "geom-gcn-splits"
+# Classes whose own masks are the splits of geom-gcn.
+GEOM_GCN_CLASSES = ("WikipediaNetwork", "Actor", "WebKB")
+
+
+class DataSettings(Protocol):
+    """What is read from the data section of a config; ``DataConfig`` has it."""
+
+    name: str
+    root: str | None
+    split: str
+    split_index: int | None
+    split_seed: int
+    train_per_class: int
+    num_val: int
+    num_test: int
+    ratios: list[float] | None
+    normalize: bool
+    presence: bool
+    nodes: int
+    classes: int
+    degree: float
+    features: int
+    active: int
+    homophily: float
+
+
+def load_data(config: DataSettings, *, seed: int = 0, download: bool = True) -> Data:
+    """Load, split, normalise and check a data set.
+
+    Parameters
+    ----------
+    config
+        The data section of a config.
+    seed
+        Seed of the run; chooses among published splits when ``split_index`` is None.
+        Random splits and generated graphs depend on ``config.split_seed`` instead.
+    download
+        Whether a set that is not on disk may be downloaded.
+
+    Returns
+    -------
+    Data
+        PyG ``Data``: ``x`` float32 ``[n, f]``; ``edge_index`` int64 ``[2, E]``, both
+        directions of every edge, sorted, no duplicates, no self-loops; ``y`` int64
+        ``[n]``; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[n]``; ``num_classes``.
+
+    Raises
+    ------
+    DataError
+        If the set is unknown, missing or unfit, or the split is impossible.
+    """
+    return load_graph(config, seed=seed, download=download).to_data()
+
+
+def load_graph(config: DataSettings, *, seed: int = 0, download: bool = True) -> Graph:
+    """Do what :func:`load_data` does, without importing PyG for sets that need none.
+
+    Parameters
+    ----------
+    config, seed, download
+        As for :func:`load_data`.
+
+    Returns
+    -------
+    Graph
+        The same tensors.
+
+    Raises
+    ------
+    DataError
+        As for :func:`load_data`.
+    """
+    if config.split not in SPLITS:
+        raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
+    graph, masks = _read(config, seed, download)
+    # Before anything is computed from them: NaN and edges to nowhere would spread.
+    check_features(graph.x)
+    nodes = graph.x.size(0)
+    check_edges(graph.edge_index, nodes)
+    masks = _random(config, graph) if config.split == "random" else masks
+    if masks is None:
+        raise DataError(
+            f"data set {config.name!r} has no public split: use data.split=random "
+            "(with data.train_per_class, data.num_val and data.num_test, or data.ratios)"
+        )
+    train, val, test = select_column(masks, config.split_index, seed)
+    graph = replace(
+        graph,
+        x=prepare_features(graph.x, presence=config.presence, normalize=config.normalize),
+        edge_index=to_undirected(graph.edge_index, nodes),
+        train_mask=train,
+        val_mask=val,
+        test_mask=test,
+    )
+    check_data(graph)
+    return graph
+
+
+def describe(data: Any) -> dict[str, int]:
+    """Count what is in a graph.
+
+    Parameters
+    ----------
+    data
+        A graph as :func:`load_data` or :func:`load_graph` returns it.
+
+    Returns
+    -------
+    dict
+        ``nodes``, ``edges`` (undirected), ``features``, ``classes``, ``isolated``
+        (nodes without an edge), and the sizes ``train``, ``val`` and ``test``.
+    """
+    nodes = int(data.x.size(0))
+    touched = torch.zeros(nodes, dtype=torch.bool)
+    touched[data.edge_index.flatten()] = True
+    return {
+        "nodes": nodes,
+        "edges": int(data.edge_index.size(1)) // 2,
+        "features": int(data.x.size(1)),
+        "classes": int(data.num_classes),
+        "isolated": int((~touched).sum()),
+        "train": int(data.train_mask.sum()),
+        "val": int(data.val_mask.sum()),
+        "test": int(data.test_mask.sum()),
+    }
+
+
+def _read(config: DataSettings, seed: int, download: bool) -> tuple[Graph, Masks | None]:
+    path = file_path(config.name)
+    name = config.name.lower()
+    if path is not None:
+        graph = load_file(path)
+    elif name == LINQS:
+        graph = load_cora_linqs()
+    elif name == CSBM:
+        graph = _generate(config)
+    elif name == ARXIV:
+        graph = load_arxiv(root=data_root(config.root), download=download)
+    else:
+        return _read_pyg(config, seed, download)
+    if config.split == "geom-gcn":
+        raise _no_geom_gcn(config.name)
+    return graph, _own_masks(graph)
+
+
+def _read_pyg(config: DataSettings, seed: int, download: bool) -> tuple[Graph, Masks | None]:
+    name, root = pyg_name(config.name), data_root(config.root)
+    if name.group != "Planetoid" or config.split != "geom-gcn":
+        if config.split == "geom-gcn" and name.group not in GEOM_GCN_CLASSES:
+            raise _no_geom_gcn(config.name)
+        graph = load_pyg(name, root=root, download=download)
+        return graph, _own_masks(graph)
+    fold = split_number(FOLDS, config.split_index, seed)
+    file = geom_gcn_file(Path(SPLIT_FOLDER), str(name.member), fold)
+    if root is not None and (root / file).is_file():
+        graph = load_pyg(name, root=root, download=download)
+        return graph, geom_gcn_split(root / file, graph.x.size(0))
+    try:
+        # PyG has the ten splits as columns, once it has downloaded them.
+        options = {"split": "geom-gcn"}
+        graph = load_pyg(name, root=root, download=download, options=options)
+    except DataError as error:
+        raise DataError(f"the data root has no {file}, and PyG has none either: {error}") from error
+    return graph, _own_masks(graph)
+
+
+def _no_geom_gcn(name: str) -> DataError:
+    return DataError(
+        f"data.split = 'geom-gcn': there is no such split of {name!r}; it exists for Cora, "
+        f"CiteSeer, PubMed, {', '.join(GEOM_GCN_CLASSES)}. Use data.split=public or random"
+    )
+
+
+def _own_masks(graph: Graph) -> Masks | None:
+    train, val, test = graph.train_mask, graph.val_mask, graph.test_mask
+    if train is None or val is None or test is None:
+        return None
+    return Masks(train, val, test)
+
+
+def _random(config: DataSettings, graph: Graph) -> Masks:
+    generator = torch.Generator().manual_seed(config.split_seed)
+    if config.ratios is not None:
+        return ratio_split(graph.x.size(0), config.ratios, generator=generator)
+    return random_split(
+        graph.y,
+        graph.num_classes,
+        train_per_class=config.train_per_class,
+        num_val=config.num_val,
+        num_test=config.num_test,
+        generator=generator,
+    )
+
+
+def _generate(config: DataSettings) -> Graph:
+    return csbm(
+        config.nodes,
+        config.classes,
+        degree=config.degree,
+        features=config.features,
+        active=config.active,
+        homophily=config.homophily,
+        seed=config.split_seed,
+    )

@@ -1,0 +1,133 @@
+"""Names of data sets: what they stand for, and the nearest one to a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from flower_graph.errors import DataError
+
+LINQS = "cora-linqs"
+CSBM = "csbm"
+ARXIV = "ogbn-arxiv"
+
+# Names that PyG's classes take, where a wrong one would otherwise be an attempt to download.
+MEMBERS = {
+    "Planetoid": ("Cora", "CiteSeer", "PubMed"),
+    "WikipediaNetwork": ("chameleon", "squirrel"),
+    "Amazon": ("Computers", "Photo"),
+    "Coauthor": ("CS", "Physics"),
+    "CitationFull": ("Cora", "Cora_ML", "CiteSeer", "DBLP", "PubMed"),
+    "WebKB": ("Cornell", "Texas", "Wisconsin"),
+}
+SHORT = {
+    member.lower(): (group, member)
+    for group in ("Planetoid", "WikipediaNetwork")
+    for member in MEMBERS[group]
+}
+SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
+
+
+class PygName(NamedTuple):
+    """A class of ``torch_geometric.datasets`` and the name it is asked for, if any."""
+
+    group: str
+    member: str | None
+
+
+def known_names() -> tuple[str, ...]:
+    """Return the names that ``data.name`` knows by itself, bundled sets first.
+
+    Any other single-graph node-classification class of PyG (``Class`` or
+    ``Class/name``) and the path of a saved graph are allowed too.
+    """
+    short = tuple(member for _, member in SHORT.values())
+    long = tuple(
+        f"{group}/{member}"
+        for group, members in MEMBERS.items()
+        if group not in ("Planetoid", "WikipediaNetwork")
+        for member in members
+    )
+    return (LINQS, CSBM, *short, *SINGLE, ARXIV, *long)
+
+
+def file_path(name: str) -> Path | None:
+    """Return the path when a name means a saved graph, else None."""
+    # It does when it ends in ``.pt``, or contains a path separator and such a file exists.
+    path = Path(name).expanduser()
+    if name.endswith(".pt") or (len(path.parts) > 1 and path.is_file()):
+        return path
+    return None
+
+
+def folder_path(name: str) -> Path | None:
+    """Return the path when a name means a folder of clients' graphs, else None."""
+    # It does when it ends in ``/``, or is a folder with ``.pt`` files in it; a folder of raw data
+    # that happens to have the name of a data set does not count.
+    path = Path(name).expanduser()
+    if name.endswith("/") or (path.is_dir() and any(path.glob("*.pt"))):
+        return path
+    return None
+
+
+def pyg_name(name: str) -> PygName:
+    """Return the PyG class and member that a name stands for."""
+    if name.lower() in SHORT:
+        return PygName(*SHORT[name.lower()])
+    group, _, member = name.partition("/")
+    known = {known.lower(): known for known in (*MEMBERS, *SINGLE)}
+    if group.lower() not in known:
+        known = {known.lower(): known for known in _pyg_classes()}
+    if not name or group.lower() not in known:
+        raise DataError(_unknown(name, (*known_names(), *known.values())))
+    group = known[group.lower()]
+    if group in MEMBERS:
+        members = {known.lower(): known for known in MEMBERS[group]}
+        if member.lower() not in members:
+            names = [f"{group}/{known}" for known in members.values()]
+            raise DataError(_unknown(name, names, others=False))
+        member = members[member.lower()]
+    return PygName(group, member or None)
+
+
+def check_name(name: str) -> None:
+    """Check that a data set of this name could exist, without reading any data.
+
+    Parameters
+    ----------
+    name
+        As ``data.name`` in the config.
+
+    Raises
+    ------
+    DataError
+        If the name is unknown (the message has the nearest known one), or names a
+        file that does not exist.
+    """
+    path = file_path(name)
+    if path is not None:
+        if not path.is_file():
+            raise DataError(f"data.name = {name!r}: there is no such file")
+    elif name.lower() not in (LINQS, CSBM, ARXIV):
+        pyg_name(name)
+
+
+def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
+    by_lower = {known.lower(): known for known in names}
+    near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    hint = f"; did you mean {by_lower[near[0]]!r}?" if near else "."
+    allowed = known_names() if others else names
+    text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
+    if others:
+        text += "; any node-classification class of PyG as Class or Class/name; a .pt file"
+        text += "; with app=fedgls or app=ppfl also a folder of .pt files"
+    return text
+
+
+def _pyg_classes() -> list[str]:
+    # Imported here: it takes seconds.
+    import torch_geometric.datasets as datasets
+
+    return list(datasets.__all__)

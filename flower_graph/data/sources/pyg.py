@@ -1,0 +1,192 @@
+"""Data sets through the loaders of PyTorch Geometric (PyG).
+
+PyG writes next to the raw files that it reads. So the raw files of one set are
+copied into a folder of the cache, and PyG is given that folder.
+
+Some raw files are pickles (those of Planetoid), which PyG loads as such. A data root
+has to be trusted, other than a file that ``data.name`` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from flower_graph.data.graph import Graph, dense_features
+from flower_graph.data.sources.cache import cached_folder, copy_tree, fingerprint, missing_message
+from flower_graph.data.sources.names import PygName
+from flower_graph.data.sources.network import check_reachable, stall_limit
+from flower_graph.data.validate import check_labels
+from flower_graph.errors import DataError
+
+
+class _RawFilesWantedError(Exception):
+    """Carries what a loader looks for; ends it before it does anything."""
+
+
+@dataclass(frozen=True)
+class _RawFiles:
+    """Raw folder of a loader and its files, relative to the root that it was given."""
+
+    folder: PurePath
+    files: tuple[PurePath, ...]
+
+
+def load_pyg(
+    name: PygName, *, root: Path | None, download: bool, options: dict[str, Any] | None = None
+) -> Graph:
+    """Load a single-graph node-classification set through its PyG class."""
+    label = "/".join(part for part in name if part)
+    cls = _dataset_class(name.group)
+    arguments = _arguments(cls, name, options or {})
+    if cls.__name__ == "KarateClub":  # part of PyG's code: no files
+        return _graph(_call(cls, arguments, label), label)
+    if "root" not in inspect.signature(cls.__init__).parameters:
+        # These draw from the global random numbers: another graph each time.
+        raise DataError(f"data set {label!r} is generated, not loaded; data.name=csbm generates")
+    raw = _raw_files(cls, arguments, label)
+    folder = _prepared(cls, arguments, raw, label, root, download)
+    try:
+        return _graph(_call(cls, {"root": str(folder), **arguments}, label), label)
+    except DataError as error:
+        raise DataError(f"{error} (read from the cache folder {folder})") from error
+
+
+def _dataset_class(group: str) -> Any:
+    import torch_geometric.datasets as datasets
+    from torch_geometric.data import InMemoryDataset
+
+    cls = getattr(datasets, group)
+    if not (inspect.isclass(cls) and issubclass(cls, InMemoryDataset)):
+        raise DataError(f"data set {group!r} is not a graph that PyG keeps in memory")
+    return cls
+
+
+def _arguments(cls: Any, name: PygName, options: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(cls.__init__).parameters
+    arguments = dict(options)
+    # Named here, because PyG warns where it is left out.
+    if name.group == "WikiCS":
+        arguments["is_undirected"] = True
+    if name.member is not None:
+        if "name" not in parameters:
+            raise DataError(f"data set {name.group!r} takes no name, but {name.member!r} is given")
+        arguments["name"] = name.member
+    elif "name" in parameters:
+        raise DataError(f"data set {name.group!r} needs a name: {name.group}/<name>")
+    return arguments
+
+
+def _call(cls: Any, arguments: dict[str, Any], label: str) -> Any:
+    try:
+        return cls(**arguments)
+    except (DataError, _RawFilesWantedError):
+        raise
+    # Loaders fail in any way they like: asserts, missing packages, broken files.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"data set {label!r} cannot be loaded by PyG: {reason}") from error
+
+
+def _raw_files(cls: Any, arguments: dict[str, Any], label: str) -> _RawFiles:
+    # PyG calls download() when raw files are missing, as in an empty folder. By then the
+    # loader knows their names: no table of layouts is needed for its hundred classes.
+    def stop(self: Any) -> None:
+        raise _RawFilesWantedError(self.raw_dir, self.raw_paths)
+
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            _call(
+                type(cls.__name__, (cls,), {"download": stop}), {"root": empty, **arguments}, label
+            )
+        except _RawFilesWantedError as wanted:
+            folder, paths = wanted.args
+            files = tuple(PurePath(path).relative_to(empty) for path in paths)
+            return _RawFiles(PurePath(folder).relative_to(empty), files)
+    raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
+
+
+def _prepared(
+    cls: Any,
+    arguments: dict[str, Any],
+    raw: _RawFiles,
+    label: str,
+    root: Path | None,
+    download: bool,
+) -> Path:
+    source = None if root is None else root / cls.__name__
+    if source is not None and all((source / file).exists() for file in raw.files):
+        origin = source
+
+        def copy(folder: Path) -> None:
+            copy_tree(origin / raw.folder, folder / raw.folder)
+            _call(cls, {"root": str(folder), **arguments}, label)
+
+        files = fingerprint(origin / raw.folder)
+        return cached_folder(_key(label, arguments, files), copy)
+
+    def fetch(folder: Path) -> None:
+        below = [PurePath(cls.__name__) / file for file in raw.files]
+        missing = missing_message(label, PurePath(cls.__name__) / raw.folder, below, root)
+        if not download:
+            raise DataError(f"{missing} (downloads are switched off)")
+        _download(cls, {"root": str(folder), **arguments}, label, missing)
+
+    return cached_folder(_key(label, arguments, "download"), fetch)
+
+
+def _download(cls: Any, arguments: dict[str, Any], label: str, missing: str) -> None:
+    def guarded(self: Any) -> None:
+        try:
+            check_reachable(_urls(cls))
+            with stall_limit():
+                cls.download(self)
+        # Not OSError alone: HTTP libraries have errors of their own.
+        except Exception as error:
+            raise DataError(f"{missing} The download failed: {error}") from error
+
+    _call(type(cls.__name__, (cls,), {"download": guarded}), arguments, label)
+
+
+def _urls(cls: Any) -> list[str]:
+    values = (getattr(cls, key, None) for key in dir(cls) if not key.startswith("_"))
+    return [v for v in values if isinstance(v, str) and v.startswith(("http://", "https://"))]
+
+
+def _key(label: str, arguments: dict[str, Any], content: object) -> str:
+    import torch_geometric
+
+    # The version too: another one may process the same files otherwise.
+    text = repr((label, sorted(arguments.items()), content, torch_geometric.__version__))
+    return f"{label.replace('/', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _graph(dataset: Any, label: str) -> Graph:
+    from torch_geometric.data import Data
+
+    data = dataset[0] if len(dataset) == 1 else None
+    if not isinstance(data, Data):
+        raise DataError(f"data set {label!r} is not one graph of one kind of nodes")
+    return graph_from(data, label)
+
+
+def graph_from(data: Any, label: str, num_classes: int | None = None) -> Graph:
+    """Take what training needs from a PyG ``Data`` or anything with its attributes."""
+    for key in ("x", "edge_index", "y"):
+        if getattr(data, key, None) is None:
+            raise DataError(f"data set {label!r} has no {key}: it is not for node classification")
+    if data.y.numel() == 0:
+        raise DataError(f"data set {label!r} has no nodes")
+    x, y = dense_features(data.x, label), data.y
+    if y.dim() == 2 and y.size(1) == 1:
+        y = y.flatten()
+    check_labels(y, x.size(0), num_classes)
+    classes = int(y.max()) + 1 if num_classes is None else num_classes
+    masks = {
+        f"{part}_mask": getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")
+    }
+    return Graph(x=x, edge_index=data.edge_index, y=y, num_classes=classes, **masks)

@@ -1,0 +1,1 @@
+"""Many small models as one tensor program; PyTorch alone, neither Flower nor PyTorch Geometric."""

@@ -1,0 +1,220 @@
+"""The graphs of several clients as one block-diagonal graph.
+
+Nothing in a batch mixes clients, so any dealing of clients to batches gives the same numbers. The
+first layer's weights are stored by active rows: a client keeps row ``k`` of its matrix only if one
+of its nodes has feature ``k``; the other rows never touch its output.
+
+A graph without edges has the identity as its normalised adjacency: two graph convolutions over it
+are an MLP of two layers.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
+from flower_graph.ops.grouped import group_sizes, group_sum
+
+ROLES = ("train", "val", "test")
+
+
+class Nodes(Protocol):
+    """A client's nodes, whatever its edges."""
+
+    @property
+    def client(self) -> int:
+        """Its number; several graphs may be one client's."""
+
+    @property
+    def x(self) -> Tensor:
+        """``[n, f]`` features, dense or sparse CSR."""
+
+    @property
+    def y(self) -> Tensor:
+        """``[n]`` classes; below 0 for a node without a label."""
+
+
+class Graph(Nodes, Protocol):
+    """What a batch needs of one client."""
+
+    @property
+    def edge_index(self) -> Tensor:
+        """``[2, e]`` edges in both directions, without self-loops; ``e`` may be 0."""
+
+    @property
+    def train_mask(self) -> Tensor:
+        """``[n]`` which nodes train."""
+
+    @property
+    def val_mask(self) -> Tensor:
+        """``[n]`` which nodes validate."""
+
+    @property
+    def test_mask(self) -> Tensor:
+        """``[n]`` which nodes test."""
+
+
+@dataclass(frozen=True)
+class GraphBatch:
+    """Clients' graphs, one behind the other."""
+
+    clients: tuple[int, ...]  # Number of each graph's client
+    ptr: list[int]  # c + 1 bounds of the clients' nodes
+    graph: Adjacency  # [n, n] normalised with self-loops
+    x: Adjacency  # [n, r] features, a column per active row, and the transpose
+    feature: Tensor  # [r] the feature of an active row
+    row_ptr: list[int]  # c + 1 bounds of the clients' active rows
+    row_client: Tensor  # [r] place of the client that owns an active row
+    node_client: Tensor  # [n] place of the client that owns a node
+    y: Tensor  # [n] classes
+    masks: dict[str, Tensor]  # [n] which nodes train, validate and test
+    train_share: Tensor  # [n] weight of a node in its client's mean over the training nodes
+    num_features: int  # Rows of a full first layer
+
+    @property
+    def size(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+
+def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
+    """Refuse a client whose features or classes are not the run's; names the client."""
+    if graph.x.shape[1] != num_features:
+        raise ValueError(
+            f"client {graph.client} has {graph.x.shape[1]} features, the run has {num_features}"
+        )
+    if graph.y.numel() and int(graph.y.max()) >= num_classes:
+        raise ValueError(
+            f"client {graph.client} has class {int(graph.y.max())}, the run's classes are 0 to "
+            f"{num_classes - 1}"
+        )
+
+
+def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> GraphBatch:
+    """Lay the graphs of several clients one behind the other."""
+    ptr = list(accumulate((graph.y.numel() for graph in graphs), initial=0))
+    node_client = _owners(ptr)
+    edges = [graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)]
+    num_features = int(graphs[0].x.shape[1])
+    x, feature, row_client = _active_features(graphs, ptr, num_features)
+    masks = {
+        role: torch.cat([getattr(graph, f"{role}_mask") for graph in graphs]) for role in ROLES
+    }
+    count = group_sum(masks["train"].float(), ptr).clamp(min=1)
+    return GraphBatch(
+        clients=tuple(graph.client for graph in graphs),
+        ptr=ptr,
+        graph=_to(gcn_adjacency(torch.cat(edges, dim=1), ptr[-1]), device),
+        x=_to(x, device),
+        feature=feature.to(device),
+        row_ptr=pointers(row_client, len(graphs)).tolist(),
+        row_client=row_client.to(device),
+        node_client=node_client.to(device),
+        y=torch.cat([graph.y for graph in graphs]).to(device),
+        masks={role: mask.to(device) for role, mask in masks.items()},
+        train_share=(masks["train"] / count[node_client]).to(device),
+        num_features=num_features,
+    )
+
+
+def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
+    """Cut some clients out of a batch; much cheaper than packing them anew."""
+    ptr, row_ptr = _bounds(batch.ptr, places), _bounds(batch.row_ptr, places)
+    nodes, rows = (batch.ptr, ptr), (batch.row_ptr, row_ptr)
+    return GraphBatch(
+        clients=tuple(batch.clients[place] for place in places),
+        ptr=ptr,
+        graph=Adjacency(*(_take_blocks(one, nodes, nodes, places) for one in batch.graph)),
+        x=Adjacency(
+            _take_blocks(batch.x.matrix, nodes, rows, places),
+            _take_blocks(batch.x.transpose, rows, nodes, places),
+        ),
+        feature=_take(batch.feature, batch.row_ptr, places),
+        row_ptr=row_ptr,
+        row_client=_owners(row_ptr).to(batch.y.device),
+        node_client=_owners(ptr).to(batch.y.device),
+        y=_take(batch.y, batch.ptr, places),
+        masks={role: _take(mask, batch.ptr, places) for role, mask in batch.masks.items()},
+        train_share=_take(batch.train_share, batch.ptr, places),
+        num_features=batch.num_features,
+    )
+
+
+def _owners(ptr: list[int]) -> Tensor:
+    """Return the place of each row's client."""
+    return torch.arange(len(ptr) - 1).repeat_interleave(torch.tensor(group_sizes(ptr)))
+
+
+def _bounds(ptr: list[int], places: Sequence[int]) -> list[int]:
+    """Return the bounds of some groups once they lie one behind the other."""
+    return list(accumulate((ptr[place + 1] - ptr[place] for place in places), initial=0))
+
+
+def _take(values: Tensor, ptr: list[int], places: Sequence[int]) -> Tensor:
+    """Put some groups of rows one behind the other."""
+    return torch.cat([values[ptr[place] : ptr[place + 1]] for place in places])
+
+
+def _take_blocks(
+    matrix: Tensor,
+    rows: tuple[list[int], list[int]],
+    columns: tuple[list[int], list[int]],
+    places: Sequence[int],
+) -> Tensor:
+    """Cut some clients' blocks out of a block-diagonal CSR matrix."""
+    # matrix [n, m]
+    start = matrix.crow_indices()
+    entries = start[torch.tensor(rows[0], device=start.device)].tolist()
+    column = matrix.col_indices()
+    shifted = [
+        column[entries[place] : entries[place + 1]] + (new - columns[0][place])
+        for place, new in zip(places, columns[1], strict=False)
+    ]
+    counts = _take(start.diff(), rows[0], places)
+    ptr = torch.cat([start.new_zeros(1), counts.cumsum(0, dtype=start.dtype)])
+    size = (rows[1][-1], columns[1][-1])
+    return csr_tensor(ptr, torch.cat(shifted), _take(matrix.values(), entries, places), size)
+
+
+def _active_features(
+    graphs: Sequence[Graph], ptr: list[int], num_features: int
+) -> tuple[Adjacency, Tensor, Tensor]:
+    """Give every (client, feature) that occurs a column."""
+    rows, keys, values = [], [], []
+    for place, graph in enumerate(graphs):
+        node, feature, value = _entries(graph.x)
+        rows.append(node + ptr[place])
+        keys.append(feature + place * num_features)
+        values.append(value)
+    row, key, value = torch.cat(rows), torch.cat(keys), torch.cat(values)
+    active, column = torch.unique(key, return_inverse=True)
+    shape = (ptr[-1], active.numel())
+    matrix = csr_tensor(pointers(row, shape[0]), column.to(torch.int32), value, shape)
+    order = torch.argsort(column, stable=True)
+    turned = csr_tensor(
+        pointers(column, shape[1]), row[order].to(torch.int32), value[order], shape[::-1]
+    )
+    return Adjacency(matrix, turned), active % num_features, active // num_features
+
+
+def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return node, feature and value of every entry that is not zero, node by node."""
+    if x.layout == torch.sparse_csr:
+        count = x.crow_indices().diff()
+        node = torch.arange(x.shape[0]).repeat_interleave(count)
+        kept = x.values() != 0
+        return node[kept], x.col_indices().long()[kept], x.values().float()[kept]
+    node, feature = x.nonzero(as_tuple=True)
+    return node, feature, x[node, feature].float()
+
+
+def _to(pair: Adjacency, device: torch.device | str) -> Adjacency:
+    return Adjacency(pair.matrix.to(device), pair.transpose.to(device))

@@ -1,0 +1,226 @@
+"""Weights and Adam's moments of many clients' models, below each other in a few tensors.
+
+A network is one model on one graph of a batch. Its first layer's matrix is stored by active rows
+(``graph_batch.py``), all its other parameters are one row of ``rest``; what the parts of that row
+mean is the engine's business. All networks have the same shapes. They may be of several *kinds*,
+which is to say that they belong to different shared models, such as a GNN and a feature encoder.
+
+An inactive row has no gradient, and stays what it was when the round began. In a dense model weight
+decay alone would move it by Adam's full step, against those who do have the feature.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flower_graph.engine.graph_batch import GraphBatch, take_graphs
+from flower_graph.ops.adam import adam_rows_
+
+Tensors = dict[str, Tensor]
+MOMENTS = ("weight", "exp-avg", "exp-avg-sq")  # of ``first`` and ``rest`` each
+
+
+@dataclass
+class ModelWeights:
+    """One full model, such as FedAvg's mean: ``[f, h]`` first layer, ``[D]`` all the rest."""
+
+    first: Tensor
+    rest: Tensor
+
+
+def stacked_state(
+    batch: GraphBatch, models: Sequence[ModelWeights], kinds: Sequence[int] | None = None
+) -> Tensors:
+    """Make the state of networks that have not trained yet."""
+    kind = _kinds(kinds, batch)
+    first, rest = _spread(models, kind, _sources(kind, batch))
+    state: Tensors = {"step": torch.zeros(batch.size, dtype=torch.int32)}
+    for name, value in (("first", first), ("rest", rest)):
+        for moment in MOMENTS:
+            state[f"{moment}.{name}"] = value if moment == "weight" else torch.zeros_like(value)
+    return state
+
+
+def sum_first_layers(active: Tensor, feature: Tensor, inactive: Tensor, without: Tensor) -> Tensor:
+    """Add up first layers that are stored by active rows."""
+    # active [r, h], feature [r], inactive [f, h], without [f]
+    return (inactive * without[:, None]).index_add_(0, feature, active)
+
+
+class StackedWeights:
+    """Some networks' part of a state; what changes here changes there."""
+
+    def __init__(
+        self,
+        state: Tensors,
+        whole: GraphBatch,
+        places: Sequence[int] | None = None,
+        batch: GraphBatch | None = None,
+        kinds: Sequence[int] | None = None,
+    ) -> None:
+        everyone = list(range(whole.size))
+        self.places = everyone if places is None else list(places)
+        are_all = self.places == everyone
+        if batch is None:
+            batch = whole if are_all else take_graphs(whole, self.places)
+        self.batch = batch
+        self._state, self._device = state, whole.y.device
+        self._place = torch.tensor(self.places, dtype=torch.long)
+        self.kind = _kinds(kinds, whole)[self._place.to(self._device)]
+        self._sources = _sources(self.kind, batch)
+        self._rows = None if are_all else _rows_of(whole, self.places).to(self._device)
+        self._start: list[ModelWeights] = []  # the models that this round began with
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Return the networks' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
+        return self._get("weight.first"), self._get("weight.rest")
+
+    def largest(self) -> Tensor:
+        """Return each network's largest weight without its sign, ``[c]``; infinity for NaN."""
+        sizes = (weight.abs().amax(1) for weight in self.weights())
+        first, rest = (size.nan_to_num(torch.inf, posinf=torch.inf) for size in sizes)
+        rows = torch.zeros_like(rest).scatter_reduce_(0, self.batch.row_client, first, "amax")
+        return torch.maximum(rows, rest)
+
+    def start_from(self, *models: ModelWeights, replace: bool = True) -> None:
+        """Replace the networks' weights by shared ones (FedAvg, FedProx); moments stay."""
+        # With a new optimiser every round, each of Adam's steps would have full size, whatever the
+        # gradient: at FedSCem's one step a round FedAvg then ends with a constant prediction.
+        device = self._device
+        self._start = [ModelWeights(m.first.to(device), m.rest.to(device)) for m in models]
+        if replace:
+            for name, value in zip(("first", "rest"), self._anchors(), strict=True):
+                self._put(f"weight.{name}", value)
+
+    def inactive_rows(self, kind: int = 0) -> Tensor:
+        """Return ``[f, h]``: a row of the first layer at networks that do not have its feature."""
+        assert self._start, "only with shared models: start_from comes first"
+        return self._start[kind].first
+
+    def step(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        proximal: float = 0.0,
+    ) -> Tensor:
+        """Take one Adam step; every network takes it, each with its own count of steps."""
+        parts = [weight.detach().requires_grad_() for weight in self.weights()]
+        value = loss(*parts)
+        grads = torch.autograd.grad(value, parts)
+        steps = self._state["step"]
+        steps[self._place] += 1
+        anchors = self._anchors() if proximal and self._start else (None, None)
+        bounds = self.batch.row_ptr, list(range(self.batch.size + 1))
+        for name, grad, anchor, ptr in zip(("first", "rest"), grads, anchors, bounds, strict=True):
+            held = [self._get(f"{moment}.{name}") for moment in MOMENTS]
+            if anchor is not None:
+                grad = grad + proximal * (held[0] - anchor)
+            rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+            adam_rows_(held[0], held[1], held[2], grad, steps[self._place], ptr, **rates)
+            if self._rows is not None:
+                for moment, moved in zip(MOMENTS, held, strict=True):
+                    self._put(f"{moment}.{name}", moved)
+        return value.detach()
+
+    def forget_moments(self, places: Sequence[int] | None = None) -> None:
+        """Let Adam begin anew; the weights stay."""
+        chosen = list(range(self.batch.size)) if places is None else list(places)
+        if not chosen:
+            return
+        rows = _rows_of(self.batch, chosen).to(self._device)
+        rows = rows if self._rows is None else self._rows[rows]
+        place = self._place[torch.tensor(chosen)]
+        self._state["step"][place] = 0
+        for moment in MOMENTS[1:]:
+            self._state[f"{moment}.first"][rows] = 0
+            self._state[f"{moment}.rest"][place.to(self._device)] = 0
+
+    def restart(self, places: Sequence[int], *models: ModelWeights) -> None:
+        """Let networks begin anew, weights and Adam."""
+        rows = _rows_of(self.batch, places).to(self._device)
+        place = torch.tensor(places, device=self._device)
+        fresh = _spread(models, self.kind, self._sources)
+        for name, index, value in zip(("first", "rest"), (rows, place), fresh, strict=True):
+            held = self._get(f"weight.{name}")
+            held[index] = value[index]
+            self._put(f"weight.{name}", held)
+        self.forget_moments(places)
+
+    def weighted_sums(self, shares: Tensor, *, divisor: float = 1.0) -> list[ModelWeights]:
+        """Add up the networks' full models, kind by kind; only after ``start_from``."""
+        # shares [c]
+        assert self._start, "only with shared models: start_from comes first"
+        share = shares.to(self._device, torch.float64)
+        weights = self.weights()
+        return [self._sum(weights, share, kind, divisor) for kind in range(len(self._start))]
+
+    def _sum(
+        self, weights: tuple[Tensor, Tensor], share: Tensor, kind: int, divisor: float
+    ) -> ModelWeights:
+        batch, (first, rest) = self.batch, weights
+        kept = (self.kind == kind) & (share > 0)
+        feature, owner = batch.feature, batch.row_client
+        if not bool(kept.all()):
+            rows = kept[owner].nonzero().flatten()
+            first, feature, owner = first[rows], feature[rows], owner[rows]
+        of_row = share[owner]
+        holders = share.new_zeros(batch.num_features).index_add_(0, feature, of_row)
+        without = share[kept].sum() - holders
+        inactive = self.inactive_rows(kind).double()
+        total = sum_first_layers(first * of_row[:, None], feature, inactive, without)
+        others = (rest[kept] * share[kept, None]).sum(0)
+        return ModelWeights((total / divisor).float(), (others / divisor).float())
+
+    def _anchors(self) -> tuple[Tensor, Tensor]:
+        """Return what the networks' weights were when the round began, laid out as they are."""
+        return _spread(self._start, self.kind, self._sources)
+
+    def _index(self, key: str) -> Tensor:
+        assert self._rows is not None
+        return self._rows if key.endswith(".first") else self._place.to(self._device)
+
+    def _get(self, key: str) -> Tensor:
+        whole = self._state[key]
+        return whole if self._rows is None else whole[self._index(key)]
+
+    def _put(self, key: str, value: Tensor) -> None:
+        whole = self._state[key]
+        if self._rows is None:
+            whole.copy_(value)
+        else:
+            whole[self._index(key)] = value
+
+
+def _kinds(kinds: Sequence[int] | None, batch: GraphBatch) -> Tensor:
+    """Return each network's kind, ``[c]``."""
+    if kinds is None:
+        return torch.zeros(batch.size, dtype=torch.long, device=batch.y.device)
+    if len(kinds) != batch.size:
+        raise ValueError(f"kinds: {len(kinds)} for {batch.size} networks; one each is needed")
+    return torch.tensor(kinds, dtype=torch.long, device=batch.y.device)
+
+
+def _sources(kind: Tensor, batch: GraphBatch) -> Tensor:
+    """Return where each active row lies in the kinds' first layers below each other, ``[r]``."""
+    return kind[batch.row_client] * batch.num_features + batch.feature
+
+
+def _spread(models: Sequence[ModelWeights], kind: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
+    """Give every network its kind's model: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
+    first = torch.cat([model.first.to(kind.device) for model in models])
+    rest = torch.stack([model.rest.to(kind.device) for model in models])
+    return first[sources], rest[kind]
+
+
+def _rows_of(batch: GraphBatch, places: Sequence[int]) -> Tensor:
+    """Return where the active rows of these networks lie in a batch."""
+    ptr = batch.row_ptr
+    return torch.cat([torch.arange(ptr[place], ptr[place + 1]) for place in places])

@@ -1,0 +1,151 @@
+"""All keys on the wire, and how exact integers and arrays are written and read.
+
+Numbers that must arrive exactly as they left (identities, rounds) travel in the ``ConfigRecord``
+as bytes, because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That
+mod also wants the same keys up and down, so a latent vector and its gradient share one key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.arrays import decode_array
+
+FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.integer[Any]]
+
+# Records
+ARRAYS, AVERAGE, CONFIG, METRICS = "arrays", "average", "config", "metrics"
+# Arrays: latent vectors up, their gradients down; averaged weights both ways; how many users held
+# each row, up
+RELAY, WEIGHTS, HOLDERS = "relay", "weights", "holders"
+# Exact integers, as little-endian bytes
+USERS, GRADIENT_ROUND = "users", "gradient-round"
+# Scalars
+ROUND, AVERAGE_ROUND, RESUME_ROUND = "round", "average-round", "resume-round"
+SERVER_ROUND = "server-round"  # Flower's FedAvg says so
+CHECKPOINT = "checkpoint"
+HANDLED = "handled-messages"  # how many a client has behind it; 0 if it has no state of the run
+RUN_TOKEN, NOT_SAVED = "run-token", "not-saved"  # whose checkpoint; why a client could not write it
+LATENT_SIZE, SEED = "latent-size", "seed"
+LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"
+AVERAGE_OVER, WEIGHT_SHAPE = "average-over", "weight-shape"
+# Secure sum: setting up; and three stages whose entries may share one message, so each stage has
+# its own
+SUM_RUN, SUM_CHANNEL_KEYS = "sum-run", "sum-channel-keys"
+SUM_STATE, MASKED_SUM = "secure-sum", "masked-sum"
+PREPARE_RUN = "prepare-run"
+MASK_LENGTH = "mask-length"
+MASK_REFUSED, MASK_LEFT_OUT = "mask-refused", "mask-left-out"
+UNMASK_RUN, UNMASK_CLIENTS = "unmask-run", "unmask-clients"
+UNMASK_SHARES = "unmask-shares"
+# Alignment of identities: the stage that a request is for and its number within the run; clients
+# and, for each, how many rows of the next entry are its own; points, tokens, table size
+ALIGN_STAGE, ALIGN_EPOCH = "align-stage", "align-epoch"
+ALIGN_CLIENTS, ALIGN_SIZES = "align-clients", "align-sizes"
+ALIGN_POINTS, ALIGN_TOKENS, ALIGN_CELLS = "align-points", "align-tokens", "align-cells"
+# ... and in the forms that hide nothing
+ALIGN_PRIME, ALIGN_COEFFICIENTS = "align-prime", "align-coefficients"
+ALIGN_PEERS, ALIGN_PATTERNS, ALIGN_COUNTS = "align-peers", "align-patterns", "align-counts"
+ALIGN_IDENTITIES, ALIGN_SLOTS = "align-identities", "align-slots"
+# LocalSage+ and FedSage+: encoded nodes that miss neighbours; how many nodes each client has of
+# these and how many neighbours each misses; correct predictions and nodes by split; losses
+CLIENTS, ROWS, MISSING = "clients", "rows", "missing"
+COUNTS, LOSSES, EPOCH, OTHERS, SHARE = "counts", "losses", "epoch", "others", "share"
+HIDDEN_SIZE, LOCAL_EPOCHS = "hidden-size", "local-epochs"
+NUM_FEATURES, NUM_CLASSES = "num-features", "num-classes"
+# FedSCem: sums by slot and counts of holders, both ways; a full model, both ways; how the sums are
+# written; what a message is for, and how long it took
+SUMS, TOTAL, EMBEDDINGS, HOLDER_COUNTS = "sums", "total", "embeddings", "holder-counts"
+MODEL, FIRST, REST = "model", "first", "rest"
+ALIGNMENT, VARIANT, SHARES_MODEL, IS_LAST = "alignment", "variant", "shares-model", "is-last"
+SUMS_ROUND, CONTRIBUTORS, SLOTS = "sums-round", "contributors", "slots"
+RING_WORD = "word"
+PRESENT, LEFT_OUT = "present", "left-out"
+PROJECTION, MU, TAU, PROXIMAL = "projection", "mu", "tau", "proximal"
+TRAIN_SECONDS, MASK_SECONDS = "train-seconds", "mask-seconds"
+# PPFL-GNN: embeddings of public nodes up, their aligned means down; whose they are and how many
+# rows each has; which clients have means, and of which ids, by a fingerprint
+PUBLIC, NODES, DIMENSIONS, WITH_TARGETS = "public", "nodes", "dimensions", "with-targets"
+FINGERPRINTS, WANTS_EMBEDDINGS, DISAGREEMENT = "fingerprints", "wants-embeddings", "disagreement"
+FOLLOWS = "follows"  # whether the server knows of earlier rounds of these clients
+JUDGED = "judged-"  # before the name of each measurement
+# ... in sums that nobody can take apart: which means may be learnt from, and how clients turn
+IS_TARGET, ROTATIONS_ONLY = "is-target", "rotations-only"
+# How the adaptor (``client.adaptor``) names the arrays of a reply, and what it says of itself
+# in the answer to a ``query``: version, and FORMAT of the messages that it understands
+ARRAY_NAMES = "array-names"
+VERSION, MESSAGE_FORMAT = "flower-graph", "message-format"
+FORMAT = 1  # counts up whenever a server of one version cannot work with clients of another
+# Largest number that can be a weight, an embedding or a latent vector's. Ten thousand times more
+# than any that we have seen; squares of it, added up over a large graph, still fit into float32.
+MAX_NUMBER = 2.0**20
+MAX_ITEM = 8  # bytes of a number
+# Metrics that Flower's own strategies look for
+NUM_EXAMPLES, LOSS = "num-examples", "loss"
+EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides
+MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
+
+
+def without_empty(config: dict[str, Any]) -> dict[str, Any]:
+    """Leave out words that are empty; readers take what is missing for that."""
+    # Flower cannot count the bytes of a record that has one, as ``message_size_mod`` does.
+    return {key: value for key, value in config.items() if value != ""}
+
+
+def pack_integers(values: IntArray) -> bytes:
+    """Write integers as little-endian 64-bit bytes."""
+    return np.ascontiguousarray(values, dtype="<i8").tobytes()
+
+
+def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
+    """Read what ``pack_integers`` wrote; ``MalformedReplyError`` names ``what`` if it cannot."""
+    if not isinstance(data, bytes) or len(data) % 8:
+        raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {data!r:.60}")
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def read_array(
+    content: RecordDict,
+    record: str,
+    key: str,
+    shape: tuple[int, ...],
+    *,
+    limit: float | None = MAX_NUMBER,
+) -> NDArray[Any]:
+    """Read one array of a reply and check it."""
+    arrays = content.array_records.get(record)
+    if arrays is None or key not in arrays:
+        raise MalformedReplyError(f"the array {record}/{key} is missing")
+    try:
+        value = decode_array(f"{record}/{key}", arrays[key])
+    except (ValueError, TypeError) as error:
+        raise MalformedReplyError(f"{record}/{key} cannot be read: {error}") from error
+    if value.shape != shape:
+        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
+    if value.dtype.kind not in "fiu":
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
+    if not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
+        # PyTorch has neither, and would raise where nobody expects it.
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, of another machine")
+    with np.errstate(over="ignore"):
+        # The server computes in float32: what overflows there is as bad as infinity.
+        finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
+    if not finite:
+        raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
+    if limit is not None and value.size and (largest := largest_size(value)) > limit:
+        raise MalformedReplyError(
+            f"{record}/{key} has a number of size {largest:g}, at most {limit:g} is possible; "
+            "if many clients send such, lower the learning rate"
+        )
+    return value
+
+
+def largest_size(values: NDArray[Any]) -> float:
+    """Return the largest absolute value; values are not empty."""
+    return max(float(values.max()), -float(values.min()))

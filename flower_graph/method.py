@@ -1,0 +1,224 @@
+"""What a method is to the rest of the project.
+
+A method is one object, ``METHOD`` in its module: a ``Method``, or a ``GraphMethod`` where each
+client holds a graph of its own. Commands, Flower apps, reports and the audit ask it; nothing else
+in the project knows which methods there are (``flower_graph.config.registry`` finds them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.clientapp.typing import Mod
+
+from flower_graph.config.common import RunConfig
+from flower_graph.data.cached import cached_clients, cached_data
+from flower_graph.data.folders.client_folder import load_folder
+from flower_graph.data.folders.party import client_folder, graphs_of, share
+from flower_graph.data.folders.run_data import RunData, graph_data
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.names import folder_path
+from flower_graph.privacy.local import privacy_mods, withhold_measurements
+
+if TYPE_CHECKING:
+    from flower_graph.audit.attacks import Audit
+    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.report.rounds import RoundReport
+
+__all__ = ["GraphMethod", "Method", "Partition"]
+
+
+class Partition(NamedTuple):
+    """What ``flower-graph partition`` prints and writes.
+
+    Attributes
+    ----------
+    statistics : PartitionStatistics
+        Figures and distributions of the cut.
+    data : RunData
+        What each party holds, for the data folders.
+    note : str
+        What a reader must know of these folders; it follows their number.
+    """
+
+    statistics: PartitionStatistics
+    data: RunData
+    note: str = ""
+
+
+class Method:
+    """One method: its settings, both its halves, and what commands must know of it.
+
+    A method is a subclass that overrides what it does otherwise; ``build_strategy``,
+    ``build_client``, ``num_clients`` and ``partition`` have no default here. ``config`` is always
+    of the method's own schema, and ``folder`` the server's data folder, or None where the process
+    makes the run's data itself. With a folder the server reads nothing else of the data.
+
+    Attributes
+    ----------
+    name : str
+        What ``app`` in a YAML says.
+    schema : type[RunConfig]
+        A dataclass with all settings and their defaults.
+    client, clients : str
+        What one client and several are called in log lines and summaries.
+    actions : sequence of str
+        Named actions of its clients, for ``make_client_app``.
+    measures : bool
+        Whether clients measure anything of their own data that a privacy budget withholds.
+    has_true_edges : bool
+        Whether ``flower-graph partition --true-edges`` means something.
+    tables : sequence of str
+        Names of the tables in ``conf/reproduce`` that are the method's.
+    """
+
+    name: str
+    schema: type[RunConfig]
+    client = "client"
+    clients = "clients"
+    actions: Sequence[str] = ()
+    measures = True
+    has_true_edges = False
+    tables: Sequence[str] = ()
+
+    def build_strategy(self, config: Any, out: Path | None, folder: RunFolder | None = None) -> Any:
+        """Build the server's half, with ``start`` and ``weights``.
+
+        ``out`` is the output folder, if there is one.
+        """
+        raise NotImplementedError
+
+    def build_client(self, config: Any, context: Context, out: Path | None) -> NumPyClient:
+        """Build the client of one SuperNode, for all clients that it hosts."""
+        raise NotImplementedError
+
+    def num_clients(self, config: Any, folder: RunFolder | None = None) -> int:
+        """Count the clients of the federation, all SuperNodes' together."""
+        raise NotImplementedError
+
+    def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
+        """Cut the data into clients; with `true_edges`, folders have those that clients lack."""
+        raise NotImplementedError
+
+    def default_supernodes(self, config: Any) -> int | None:
+        """Say how many SuperNodes a run has that does not say it; None: any number will do."""
+        return None
+
+    def mods(self, config: Any) -> tuple[list[Mod], list[Mod]]:
+        """Build the mods of its ClientApp: around every message, and around training only."""
+        around: list[Mod] = [withhold_measurements] if config.privacy.withholds else []
+        return around, self.train_mods(config)
+
+    def train_mods(self, config: Any) -> list[Mod]:
+        """Build the mods that protect what clients send: by default weights of one client."""
+        return privacy_mods(config.privacy, config.rounds)
+
+    def final_figures(
+        self, config: Any, strategy: Any, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Give what ``result.json`` has and the rounds do not say."""
+        return {}
+
+    def paper_figures(self, config: Any) -> dict[str, int]:
+        """Give what the paper says of a partition, where the config asks for one of the paper's."""
+        return {}
+
+    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        """Draw pictures of a run besides ``curves.png`` and ``participation.png`` into a folder."""
+
+    def audit(self) -> Audit | None:
+        """Give the attacks on what its clients send; None where there are none."""
+        return None
+
+
+class GraphMethod(Method):
+    """A method each of whose clients holds a graph of its own.
+
+    Attributes
+    ----------
+    graph : type
+        The dataclass of a client's graph.
+    """
+
+    graph: type[Any] = ClientGraph
+    client, clients = "graph", "graphs"
+
+    def graphless_ratio(self, config: Any) -> float:
+        """Say which share of the clients has no edges; of the default ``load_graphs``."""
+        return 0.0
+
+    def load_graphs(self, config: Any) -> list[Any]:
+        """Cut the clients' graphs out of the config's data, or read them.
+
+        By default as the config's section ``partition`` says, a ``PartitionSection``; where
+        ``data.name`` is a folder, it has a file for each client.
+        """
+        folder, how = folder_path(config.data.name), config.partition
+        if folder is None:
+            ratio = self.graphless_ratio(config)
+            return list(partition_graph(cached_data(config), how, ratio, config.seed))
+        return load_folder(
+            folder,
+            how.ratios,
+            config.seed if how.seed is None else how.seed,
+            presence=config.data.presence,
+            normalize=config.data.normalize,
+        )
+
+    def statistics(self, config: Any, graphs: list[Any]) -> PartitionStatistics:
+        """Describe the clients' graphs."""
+        # Imported here, as a client needs none of it.
+        from flower_graph.data.partition.statistics import client_statistics
+
+        is_folder = folder_path(config.data.name) is not None
+        return client_statistics(graphs, None if is_folder else cached_data(config))
+
+    def graphs(self, config: Any) -> list[Any]:
+        """Make the graphs of all clients once a process, in the order of the clients' numbers."""
+        return cached_clients(self.load_graphs, config)
+
+    def hosted(self, config: Any, context: Context) -> tuple[list[Any], RunFolder | None]:
+        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        folder = client_folder(config, context)
+        if folder is not None:
+            return graphs_of(folder, self.graph), folder
+        everyone = self.graphs(config)
+        return everyone[share(context, len(everyone))], None
+
+    def num_clients(self, config: Any, folder: RunFolder | None = None) -> int:
+        """Count the clients."""
+        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+
+    def num_classes(self, config: Any, folder: RunFolder | None = None) -> int:
+        """Count the classes of the whole run: a client may lack one."""
+        if folder is not None:
+            return folder.manifest.classes
+        return self.count_classes(config, self.graphs(config))
+
+    def count_classes(self, config: Any, graphs: Sequence[Any]) -> int:
+        """Count the classes of the graph, or of the clients where each has a file of its own."""
+        if folder_path(config.data.name) is None:
+            return int(cached_data(config).num_classes)
+        return classes_of(graphs)
+
+    def num_features(self, config: Any, folder: RunFolder | None = None) -> int:
+        """Count the features of a node."""
+        if folder is not None:
+            return folder.manifest.features
+        return int(self.graphs(config)[0].x.shape[1])
+
+    def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
+        """Cut the data into clients, each of which is given its graph."""
+        graphs = self.load_graphs(config)
+        data = graph_data(graphs, self.count_classes(config, graphs))
+        return Partition(self.statistics(config, graphs), data)
+
+
+def classes_of(graphs: Sequence[Any]) -> int:
+    """Count the classes by the highest label that a node of any client has."""
+    return 1 + max(int(graph.y.max()) for graph in graphs)

@@ -1,0 +1,110 @@
+"""Methods whose clients train a torch module on a graph of their own, and a server combines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from torch import nn
+
+from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.method import GraphMethod
+from flower_graph.models import GCN
+from flower_graph.server.module_averaging import ModuleFedAvg
+
+__all__ = ["ModuleMethod"]
+
+
+class ModuleMethod(GraphMethod):
+    """A ``GraphMethod`` of a ``ModuleFedAvg`` and a ``ModuleClient``.
+
+    Its schema is a ``flower_graph.config.module.ModuleRunConfig``. A subclass names the two classes
+    and may say anew which module is trained, what never leaves a client, and with which arguments
+    of their own the two are made.
+
+    Attributes
+    ----------
+    strategy_class : type[ModuleFedAvg]
+        The server's half.
+    client_class : type[ModuleClient]
+        The clients'.
+    """
+
+    strategy_class: type[ModuleFedAvg] = ModuleFedAvg
+    client_class: type[ModuleClient] = ModuleClient
+
+    def module(self, config: Any, features: int, classes: int) -> Callable[[], nn.Module]:
+        """Give what makes a module, by default a two-layer GCN."""
+        how = config.model
+        return partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
+
+    def local(self, config: Any) -> tuple[str, ...]:
+        """Give patterns of the module's entries that never leave a client."""
+        return ()
+
+    def own_arguments(self, config: Any) -> dict[str, Any]:
+        """Give the arguments that both classes have besides those of the ready ones."""
+        return {}
+
+    def server_arguments(self, config: Any, folder: RunFolder | None) -> dict[str, Any]:
+        """Give those of the server's half, if they are others."""
+        return self.own_arguments(config)
+
+    def build_strategy(
+        self, config: Any, out: Path | None, folder: RunFolder | None = None
+    ) -> ModuleFedAvg:
+        """Build the server's half."""
+        how = config.strategy
+        return self.strategy_class(
+            self._module(config, folder),
+            self._settings(config),
+            participation=how.participation,
+            min_nodes=how.min_nodes,
+            patience=how.patience,
+            **checkpoint_settings(config, out),
+            **self.server_arguments(config, folder),
+        )
+
+    def build_client(self, config: Any, context: Context, out: Path | None) -> ModuleClient:
+        """Build the client of one SuperNode, for its share of the graphs."""
+        graphs, folder = self.hosted(config, context)
+        return self.client_class(
+            context,
+            graphs,
+            self._module(config, folder),
+            self._settings(config),
+            device=config.device,
+            checkpoint_dir=None if out is None else out / CHECKPOINTS,
+            **self.own_arguments(config),
+        )
+
+    def default_supernodes(self, config: Any) -> int | None:
+        """Say one for each client, if each is answered with a model of its own."""
+        return self.num_clients(config) if self.strategy_class.personal else None
+
+    def final_figures(
+        self, config: Any, strategy: Any, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Give the whole payload."""
+        return {"bytes": strategy.payload}
+
+    def _module(self, config: Any, folder: RunFolder | None) -> Callable[[], nn.Module]:
+        return self.module(
+            config, self.num_features(config, folder), self.num_classes(config, folder)
+        )
+
+    def _settings(self, config: Any) -> ModuleSettings:
+        how = config.strategy
+        return ModuleSettings(
+            learning_rate=how.learning_rate,
+            weight_decay=how.weight_decay,
+            local_epochs=how.local_epochs,
+            keep_optimiser=how.optimiser == "keep",
+            local=self.local(config),
+            seed=config.seed,
+        )

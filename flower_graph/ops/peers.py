@@ -1,0 +1,37 @@
+"""Averages of several clients' weights, one for each client, by how alike clients are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def cosine_similarities(vectors: NDArray[Any]) -> Floats:
+    """Compare each vector with each; 1 with itself, and 0 with any other where one is zero."""
+    # vectors [c, m], result [c, c]
+    wide = np.asarray(vectors, np.float64)
+    length = np.linalg.norm(wide, axis=1, keepdims=True)
+    unit = wide / np.where(length > 0, length, 1)
+    found: Floats = np.clip(unit @ unit.T, -1, 1)
+    np.fill_diagonal(found, 1)
+    return found
+
+
+def mixtures(
+    models: Sequence[Mapping[str, NDArray[Any]]], weights: NDArray[Any]
+) -> list[dict[str, NDArray[Any]]]:
+    """Average all models once for each row of weights, whose sum need not be 1."""
+    # weights [rows, models]; sums in float64, results of the arrays' types
+    shares = weights / weights.sum(1, keepdims=True)
+    found: list[dict[str, NDArray[Any]]] = [{} for _ in shares]
+    for name, values in models[0].items():
+        stacked = np.stack([model[name] for model in models]).astype(np.float64)
+        means = np.tensordot(shares, stacked, 1).astype(values.dtype)
+        for model, mean in zip(found, means, strict=True):
+            model[name] = mean
+    return found

@@ -1,0 +1,1 @@
+"""Differential privacy: budgets, and the noise that they take."""

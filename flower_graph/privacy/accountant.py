@@ -1,0 +1,101 @@
+"""What a privacy budget costs: from epsilon to the noise, and back, by Flower's accountant.
+
+What is protected is the whole of one client's data, over the whole run: two data sets are
+neighbours if one client's is another. So if a client sends a vector of at most ``clipping_norm`` C
+in length, or a change of at most that length, the sensitivity is 2 C. Rounds are composed as Renyi
+differential privacy; a client counts as asked in every round, nothing is amplified by sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from flower_graph.config.privacy import REPORT, PrivacyConfig
+from flower_graph.errors import ConfigError
+
+LEAST, MOST = 1e-7, 1e6  # noise multipliers that are looked at
+HALVINGS = 60
+ACCURACIES = "accuracies and losses that clients measure on their own data"
+
+
+def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, Any]:
+    """Account for the rounds that were run."""
+    multiplier = multiplier_of(privacy, rounds)
+    found: dict[str, Any] = {
+        "epsilon": accounted(multiplier, privacy.delta, rounds),
+        "epsilon-of-a-round": accounted(multiplier, privacy.delta, 1),
+        "delta": privacy.delta,
+        "form": privacy.form,
+        "clipping-norm": privacy.clipping_norm,
+        "noise-multiplier": multiplier,
+        "noise": 2 * privacy.clipping_norm * multiplier,
+        "measurements": privacy.measurements,
+    }
+    return found | ({"not-covered": ACCURACIES} if privacy.measurements == REPORT else {})
+
+
+def spent_until(privacy: PrivacyConfig, rounds: int, last: int) -> dict[str, float]:
+    """Account for the first rounds of a run."""
+    multiplier = multiplier_of(privacy, rounds)
+    return {"epsilon": accounted(multiplier, privacy.delta, last), "delta": privacy.delta}
+
+
+def multiplier_of(privacy: PrivacyConfig, rounds: int) -> float:
+    """Return the noise over the sensitivity that a budget takes; ``ConfigError`` as below."""
+    assert privacy.epsilon is not None
+    return noise_multiplier(privacy.epsilon, privacy.delta, rounds)
+
+
+@lru_cache(maxsize=16)
+def noise_multiplier(epsilon: float, delta: float, rounds: int) -> float:
+    """Find the least noise with which Flower's accountant stays within a budget."""
+    least, most = LEAST, MOST
+    lowest = accounted(most, delta, rounds)
+    if lowest > epsilon:
+        raise ConfigError(
+            f"privacy.epsilon: {epsilon:g} is less than Flower's accountant can prove at "
+            f"privacy.delta: {delta:g}; at least {lowest:.2g}"
+        )
+    for _ in range(HALVINGS):
+        middle = math.sqrt(least * most)
+        if accounted(middle, delta, rounds) > epsilon:
+            least = middle
+        else:
+            most = middle
+    return most
+
+
+def accounted(multiplier: float, delta: float, rounds: int) -> float:
+    """Ask Flower's accountant for the epsilon of some rounds with the same noise."""
+    accountant, event = _accountant(delta)
+    accountant.compose(event(multiplier, sample_size=1, population_size=1), rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+def _accountant(delta: float) -> tuple[Any, Any]:
+    """Make an accountant; without sampling it is of no matter which neighbours it is told of."""
+    # Its figure for a Gaussian release depends on noise over sensitivity alone, and we give it the
+    # sensitivity to another client's data. "Replace one" it takes with sampling only.
+    from flwr.serverapp import (
+        GaussianPrivacyEvent,
+        NeighboringRelation,
+        RdpAccountant,
+        SamplingMethod,
+    )
+    from flwr.serverapp import PrivacyConfig as AccountantConfig
+
+    config = AccountantConfig(
+        target_delta=delta,
+        population_size=1,
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sampling_method=SamplingMethod.NO_AMPLIFICATION,
+    )
+    try:
+        return RdpAccountant(config), GaussianPrivacyEvent
+    except ImportError as error:
+        raise ConfigError(
+            "privacy.epsilon: Flower's accountant is not installed; "
+            "pip install 'flower-graph[dp]', or set privacy.epsilon=null"
+        ) from error

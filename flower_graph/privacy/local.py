@@ -1,0 +1,220 @@
+"""Local differential privacy of what leaves a client, as mods around a ClientApp.
+
+``PrivateReplies`` is Flower's ``LocalDpMod`` for replies of one client: weights, or embeddings next
+to the means that the client was given. ``PrivateRows`` is for replies with one row a client: the
+latent vectors of nFedGNN. In both a client sends what was known before plus at most
+``clipping_norm`` C in length, and Gaussian noise. With other data that is another vector of at most
+that length, so the sensitivity is 2 C. Nobody else's randomness is used.
+
+Flower's own formula, from the mod's epsilon to the noise, is proven for an epsilon below 1 only,
+and for one round. So the noise is chosen from the budget of the whole run (``privacy_account``),
+and the mod is given the epsilon with which its formula gives that noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from numpy.typing import NDArray
+
+from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.messages.keys import (
+    CLIENTS,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    ROUND,
+    USERS,
+    WITH_TARGETS,
+    unpack_integers,
+)
+from flower_graph.privacy.accountant import multiplier_of
+from flower_graph.privacy.client_noise import (
+    ClientNoise,
+    count_release,
+    fresh_noise,
+    refuse_infinite,
+)
+
+PROTECTED = "train"  # the kind of message whose reply has the arrays
+# What replies say of themselves and not of the data; any other figure comes from the data.
+KEPT = {NUM_EXAMPLES, CLIENTS, ROUND, WITH_TARGETS}
+
+
+class PrivateReplies:
+    """A Flower mod: ``LocalDpMod`` with what its promise takes besides."""
+
+    # The noise is drawn anew from the operating system, whatever seeds the run has; an array that
+    # is not finite, which clipping would let through, is refused; so is more than one client behind
+    # one reply, which would be clipped and noised as if they were one; what the client measured is
+    # withheld; and after ``releases`` replies nothing more is sent, whatever the server asks.
+
+    def __init__(
+        self,
+        clipping_norm: float,
+        noise_multiplier: float,
+        delta: float,
+        releases: int,
+        *,
+        withholds: bool = True,
+    ) -> None:
+        self.releases, self.withholds = releases, withholds
+        # The mod's formula the other way round.
+        epsilon = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
+        self._mod = LocalDpMod(clipping_norm, 2 * clipping_norm, epsilon, delta)
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message; only a ``train`` reply may hold an array."""
+        if message.metadata.message_type != PROTECTED:
+            return _without_arrays(message, call_next(message, context))
+        clients = _entry(message, CLIENTS)
+        if isinstance(clients, list) and len(clients) != 1:
+            raise RefusedError(_shared(clients))
+        count_release(context.state, self.releases)
+        with ExitStack() as stack:
+
+            def answer(message: Message, context: Context) -> Message:
+                reply = _checked(message, call_next(message, context))
+                # After the client: it may have seeded NumPy itself, with what the server knows.
+                stack.enter_context(fresh_noise())
+                return reply
+
+            reply = self._mod(message, context, answer)
+        return _silent(reply) if self.withholds else reply
+
+
+class PrivateRows:
+    """A Flower mod for replies with one array, whose rows are of one client each."""
+
+    # What ``PrivateReplies`` does to a reply it does to each row, with Flower's functions, so that
+    # a SuperNode may host any number of clients. A row is clipped as it is, not by its distance to
+    # what the server sent: that is a gradient, and no guess of the row.
+
+    def __init__(self, noise: ClientNoise) -> None:
+        self.noise = noise
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message; only a ``train`` reply may hold numbers."""
+        if message.metadata.message_type != PROTECTED:
+            return _without_arrays(message, call_next(message, context))
+        users = _entry(message, USERS)
+        if isinstance(users, bytes) and _has_double(unpack_integers(users, USERS)):
+            raise RefusedError("the message names a client twice, which would send two vectors")
+        self.noise.count(context.state)
+        reply = call_next(message, context)
+        if reply.has_content():
+            self._protect(reply)
+        return reply
+
+    def _protect(self, reply: Message) -> None:
+        records = reply.content.array_records
+        places = [(name, key) for name, record in records.items() for key in record]
+        if len(places) != 1:
+            raise RefusedError(f"arrays {places!s:.80}: only one, with a row a client, has noise")
+        ((name, key),) = places
+        rows = self.noise.protect(records[name][key].numpy())
+        reply.content[name] = ArrayRecord({key: Array(rows)})
+
+
+def withhold_measurements(
+    message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    """Answer ``evaluate`` with the weight alone, as a Flower mod."""
+    # Other messages pass as they are: their replies are another mod's to protect.
+    reply = call_next(message, context)
+    if message.metadata.message_type == "evaluate" and reply.has_content():
+        for record in reply.content.metric_records.values():
+            # Without the keys: a server refuses measurements that are no numbers.
+            for key in record.keys() - KEPT:
+                del record[key]
+    return reply
+
+
+def privacy_mods(privacy: PrivacyConfig, rounds: int) -> list[Mod]:
+    """Build the ``train_mods`` of a ClientApp whose replies are of one client each."""
+    if privacy.is_central and privacy.withholds:
+        return [_withhold_losses]
+    if not privacy.is_local:
+        return []
+    multiplier = multiplier_of(privacy, rounds)
+    norm, withholds = privacy.clipping_norm, privacy.withholds
+    return [PrivateReplies(norm, multiplier, privacy.delta, rounds, withholds=withholds)]
+
+
+def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
+    """Refuse several clients at one SuperNode where replies get noise; ``ConfigError``."""
+    if privacy.epsilon is not None and len(clients) != 1:
+        raise ConfigError(f"privacy.epsilon: {privacy.epsilon:g}: {_shared(clients)}")
+
+
+def _withhold_losses(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Withhold what a client measured while it trained; the server adds the noise to its arrays."""
+    return _silent(call_next(message, context))
+
+
+def _checked(request: Message, reply: Message) -> Message:
+    """Refuse what the mod cannot scale, or would treat as one client's."""
+    if reply.has_content():
+        _refuse_several(reply)
+        before, after = _numbers(request), _numbers(reply)
+        refuse_infinite(after)
+        if np.array_equal(before, after):
+            raise RefusedError("nothing changed: the mod would divide by the length of the change")
+    return reply
+
+
+def _without_arrays(message: Message, reply: Message) -> Message:
+    """Let a reply pass that says nothing in its arrays."""
+    if reply.has_content() and _numbers(reply).any():
+        raise RefusedError(f"{message.metadata.message_type}: its arrays have no noise")
+    return reply
+
+
+def _silent(reply: Message) -> Message:
+    """Withhold what the client measured of itself: it comes from the data, and has no noise."""
+    if reply.has_content():
+        metrics = reply.content.metric_records.get(METRICS, MetricRecord())
+        for key in metrics.keys() - KEPT:
+            value = metrics[key]
+            metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
+    return reply
+
+
+def _refuse_several(reply: Message) -> None:
+    """Refuse a reply that says that it speaks for several clients."""
+    clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
+    if clients != 1:
+        raise RefusedError(f"it speaks for {clients!s:.20} clients; {_ONE_EACH}")
+
+
+def _numbers(message: Message) -> NDArray[Any]:
+    """Lay all arrays of a message in one line."""
+    records = message.content.array_records.values()
+    found = [array.numpy().ravel() for record in records for array in record.values()]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _entry(message: Message, key: str) -> object:
+    return message.content.config_records.get(CONFIG, ConfigRecord()).get(key)
+
+
+def _has_double(values: NDArray[np.int64]) -> bool:
+    return bool(np.unique(values).size != values.size)
+
+
+_ONE_EACH = "give each client a SuperNode of its own"
+
+
+def _shared(clients: Sequence[object]) -> str:
+    return (
+        f"clients {list(clients)!s:.60} share a SuperNode, and Flower clips and noises a reply "
+        f"as one client's; {_ONE_EACH}"
+    )

@@ -1,0 +1,1 @@
+"""Pictures that any run can have."""

@@ -1,0 +1,208 @@
+"""Pictures: the course of one run, and several methods beside each other.
+
+Figures are drawn without pyplot: no window system is touched and no global state is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from flower_graph.report.text import UNITS, byte_unit
+from flower_graph.storage.files import atomic
+
+if TYPE_CHECKING:
+    from flower_graph.report.rounds import RoundReport
+
+# Okabe and Ito's colours, which stay apart for colour-blind eyes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Curves that fall together are told apart by their dashes.
+DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3)))
+GREY = "#707070"
+DPI = 150
+BARS = 30  # bars that a distribution has at most; numbers that range less far have one each
+
+
+@dataclass
+class CurveSet:
+    """One method's curves, one row of each per seed, one column per round."""
+
+    accuracy: Sequence[Sequence[float]]  # seeds x rounds, 0 to 1
+    loss: Sequence[Sequence[float]]  # seeds x rounds
+
+
+def save_curves(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
+    """Draw a run: its loss, its accuracies and its bytes, over the rounds."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    loss, accuracy, traffic = figure.subplots(1, 3)
+    rounds = [report.round for report in reports]
+    for name, value in (
+        ("loss", [report.loss for report in reports]),
+        ("cross-entropy", [report.cross_entropy for report in reports]),
+    ):
+        line(loss, rounds, value, name)
+    line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
+    line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
+    _bytes(traffic, rounds, reports)
+    finish(loss, "loss", legend=True)
+    finish(accuracy, "accuracy", legend=True)
+    accuracy.set_ylim(0, 1)
+    loss.set_ylim(bottom=0)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def plot_grid(
+    path: Path,
+    columns: Mapping[str, Mapping[str, CurveSet]],
+    reference: Mapping[str, float] | None = None,
+    *,
+    reference_name: str = "centralised",
+) -> None:
+    """Draw several methods on several data sets: accuracy above, loss below, over the rounds."""
+    if not columns:
+        raise ValueError("columns: empty; at least one data set is needed")
+    names = list(dict.fromkeys(name for curves in columns.values() for name in curves))
+    figure = Figure(figsize=(3.6 * len(columns) + 0.6, 6.2), layout="constrained")
+    axes = figure.subplots(2, len(columns), squeeze=False)
+    rows: list[tuple[str, Callable[[CurveSet], Sequence[Sequence[float]]]]] = [
+        ("test accuracy", lambda curve: curve.accuracy),
+        ("loss", lambda curve: curve.loss),
+    ]
+    for row, (label, pick) in enumerate(rows):
+        for column, (data, curves) in enumerate(columns.items()):
+            cell: Axes = axes[row, column]
+            for name, curve in curves.items():
+                band(cell, pick(curve), f"{data}, {name}", names.index(name), name)
+            if row == 0:
+                cell.set_title(data, fontsize=11)
+                if reference and data in reference:
+                    cell.axhline(reference[data], color=GREY, linewidth=1.2, label=reference_name)
+            finish(cell, label if column == 0 else "", legend=False)
+    legend_below(figure, axes[0])
+    save(figure, path)
+
+
+def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
+    """Draw distributions of whole numbers beside each other."""
+    if not panels:
+        raise ValueError("panels: empty; at least one distribution is needed")
+    figure = Figure(figsize=(3.2 * len(panels), 3.0), layout="constrained")
+    row: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
+    for place, (cell, (name, counts)) in enumerate(zip(row, panels.items(), strict=True)):
+        values = list(counts)
+        low, high = min(values, default=0), max(values, default=0)
+        # Every bar stands for the same number of whole numbers, else they would jitter.
+        width = -(-(high - low + 1) // BARS)
+        edges = np.arange(low, high + width + 1, width) - 0.5
+        cell.hist(
+            values,
+            bins=edges.tolist(),
+            weights=list(counts.values()),
+            color=COLOURS[place % len(COLOURS)],
+            edgecolor="white",  # neighbouring bars of one height stay apart
+            linewidth=0.5,
+        )
+        cell.set_axisbelow(True)  # the grid goes behind the bars
+        cell.yaxis.set_major_locator(MaxNLocator(integer=True))
+        finish(cell, "how many" if place == 0 else "", legend=False, x_label=name)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) -> None:
+    ways = {
+        way: [sum(report.bytes.get(way, {}).values()) for report in reports]
+        for way in ("up", "down")
+    }
+    power = byte_unit(max(max(values) for values in ways.values()))
+    for way, values in ways.items():
+        line(axes, rounds, [value / 1024**power for value in values], way)
+    finish(axes, f"payload so far ({UNITS[power]})", legend=True)
+    axes.set_ylim(bottom=0)
+
+
+def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
+    """Draw several seeds' curves as their mean, with a band of one deviation."""
+    values = _even(rows, what)
+    rounds = np.arange(1, values.shape[1] + 1)
+    mean = values.mean(axis=0)
+    colour = COLOURS[place % len(COLOURS)]
+    dashes = DASHES[place % len(DASHES)]
+    axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=1.4, label=name)
+    if len(values) > 1:
+        spread = values.std(axis=0, ddof=1)
+        axes.fill_between(
+            rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
+        )
+
+
+def _even(rows: Sequence[Sequence[float]], what: str) -> NDArray[np.float64]:
+    """Stack the seeds' curves, as far as all of them go."""
+    rounds = min((len(row) for row in rows), default=0)
+    if rounds == 0:
+        raise ValueError(f"{what}: a curve without rounds; each needs at least one")
+    return np.array([list(row[:rounds]) for row in rows], dtype=np.float64)
+
+
+def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
+    """Draw the next curve of a panel, in a colour and with dashes of its own."""
+    place = len(axes.lines)
+    # One round alone has no line to be seen: it gets a dot.
+    marker = "o" if len(rounds) == 1 else ""
+    axes.plot(
+        rounds,
+        values,
+        color=COLOURS[place],
+        linestyle=DASHES[place],
+        marker=marker,
+        linewidth=1.6,
+        label=name,
+    )
+
+
+def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:
+    """Name the axes, draw a grid and, above the axes, a legend."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if legend:
+        # Above the axes, where it can hide no curve.
+        place = (0.0, 1.0)
+        axes.legend(loc="lower left", bbox_to_anchor=place, ncols=2, frameon=False, fontsize=9)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend for all columns where it can hide no curve."""
+    handles: dict[str, Artist] = {}
+    for cell in axes:
+        for handle, name in zip(*cell.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(name), handle)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(len(handles), 5),
+        frameon=False,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    # Not by `savefig`, which draws twice what has a layout.
+    figure.set_dpi(DPI)
+    canvas: Any = FigureCanvasAgg(figure)  # its method has no types
+    with atomic(path) as temporary:
+        canvas.print_png(temporary)

@@ -1,0 +1,115 @@
+"""Pictures of figures beside each other: bars, a grid of two settings, cost against size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from flower_graph.report.plots.base import COLOURS, finish, legend_below, save
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+class Bar(NamedTuple):
+    """One method's figure: mean and deviation of ours, and the paper's, if it has one."""
+
+    mean: float
+    std: float
+    paper: float | None
+
+
+def plot_bars(path: Path, panels: Mapping[str, Mapping[str, Bar]], *, label: str) -> None:
+    """Draw bars by method, a panel for each data set, the paper's figures as black marks."""
+    if not any(panels.values()):
+        raise ValueError("panels: empty; at least one bar is needed")
+    names = list(dict.fromkeys(name for bars in panels.values() for name in bars))
+    figure = Figure(figsize=(3.2 * len(panels) + 0.4, 4.2), layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for place, (cell, (data, bars)) in enumerate(zip(row, panels.items(), strict=True)):
+        unnamed = "paper"  # the first mark names them all in the legend
+        for x, (name, bar) in enumerate(bars.items()):
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            cell.bar(x, bar.mean, yerr=bar.std, color=colour, width=0.7, capsize=3, zorder=2)
+            if bar.paper is not None:
+                cell.plot(x, bar.paper, "D", color="black", markersize=5, label=unnamed, zorder=3)
+                unnamed = "_"  # an underscore keeps the others out of it
+        cell.set_title(data, fontsize=11)
+        finish(cell, f"{label}, axis cut" if place == 0 else "", legend=False, x_label="")
+        cell.set_xticks(range(len(bars)), list(bars), rotation=35, ha="right", fontsize=8)
+        _cut(cell, list(bars.values()))
+    legend_below(figure, row)
+    save(figure, path)
+
+
+def plot_matrices(
+    path: Path,
+    panels: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    rows: tuple[str, Sequence[float]],
+    columns: tuple[str, Sequence[float]],
+) -> None:
+    """Draw numbers by two settings, as coloured fields with the number in each."""
+    if not panels:
+        raise ValueError("panels: empty; at least one matrix is needed")
+    size = (0.75 * len(columns[1]) + 1.2) * len(panels), 0.6 * len(rows[1]) + 1.4
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for cell, (name, numbers) in zip(axes, panels.items(), strict=True):
+        values = np.array(numbers, dtype=np.float64)
+        cell.imshow(values, cmap="Blues", aspect="auto")
+        middle = (np.nanmin(values) + np.nanmax(values)) / 2
+        for (y, x), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                colour = "white" if value > middle else "black"
+                cell.text(x, y, f"{value:.3f}", ha="center", va="center", color=colour, fontsize=9)
+        cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
+        cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
+        cell.set_xlabel(columns[0])
+        cell.set_ylabel(rows[0])
+        cell.set_title(name, fontsize=11)
+    save(figure, path)
+
+
+def plot_points(
+    path: Path,
+    panels: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]],
+) -> None:
+    """Draw points joined by lines, both axes logarithmic."""
+    if not panels:
+        raise ValueError("panels: empty; at least one is needed")
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for cell, ((x_name, y_name), lines) in zip(axes, panels.items(), strict=False):
+        for place, (name, points) in enumerate(lines.items()):
+            x, y = zip(*sorted(points), strict=True)
+            marker, colour = MARKERS[place % len(MARKERS)], COLOURS[place % len(COLOURS)]
+            cell.plot(x, y, marker=marker, color=colour, markersize=4, linewidth=1, label=name)
+        for axis, scale in ((cell.xaxis, cell.set_xscale), (cell.yaxis, cell.set_yscale)):
+            scale("log")
+            # Plain numbers at 1, 2, 5, 10 ...: powers of ten alone would be one or two to a panel.
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_locator(NullLocator())
+        cell.set_xlabel(x_name)
+        cell.set_ylabel(y_name)
+        cell.grid(visible=True, color="#E0E0E0", linewidth=0.6)
+        cell.spines[["top", "right"]].set_visible(False)
+    legend_below(figure, list(axes[: len(panels)]))
+    save(figure, path)
+
+
+def _cut(cell: Axes, bars: Sequence[Bar]) -> None:
+    """Begin the axis a little below the lowest figure: the differences are what is shown."""
+    values = [v for b in bars for v in (b.mean - b.std, b.mean + b.std, b.paper)]
+    shown = [value for value in values if value is not None and np.isfinite(value)]
+    low, high = min(shown, default=0.0), max(shown, default=1.0)
+    margin = max(0.01, 0.15 * (high - low))
+    cell.set_ylim(max(0.0, low - margin), high + margin)

@@ -1,0 +1,169 @@
+"""What a run reports: one line a round, and at its end a result, curves and weights."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from flower_graph.errors import OutputError
+from flower_graph.report.result import make_result, summarise
+from flower_graph.report.rounds import RoundReport, read_reports
+from flower_graph.report.text import format_round
+from flower_graph.storage.files import (
+    append_line,
+    atomic,
+    plain,
+    prepare_folder,
+    saying,
+    write_json,
+)
+from flower_graph.storage.folder_lock import FolderLock
+
+LOG = logging.getLogger(__name__)
+
+__all__ = ["RoundReport", "RunWriter", "format_round", "read_reports", "summarise"]
+
+
+class RunWriter:
+    """The output folder of one run."""
+
+    def __init__(
+        self,
+        out: Path,
+        config: Mapping[str, Any],
+        *,
+        resume_round: int | None = None,
+        draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
+    ) -> None:
+        self.out = prepare_folder(out, may_exist=resume_round is not None)
+        with saying(self.out):
+            self._lock = FolderLock(self.out)
+        self.config = plain(config)
+        self._draw_more = draw  # the method's own pictures: folder, reports, title
+        self.metrics = self.out / "metrics.jsonl"
+        self.reports: list[RoundReport] = []
+        self._resumed = resume_round is not None
+        try:
+            if resume_round is None:
+                self._write_config()
+            else:
+                self.reports = _reports_until(self.metrics, resume_round)
+        except OutputError:
+            self.close()
+            raise
+        self._started = time.perf_counter()
+        self._seconds_before = sum(report.seconds for report in self.reports)
+
+    def write_round(self, report: RoundReport) -> None:
+        """Append one round to ``metrics.jsonl``; give this to a strategy as ``on_round``."""
+        if self._resumed:
+            # The checkpoint that was taken may be older than the last one.
+            self.reports = [one for one in self.reports if one.round < report.round]
+            self._seconds_before = sum(one.seconds for one in self.reports)
+        assert not self.reports or report.round > self.reports[-1].round
+        # Under a privacy budget clients may keep their losses to themselves.
+        if not (math.isfinite(report.loss) or report.privacy) and self._all_finite():
+            LOG.warning(
+                "round %d: the loss is %s; files have null for it", report.round, report.loss
+            )
+        self._take_over()
+        append_line(self.metrics, report.to_record())
+        self.reports.append(report)
+
+    def finish(
+        self, final: Mapping[str, Any], state: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Write ``weights.safetensors``, the pictures and, last, ``result.json``."""
+        # The pictures are ``curves.png``, the method's own and, if a round says who took part,
+        # ``participation.png``.
+        if not self.reports:
+            raise OutputError(f"{self.out}: no round was run, so there is no result to write")
+        total = self._seconds_before + time.perf_counter() - self._started
+        self._take_over()
+        result: dict[str, Any] = plain({**make_result(self.config, self.reports, total), **final})
+        if state:
+            _write_weights(self.out / "weights.safetensors", state)
+        self._draw()
+        write_json(self.out / "result.json", result)
+        self.close()
+        return result
+
+    def close(self) -> None:
+        """Let other runs use the folder."""
+        self._lock.release()
+
+    def _draw(self) -> None:
+        # Imported here: it takes a second, and a run that stops early has no use for it.
+        from flower_graph.report.plots.base import save_curves
+
+        title = _title(self.config)
+        save_curves(self.out / "curves.png", self.reports, title=title)
+        if self._draw_more is not None:
+            self._draw_more(self.out, self.reports, title)
+        if any(report.participation for report in self.reports):
+            from flower_graph.report.plots.participation import save_participation
+
+            save_participation(self.out / "participation.png", self.reports, title=title)
+
+    def _take_over(self) -> None:
+        """Make a resumed run's files say what it goes on from."""
+        # Not before it has something to write: a checkpoint may yet be refused, because it is of
+        # other settings, and then the run that lies there has to stay as it was.
+        if not self._resumed:
+            return
+        self._resumed = False
+        (self.out / "result.json").unlink(missing_ok=True)
+        with atomic(self.metrics) as temporary:
+            temporary.write_bytes(b"")
+            for report in self.reports:
+                append_line(temporary, report.to_record())
+        self._write_config()
+
+    def _write_config(self) -> None:
+        with atomic(self.out / "config.yaml") as temporary:
+            temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(self.config)), encoding="utf-8")
+
+    def _all_finite(self) -> bool:
+        return all(math.isfinite(report.loss) for report in self.reports)
+
+
+def _reports_until(path: Path, last: int) -> list[RoundReport]:
+    # A run that stopped in its first round may have no file yet.
+    kept = [report for report in read_reports(path) if report.round <= last] if last else []
+    if [report.round for report in kept] != list(range(1, last + 1)):
+        raise OutputError(f"{path}: rounds 1 to {last} are needed to resume, and some are missing")
+    return kept
+
+
+def _write_weights(path: Path, state: Mapping[str, Any]) -> None:
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    # A tensor may lie on a GPU and want a gradient; an array has neither.
+    arrays = {
+        name: np.asarray(
+            value.detach().cpu().numpy() if hasattr(value, "detach") else value, order="C"
+        )
+        for name, value in state.items()
+    }
+    try:
+        with atomic(path) as temporary:
+            save_file(arrays, temporary)
+    except SafetensorError as error:
+        raise OutputError(f"cannot write {path}: {error}") from error
+
+
+def _title(config: Mapping[str, Any]) -> str:
+    data, model, strategy = (
+        config.get(key, {}).get("name") for key in ("data", "model", "strategy")
+    )
+    # A method has several models or several strategies; what it has one of says nothing.
+    named = " · ".join(str(part) for part in (config.get("app"), data, model or strategy) if part)
+    return f"{named} · seed {config['seed']}" if "seed" in config else named

@@ -1,0 +1,1 @@
+"""Matching of identities that nobody sees."""

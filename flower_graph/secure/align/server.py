@@ -1,0 +1,299 @@
+"""The server's half of the alignment by blinded identities: who is asked what, and what is refused.
+
+Free of any transport. The caller drives it::
+
+    while requests := server.requests():           # node -> message of one stage
+        ... send all; server.take(node, config of its reply) for those that answered
+    while not server.settled:
+        ... send server.union_requests(), let the clients that have tokens take part in one secure
+        ... sum of their tables; server.take_union(total, contributors)
+    ... send server.publications() with the next messages
+
+Whoever does not answer a stage is left out; ``blamed`` says who and why. A lost key-holder is
+replaced and only the replacement is asked again, since every choice of key-holders has a key of its
+own. Clients that enrol later go through the stages for themselves; slots that are there keep their
+places. If a key-holder is lost by then, its share of the key is lost too, and all start again under
+the next *epoch*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from flower_graph.errors import AlignmentError, MalformedReplyError
+from flower_graph.secure.align.identities import add, invalid_points
+from flower_graph.secure.align.messages import (
+    POINT,
+    TOKEN,
+    BlindReply,
+    BlindRequest,
+    Bytes2D,
+    EvaluateReply,
+    EvaluateRequest,
+    PublishedTokens,
+    UnionRequest,
+)
+from flower_graph.secure.align.sketch import MAX_CLIENTS, Words, cells_for, peel
+from flower_graph.secure.align.slots import order_tokens
+
+# One alone could try out identities, so with two or more clients there is never only one.
+KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
+# A table for half of all points is about right, as blocks are filled up and clients overlap.
+FIRST_SHARE, MAX_DOUBLINGS = 2, 4
+
+
+class AlignServer:
+    """Leads all clients to one order of the identities that at least two of them hold."""
+
+    def __init__(self, run_id: bytes) -> None:
+        self.epoch = 1
+        self.blamed: list[tuple[int, str]] = []  # client and reason
+        self._run_id = run_id
+        self._node: dict[int, int] = {}  # of every client
+        self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
+        self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
+        self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
+        self._sizes: dict[int, int] = {}  # points of every client whose tokens are in the union
+        self._holders: list[int] = []
+        self._dropped: set[int] = set()  # clients that failed as key-holders
+        # By key-holders that answered together: products of all that is blinded, in its order.
+        self._answers: dict[tuple[int, ...], Bytes2D] = {}
+        self._asked: dict[int, BlindRequest | EvaluateRequest] = {}
+        self._doublings = 0
+        self._order = np.zeros((0, TOKEN), np.uint8)
+
+    def enroll(self, node: int, clients: Iterable[int]) -> None:
+        """Note where clients are; those that are new wait for their alignment."""
+        for client in clients:
+            if client not in self._node:
+                self._pending[client] = None
+            self._node[client] = node
+        if len(self._node) > MAX_CLIENTS:
+            raise ValueError(f"{len(self._node)} clients, at most {MAX_CLIENTS} can be aligned")
+
+    def move(self, old: int, node: int) -> None:
+        """Know a SuperNode by another id from now on."""
+        self._node = {client: node if at == old else at for client, at in self._node.items()}
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Strike off clients who have lost what they kept, so that they can enrol again."""
+        # If one held a share of the key, nobody's tokens can be compared with new ones.
+        gone = set(clients)
+        for known in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
+            for client in gone & known.keys():
+                del known[client]
+        if gone & set(self._holders):
+            self._restart()
+
+    def requests(self) -> dict[int, BlindRequest | EvaluateRequest]:
+        """Return the messages of the next stage; none when all answers are there."""
+        # What was asked before and is not answered by now counts as lost.
+        self._drop_unanswered()
+        requests: dict[int, BlindRequest | EvaluateRequest] = {}
+        if self._pending:
+            for node, clients in self._by_node(self._pending).items():
+                requests[node] = BlindRequest(self.epoch, np.array(clients, np.int64))
+        elif self._blinded:
+            requests |= self._evaluate_requests()
+        self._asked = dict(requests)
+        return requests
+
+    def take(self, node: int, config: Mapping[str, Any]) -> None:
+        """Take the reply to a request."""
+        request = self._asked.get(node)
+        if request is None:
+            raise MalformedReplyError("it was not asked, or has answered already")
+        if isinstance(request, BlindRequest):
+            self._take_blind(request, BlindReply.from_config(config))
+        else:
+            self._take_evaluate(request, EvaluateReply.from_config(config))
+        del self._asked[node]
+
+    @property
+    def settled(self) -> bool:
+        """Whether no client waits for the union."""
+        return not self._evaluated
+
+    def union_requests(self) -> dict[int, UnionRequest]:
+        """Return for every node its clients' answers and the size of the table."""
+        # All aligned clients take part in the sum, not only new ones: what new ones hold must not
+        # show apart from the rest more than it has to.
+        requests = {}
+        for node, clients in self._by_node({**self._sizes, **self._evaluated}).items():
+            waiting = [client for client in clients if client in self._evaluated]
+            blocks = [self._evaluated[client] for client in waiting]
+            requests[node] = UnionRequest(
+                self.epoch,
+                np.array(waiting, np.int64),
+                np.array([len(block) for block in blocks], np.int64),
+                np.concatenate([np.zeros((0, POINT), np.uint8), *blocks]),
+                self._cells(),
+            )
+        return requests
+
+    def take_union(self, total: Words, contributors: Iterable[int]) -> bool:
+        """Read the sum of the tables and append newly shared tokens to the order."""
+        # total [3 · cells]
+        if total.shape != (3 * self._cells(),):
+            raise ValueError(f"a sum of shape {total.shape}, expected {3 * self._cells()} words")
+        union = peel(total)
+        if union is None:
+            self._doublings += 1
+            if self._doublings > MAX_DOUBLINGS:
+                raise AlignmentError(
+                    f"the sum of tables cannot be read, not even with {self._cells()} cells; a "
+                    "client must have sent a wrong one"
+                )
+            return False
+        present = set(contributors)
+        for client, block in self._evaluated.items():
+            if client in present:
+                self._sizes[client] = len(block)
+            else:
+                self._leave_out(client, "took no part in the union of tokens")
+        self._evaluated.clear()
+        self._order = order_tokens(self._order, *union)
+        return True
+
+    def publications(self) -> dict[int, PublishedTokens]:
+        """Return the order of slots, for every node that has aligned clients."""
+        message = PublishedTokens(self.epoch, self._order)
+        return dict.fromkeys(self._by_node(self._sizes), message)
+
+    @property
+    def num_slots(self) -> int:
+        """How many identities are held by at least two clients."""
+        return len(self._order)
+
+    @property
+    def aligned(self) -> list[int]:
+        """Clients whose tokens are in the union."""
+        return sorted(self._sizes)
+
+    def _cells(self) -> int:
+        points = sum(self._sizes.values()) + sum(len(b) for b in self._evaluated.values())
+        return cells_for(points * 2**self._doublings // FIRST_SHARE)
+
+    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        nodes: dict[int, list[int]] = {}
+        for client in clients:
+            nodes.setdefault(self._node[client], []).append(client)
+        return nodes
+
+    def _leave_out(self, client: int, reason: str) -> None:
+        """Forget a client, so that it may enrol again, and say why."""
+        self._node.pop(client, None)
+        self._pending.pop(client, None)
+        self.blamed.append((client, reason))
+
+    def _drop_unanswered(self) -> None:
+        lost: list[int] = []
+        for node, request in self._asked.items():
+            if isinstance(request, BlindRequest):
+                for client in request.clients.tolist():
+                    if client in self._pending:
+                        self._leave_out(client, "did not blind its identities")
+            else:
+                # Nor is there hope for another key-holder on the same machine.
+                self._dropped |= {client for client, at in self._node.items() if at == node}
+                lost += request.holders.tolist()
+        self._asked = {}
+        if self._blinded:  # the key is needed again: whoever was left out since has its share
+            lost += [holder for holder in self._holders if holder not in self._node]
+        if lost:
+            self._lose_holders(lost, "did not answer as key-holder")
+
+    def _take_blind(self, request: BlindRequest, reply: BlindReply) -> None:
+        if reply.epoch != request.epoch or not np.array_equal(reply.clients, request.clients):
+            raise MalformedReplyError(
+                f"points of clients {reply.clients.tolist()!s:.60} in alignment {reply.epoch}, "
+                f"asked for {request.clients.tolist()!s:.60} in {request.epoch}"
+            )
+        blocks = np.split(reply.points, np.cumsum(reply.sizes)[:-1])
+        for client, block in zip(reply.clients.tolist(), blocks, strict=True):
+            wrong = invalid_points(block)
+            if wrong:
+                self._leave_out(client, f"its point {wrong[0]} is not in the group")
+            else:
+                del self._pending[client]
+                self._blinded[client] = block
+
+    def _evaluate_requests(self) -> dict[int, EvaluateRequest]:
+        """Ask the key-holders that have not answered yet."""
+        if not self._holders:
+            self._holders = self._choose(KEY_HOLDERS)
+        answered = set(chain.from_iterable(self._answers))
+        waiting = [holder for holder in self._holders if holder not in answered]
+        points = np.concatenate(list(self._blinded.values()))
+        return {
+            node: EvaluateRequest(self.epoch, np.array(holders, np.int64), points)
+            for node, holders in self._by_node(waiting).items()
+        }
+
+    def _take_evaluate(self, request: EvaluateRequest, reply: EvaluateReply) -> None:
+        if reply.epoch != request.epoch or reply.points.shape != request.points.shape:
+            raise MalformedReplyError(
+                f"{len(reply.points)} points in alignment {reply.epoch}, expected "
+                f"{len(request.points)} in {request.epoch}"
+            )
+        self._answers[tuple(request.holders.tolist())] = reply.points
+        if set(self._holders) == set(chain.from_iterable(self._answers)):
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Add up the key-holders' answers and hand every client its own."""
+        # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
+        # the group that cancel, does no harm.
+        total = add(list(self._answers.values()))
+        if total is None or invalid_points(total):
+            wrong = [who for who, points in self._answers.items() if invalid_points(points)]
+            for holders in wrong:
+                del self._answers[holders]
+            self._lose_holders(list(chain(*wrong)), "its answer is not in the group")
+            return
+        ends = np.cumsum([len(block) for block in self._blinded.values()])[:-1]
+        self._evaluated |= dict(zip(self._blinded, np.split(total, ends), strict=True))
+        self._blinded.clear()
+        self._answers.clear()
+
+    def _lose_holders(self, holders: list[int], reason: str) -> None:
+        """Replace key-holders; if tokens were made with their shares, start again for all."""
+        self._dropped |= set(holders)
+        self.blamed += [(holder, reason) for holder in holders]
+        self._holders = [holder for holder in self._holders if holder not in self._dropped]
+        if self._sizes or self._evaluated:
+            self._restart()
+        else:
+            self._holders += self._choose(len(holders))
+
+    def _restart(self) -> None:
+        self.epoch += 1
+        self._pending = dict.fromkeys(self._node)
+        for waiting in (self._blinded, self._evaluated, self._sizes, self._answers):
+            waiting.clear()
+        self._holders, self._doublings, self._order = [], 0, self._order[:0]
+
+    def _choose(self, count: int) -> list[int]:
+        """Draw further key-holders, on machines of their own as far as there are any."""
+        free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
+        drawn = sorted(
+            free, key=lambda c: hashlib.sha256(self._run_id + b"/%d/%d" % (self.epoch, c)).digest()
+        )
+        chosen: list[int] = []
+        while drawn and len(chosen) < count:
+            taken = {self._node[client] for client in (*self._holders, *chosen)}
+            best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
+            drawn.remove(best)
+            chosen.append(best)
+        enough = min(FEWEST_HOLDERS, len(self._node))
+        if len(self._holders) + len(chosen) < enough:
+            raise AlignmentError(
+                f"{len(self._holders) + len(chosen)} clients are left that could hold shares of "
+                f"the key, at least {enough} must"
+            )
+        return chosen

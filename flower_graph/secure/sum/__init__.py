@@ -1,0 +1,1 @@
+"""Sums of vectors that nobody sees singly."""

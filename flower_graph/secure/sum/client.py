@@ -1,0 +1,330 @@
+"""The client's side of the secure sum, for all clients that one SuperNode hosts.
+
+Each client has a channel key for the run and, for each round, a seed and a mask key, both shared
+among its partners. What it adds to its vector is the stream of its seed, and for each partner *at
+another SuperNode* a stream that the two agree on and that one adds and the other takes away. Two
+clients of one SuperNode need no mask against each other: only their sum leaves it. For the same
+reason their shares do not travel.
+
+Every key is used once. A round is prepared once, masked once and unmasked once; the second time is
+refused, as is a round that is not newer than the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.secure.align.identities import split as pieces
+from flower_graph.secure.channel import (
+    COMMITMENT_BYTES,
+    KEY_BYTES,
+    Agreements,
+    agree,
+    commitment,
+    new_key,
+    seal,
+    unseal,
+)
+from flower_graph.secure.ring import WORDS, RingArray
+from flower_graph.secure.shamir import SHARE_BYTES, split
+from flower_graph.secure.stream import add_streams
+from flower_graph.secure.sum import keys as sum_keys
+from flower_graph.secure.sum.client_round import HostRound, join, read_rounds, write_rounds
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    NOTHING,
+    PACKET_BYTES,
+    SEED,
+    Bytes,
+    Integers,
+    KeyReply,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+
+KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
+
+
+class SumHost:
+    """The clients of one SuperNode in a secure sum."""
+
+    def __init__(self, run_id: bytes, clients: Sequence[int]) -> None:
+        numbers = [int(client) for client in clients]
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
+        pairs = [new_key() for _ in numbers]
+        self.run_id = run_id
+        self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
+        self._public = join([public for _, public in pairs], (len(pairs), KEY_BYTES))
+        self._rounds: dict[int, HostRound] = {}
+        self._last = -1  # the newest round that was prepared
+        self._agreed = Agreements()
+
+    @property
+    def clients(self) -> list[int]:
+        """Numbers of the hosted clients."""
+        return list(self._channels)
+
+    def keys(self) -> KeyReply:
+        """Return the public channel keys."""
+        return KeyReply(self.run_id, np.array(self.clients, np.int64), self._public)
+
+    def prepare(self, request: PrepareRequest) -> PrepareReply:
+        """Make the keys, shares and commitments of a round."""
+        self._check_prepare(request)
+        is_foreign = ~np.isin(request.partners, request.clients)
+        kept = HostRound.begin(request, is_foreign, self._agree(request, is_foreign))
+        shares, share_commitments = self._share(kept)
+        kept.deliver(shares)
+        self._last = kept.number
+        older = sorted(self._rounds)[1 - KEPT_ROUNDS :]
+        self._rounds = {number: self._rounds[number] for number in older} | {kept.number: kept}
+        return PrepareReply(
+            self.run_id,
+            kept.number,
+            kept.clients,
+            kept.public,
+            self._commit_to_seeds(kept),
+            share_commitments,
+            self._seal(kept, shares),
+        )
+
+    def mask(self, request: MaskRequest, present: Sequence[int], total: RingArray) -> MaskedReply:
+        """Mask the sum of some clients' vectors."""
+        # total [L]
+        kept = self._round(request.run_id, request.server_round)
+        if kept.is_masked:
+            raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
+        _check_total(request, total)
+        rows = kept.rows(request.clients)
+        is_present = np.isin(request.clients, np.array(present, np.int64))
+        if not 0 < is_present.sum() == len(present):
+            raise RefusedError(f"present is {list(present)!r:.60}, must be some of the request's")
+        refused = self._receive(kept, request, rows)
+        few = is_present & (kept.has[rows].sum(1) < kept.threshold)
+        if few.any():
+            raise RefusedError(
+                f"client {request.clients[few][0]}: fewer than {kept.threshold} of its partners "
+                f"take part in round {kept.number}"
+            )
+        kept.is_masked = True
+        masked = np.array(total)
+        self._add_masks(kept, request, rows, is_present, masked)
+        return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
+
+    def unmask(self, request: UnmaskRequest) -> UnmaskReply:
+        """Reveal one share about each partner that the server asks about; never two."""
+        kept = self._round(request.run_id, request.server_round)
+        if request.contributors < kept.minimum:
+            raise RefusedError(
+                f"{request.contributors} clients contributed to round {kept.number}, at least "
+                f"{kept.minimum} must have: nothing is revealed"
+            )
+        rows = kept.rows(request.clients)
+        if request.kinds.shape != (rows.size, kept.k) or request.kinds.max() > MASK_KEY:
+            raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
+        _check_one_kind(kept.partners[rows], request.kinds)
+        kinds = np.where(kept.has[rows], request.kinds, np.uint8(NOTHING))
+        row, column = np.nonzero(kinds)
+        shares = kept.held[rows[row], column, kinds[row, column] - SEED]
+        del self._rounds[kept.number]
+        return UnmaskReply(self.run_id, kept.number, request.clients, kinds, shares)
+
+    def to_bytes(self) -> bytes:
+        """Write the state; it holds secrets."""
+        others = {
+            "run": np.frombuffer(self.run_id, np.uint8),
+            "last": np.array([self._last]),
+            "clients": np.array(self.clients, np.int64),
+            "channels": join(list(self._channels.values()), self._public.shape),
+            "public": self._public,
+        }
+        return write_rounds(self._rounds.values(), others)
+
+    @classmethod
+    def from_bytes(cls, state: bytes) -> SumHost:
+        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
+        host = cls.__new__(cls)
+        host._agreed = Agreements()
+        host._rounds, others = read_rounds(state)
+        try:
+            host.run_id, host._last = others["run"].tobytes(), int(others["last"][0])
+            channels = zip(others["clients"].tolist(), others["channels"], strict=True)
+            host._channels = {client: private.tobytes() for client, private in channels}
+            host._public = others["public"].astype(np.uint8, copy=False)
+        except (KeyError, ValueError, IndexError) as error:
+            raise StateLostError(f"the state of the secure sum lacks {error}") from error
+        return host
+
+    def _round(self, run_id: bytes, number: int) -> HostRound:
+        self._check_run(run_id)
+        kept = self._rounds.get(number)
+        if kept is None:
+            raise RefusedError(f"round {number} is not open; open: {sorted(self._rounds)}")
+        return kept
+
+    def _check_run(self, run_id: bytes) -> None:
+        if run_id != self.run_id:
+            raise RefusedError(f"run {run_id.hex()}, expected {self.run_id.hex()}")
+
+    def _check_prepare(self, request: PrepareRequest) -> None:
+        self._check_run(request.run_id)
+        if request.server_round <= self._last:
+            raise RefusedError(
+                f"round {request.server_round} is not newer than {self._last}, the last prepared"
+            )
+        k = request.partners.shape[1]
+        if not 1 <= request.threshold <= k or request.minimum < 2:
+            raise RefusedError(
+                f"threshold is {request.threshold} and minimum {request.minimum}, must be from 1 "
+                f"to {k} and at least 2"
+            )
+        for client in request.clients.tolist():
+            if client not in self._channels:
+                raise RefusedError(f"client {client} is not hosted here")
+
+    def _agree(self, request: PrepareRequest, is_foreign: NDArray[np.bool_]) -> Bytes:
+        """Agree on a secret with every partner at another SuperNode, ``[f, 32]``."""
+        owners = request.clients[np.nonzero(is_foreign)[0]].tolist()
+        if len(owners) != request.channel_keys.shape[0]:
+            raise RefusedError(
+                f"{request.channel_keys.shape[0]} channel keys for {len(owners)} foreign partners"
+            )
+        pairs = list(zip(owners, pieces(request.channel_keys), strict=True))
+        return join(self._agreed.look_up(self._channels, pairs), (len(pairs), KEY_BYTES))
+
+    def _share(self, kept: HostRound) -> tuple[Bytes, Bytes]:
+        """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
+        shares, commitments = [], []
+        names = {c: sum_keys.name_bytes(c) for c in np.unique(kept.partners).tolist()}
+        for row, dealer in enumerate(kept.clients.tolist()):
+            seeds = split(kept.seeds[row].tobytes(), kept.threshold, kept.k)
+            mask_keys = split(kept.private[row].tobytes(), kept.threshold, kept.k)
+            of_seed, of_key = sum_keys.share_contexts(self.run_id, kept.number, dealer)
+            holders = [names[holder] for holder in kept.partners[row].tolist()]
+            for holder, seed, mask_key in zip(holders, seeds, mask_keys, strict=True):
+                shares += [seed, mask_key]
+                commitments.append(commitment(of_seed + holder, seed))
+                commitments.append(commitment(of_key + holder, mask_key))
+        shape = (*kept.partners.shape, 2)
+        return join(shares, (*shape, SHARE_BYTES)), join(commitments, (*shape, COMMITMENT_BYTES))
+
+    def _commit_to_seeds(self, kept: HostRound) -> Bytes:
+        found = [
+            commitment(sum_keys.seed_context(self.run_id, kept.number, client), seed.tobytes())
+            for client, seed in zip(kept.clients.tolist(), kept.seeds, strict=True)
+        ]
+        return join(found, (len(found), COMMITMENT_BYTES))
+
+    def _seal(self, kept: HostRound, shares: Bytes) -> Bytes:
+        """Seal the shares of the partners at other SuperNodes, ``[f, 82]``."""
+        row, column = np.nonzero(kept.is_foreign)
+        parts = zip(
+            kept.clients[row].tolist(),
+            kept.partners[row, column].tolist(),
+            pieces(kept.secrets),
+            pieces(kept.public[row]),
+            pieces(shares[row, column].reshape(-1, 2 * SHARE_BYTES)),
+            strict=True,
+        )
+        packets = [
+            seal(secret, self._packet(kept, dealer, holder), round_key, plain)
+            for dealer, holder, secret, round_key, plain in parts
+        ]
+        return join(packets, (len(packets), PACKET_BYTES))
+
+    def _receive(self, kept: HostRound, request: MaskRequest, rows: Integers) -> Integers:
+        """Open the packets of the partners; return the (client, partner) pairs that failed."""
+        pairs = kept.foreign_pairs(request, rows)
+        secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
+        kept.has = np.zeros_like(kept.has)
+        kept.has[rows] = request.live & ~kept.is_foreign[rows]
+        row, column = pairs
+        holders, dealers = kept.clients[row].tolist(), kept.partners[row, column].tolist()
+        parts = zip(
+            holders,
+            dealers,
+            pieces(kept.secrets[secret_at[row, column]]),
+            pieces(request.round_keys),
+            pieces(request.packets),
+            pieces(request.share_commitments.reshape(-1, 2 * COMMITMENT_BYTES)),
+            strict=True,
+        )
+        opened = []
+        for holder, dealer, secret, round_key, packet, promised in parts:
+            plain = unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
+            if (
+                plain is not None
+                and self._committed(kept.number, dealer, holder, plain) != promised
+            ):
+                plain = None
+            opened.append(plain)
+        good = np.array([plain is not None for plain in opened], np.bool_)
+        found = join(
+            [plain for plain in opened if plain is not None], (int(good.sum()), 2, SHARE_BYTES)
+        )
+        kept.held[row[good], column[good]] = found
+        kept.has[row[good], column[good]] = True
+        return np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
+
+    def _packet(self, kept: HostRound, dealer: int, holder: int) -> bytes:
+        return sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
+
+    def _committed(self, number: int, dealer: int, holder: int, plain: bytes) -> bytes:
+        """Return the commitments that belong to a packet's two shares."""
+        of_seed, of_key = sum_keys.share_contexts(self.run_id, number, dealer)
+        name = sum_keys.name_bytes(holder)
+        return commitment(of_seed + name, plain[:SHARE_BYTES]) + commitment(
+            of_key + name, plain[SHARE_BYTES:]
+        )
+
+    def _add_masks(
+        self,
+        kept: HostRound,
+        request: MaskRequest,
+        rows: Integers,
+        is_present: NDArray[np.bool_],
+        masked: RingArray,
+    ) -> None:
+        """Add the self masks, and the masks against live partners at other SuperNodes."""
+        number, run_id = kept.number, self.run_id
+        chosen = rows[is_present]
+        masks = [
+            (sum_keys.self_mask_key(seed, run_id, number, client), 1)
+            for seed, client in zip(
+                pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True
+            )
+        ]
+        row, column = kept.foreign_pairs(request, rows)
+        for own_row in np.intersect1d(chosen, row).tolist():
+            mine = row == own_row
+            own, others = int(kept.clients[own_row]), kept.partners[own_row, column[mine]].tolist()
+            secrets = agree(kept.private[own_row].tobytes(), pieces(request.round_keys[mine]))
+            for other, secret in zip(others, secrets, strict=True):
+                key = sum_keys.pair_mask_key(secret, run_id, number, own, other)
+                masks.append((key, sum_keys.pair_sign(own, other)))
+        add_streams(masked, masks)
+
+
+def _check_total(request: MaskRequest, total: RingArray) -> None:
+    dtype = WORDS.get(request.word)
+    if total.shape != (request.length,) or total.dtype != dtype:
+        raise ValueError(
+            f"the sum has shape {total.shape} and type {total.dtype}, "
+            f"but ({request.length},) and {dtype} were asked for"
+        )
+
+
+def _check_one_kind(partners: Integers, kinds: Bytes) -> None:
+    """Refuse a request for both secrets of one client, through whichever of our holders."""
+    both = np.intersect1d(partners[kinds == SEED], partners[kinds == MASK_KEY])
+    if both.size:
+        raise RefusedError(f"both the seed and the mask key of client {both[0]} are asked for")

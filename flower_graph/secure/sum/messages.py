@@ -1,0 +1,225 @@
+"""Messages of the secure sum: set up, and the three stages prepare, mask and unmask.
+
+Entries of different stages have different keys, so they may travel in one Flower message.
+Per-client things are blocks with a leading client axis. *Pairs* are (own client, foreign partner),
+row by row as in ``partners`` or ``live``; what concerns two clients of one SuperNode never travels.
+
+Reading checks lengths and that numbers agree with each other. Whether clients, rounds and words
+are those that were asked for is checked by ``SumServer`` and ``SumHost``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.codec import Message, Part
+from flower_graph.messages.fields import Entries, Raw, Real, Reasons, Whole
+from flower_graph.messages.packed import Block, Bytes, Clients, Exact, Flags, Integers
+from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
+from flower_graph.secure.channel import KEY_BYTES, TAG_BYTES
+from flower_graph.secure.ring import WORDS, Ring, RingArray
+from flower_graph.secure.shamir import SHARE_BYTES
+
+__all__ = [
+    "MASK_KEY",
+    "NOTHING",
+    "PACKET_BYTES",
+    "RING",
+    "SEED",
+    "Bytes",
+    "Integers",
+    "KeyReply",
+    "KeyRequest",
+    "MaskRequest",
+    "MaskedReply",
+    "PrepareReply",
+    "PrepareRequest",
+    "UnmaskReply",
+    "UnmaskRequest",
+]
+
+PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
+# What is asked of a holder for each of its partners
+NOTHING, SEED, MASK_KEY = 0, 1, 2
+
+
+def _ring(word: int, **entries: Any) -> Ring:
+    if word not in WORDS:
+        raise MalformedReplyError(f"a ring of {word} bits with the limit {entries['limit']}")
+    return Ring(word, **entries)
+
+
+RING = Part(
+    "Ring",
+    make=_ring,
+    fields={
+        "word": Whole("word", "bits of a word: 32 or 64"),
+        "fraction_bits": Whole("fraction-bits", "numbers are multiples of 2 to the minus this"),
+        "guard_bits": Whole("guard-bits", "zero bits below, for pads"),
+        "limit": Real("limit", "largest size of a number"),
+    },
+    when="word",
+)
+
+
+@dataclass
+class KeyRequest(Message, down="sum_enroll"):
+    """Server to client: make channel keys for a run."""
+
+    run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]  # fresh for the run
+
+
+@dataclass
+class KeyReply(Message, up="sum_enroll"):
+    """Client to server: who is here, and their public channel keys."""
+
+    run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]
+    clients: Annotated[Integers, Clients("sum-clients", "who is here", shape="p")]
+    channel_keys: Annotated[
+        Bytes,
+        Block("sum-channel-keys", "their public channel keys (X25519)", shape=f"p {KEY_BYTES}"),
+    ]
+
+
+@dataclass
+class PrepareRequest(Message, down="sum_unmask"):
+    """Server to client: make the keys and shares of a round."""
+
+    run_id: Annotated[bytes, Raw("prepare-run", "the run")]
+    server_round: Annotated[int, Whole("prepare-round", "number of the sum")]
+    threshold: Annotated[int, Whole("prepare-threshold", "shares that give a secret back")]
+    minimum: Annotated[
+        int, Whole("prepare-minimum", "contributors without whom nothing is to be revealed")
+    ]
+    clients: Annotated[Integers, Clients("prepare-clients", "who takes part", shape="p")]
+    # In the server's mirrored order
+    partners: Annotated[Integers, Exact("prepare-partners", "partners of each", shape="p k")]
+    # Of the partners at other SuperNodes, pair by pair
+    channel_keys: Annotated[Bytes, Block("prepare-channel-keys", "theirs", shape=f"f {KEY_BYTES}")]
+
+
+@dataclass
+class PrepareReply(Message, up="sum_unmask"):
+    """Client to server: public keys, commitments and sealed shares of a round."""
+
+    run_id: Annotated[bytes, Raw("prepare-run", "the run")]
+    server_round: Annotated[int, Whole("prepare-round", "as asked")]
+    clients: Annotated[Integers, Clients("prepare-clients", "who takes part", shape="p")]
+    round_keys: Annotated[
+        Bytes, Block("prepare-round-keys", "public mask keys", shape=f"p {KEY_BYTES}")
+    ]
+    seed_commitments: Annotated[
+        Bytes,
+        Block("prepare-seed-commitments", "to the seeds of the self masks", shape=f"p {CHECK}"),
+    ]
+    # Of seed and mask key
+    share_commitments: Annotated[
+        Bytes, Block("prepare-share-commitments", "to the partners' shares", shape=f"p k 2 {CHECK}")
+    ]
+    # For those at other SuperNodes, pair by pair
+    packets: Annotated[
+        Bytes, Block("prepare-packets", "sealed shares for the partners", shape=f"f {PACKET_BYTES}")
+    ]
+
+
+@dataclass
+class MaskRequest(Message, down="sum_mask"):
+    """Server to client: mask the vectors of a round; with what the other SuperNodes prepared."""
+
+    run_id: Annotated[bytes, Raw("mask-run", "the run")]
+    server_round: Annotated[int, Whole("mask-round", "number of the sum")]
+    length: Annotated[int, Whole("mask-length", "numbers of a vector")]
+    word: Annotated[int, Whole("mask-word", "bits of a number")]
+    clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="p")]
+    live: Annotated[NDArray[np.bool_], Flags("mask-live", "which partners take part", shape="p k")]
+    # Of the live partners at other SuperNodes, and their shares for our clients, pair by pair
+    round_keys: Annotated[
+        Bytes,
+        Block(
+            "mask-round-keys",
+            "public mask keys of these at other SuperNodes",
+            shape=f"f {KEY_BYTES}",
+        ),
+    ]
+    share_commitments: Annotated[
+        Bytes,
+        Block("mask-share-commitments", "to their shares for our clients", shape=f"f 2 {CHECK}"),
+    ]
+    packets: Annotated[
+        Bytes, Block("mask-packets", "these shares, sealed", shape=f"f {PACKET_BYTES}")
+    ]
+
+
+@dataclass
+class MaskedReply(Message, up="sum_mask"):
+    """Client to server: the masked sum of a SuperNode's clients."""
+
+    run_id: Annotated[bytes, Raw("mask-run", "the run")]
+    server_round: Annotated[int, Whole("mask-round", "as asked")]
+    clients: Annotated[Integers, Clients("mask-clients", "who is in the sum", shape="q")]
+    total: RingArray  # [L] ring words. Travels beside the entries, as an array
+    refused: Annotated[
+        Integers,
+        Exact(
+            "mask-refused",
+            "own client and partner whose packet does not open; left out if there is none",
+            shape="n 2",
+            optional=True,
+        ),
+    ] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    left_out: Annotated[
+        dict[int, str], Reasons("mask-left-out", "`number:reason` for each that is not in the sum")
+    ] = field(default_factory=dict)
+
+
+@dataclass
+class UnmaskRequest(Message, down="sum_unmask"):
+    """Server to client: reveal shares of a round."""
+
+    run_id: Annotated[bytes, Raw("unmask-run", "the run")]
+    server_round: Annotated[int, Whole("unmask-round", "number of the sum")]
+    contributors: Annotated[int, Whole("unmask-contributors", "clients in the sum")]
+    clients: Annotated[Integers, Clients("unmask-clients", "holders of shares", shape="p")]
+    # SEED of a partner in the sum, MASK_KEY of one that is missing
+    kinds: Annotated[
+        Bytes,
+        Block(
+            "unmask-kinds",
+            "0: nothing; 1: the share of a partner's seed; 2: of its mask key",
+            shape="p k",
+        ),
+    ]
+
+
+@dataclass
+class UnmaskReply(Message, up="sum_unmask"):
+    """Client to server: the shares that it reveals."""
+
+    run_id: Annotated[bytes, Raw("unmask-run", "the run")]
+    server_round: Annotated[int, Whole("unmask-round", "as asked")]
+    clients: Annotated[Integers, Clients("unmask-clients", "holders of shares", shape="p")]
+    # As in the request, NOTHING where the holder has no share
+    kinds: Annotated[
+        Bytes,
+        Block(
+            "unmask-kinds",
+            "0: nothing; 1: the share of a partner's seed; 2: of its mask key",
+            shape="p k",
+        ),
+    ]
+    shares: Annotated[
+        Bytes, Block("unmask-shares", "one for each entry that is not 0", shape=f"n {SHARE_BYTES}")
+    ]
+
+    def check(self, known: Entries) -> None:
+        """Refuse more or fewer shares than are said to be there."""
+        wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
+        if self.shares.size != wanted:
+            raise MalformedReplyError(
+                f"unmask-shares: expected {wanted} bytes, got {self.shares.size} bytes"
+            )

@@ -1,0 +1,376 @@
+"""One round of the secure sum at the server: what came, who is in, and the sum at the end.
+
+The round goes through three stages. *Prepare*: keys, commitments and sealed shares are collected.
+*Mask*: they are handed on, and masked sums are added up; a client that prepared but is in no sum
+has vanished. *Unmask*: shares are collected, of the seed of each client in the sum, and of the mask
+key of each that vanished; with them the masks are computed again and taken away.
+
+Clients are rows here, in ascending order of their numbers. Partner lists are mirrored: whoever
+stands in column j of my row has me in column ``k - 1 - j`` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.secure.channel import (
+    COMMITMENT_BYTES,
+    KEY_BYTES,
+    agree,
+    commitment,
+    is_low_order,
+    public_key,
+)
+from flower_graph.secure.ring import WORDS, RingArray
+from flower_graph.secure.shamir import SHARE_BYTES, combine
+from flower_graph.secure.stream import add_streams
+from flower_graph.secure.sum import keys as sum_keys
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    NOTHING,
+    PACKET_BYTES,
+    SEED,
+    Bytes,
+    Integers,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+
+# Told the client, the reason, and whether it is proven, so that the client is not asked again.
+Blame = Callable[[int, str, bool], None]
+
+
+@dataclass(frozen=True)
+class SumResult:
+    """The sum of a round."""
+
+    total: RingArray  # [L] ring words: the sum of the contributors' encoded vectors, without masks
+    contributors: Integers  # Numbers of the clients in it, ascending
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A round without a sum; nothing of it was or will be revealed."""
+
+    reason: str  # One line for a person
+
+
+class SumRound:
+    """One round at the server."""
+
+    def __init__(
+        self,
+        run_id: bytes,
+        number: int,
+        clients: Integers,
+        nodes: list[int],
+        channel_keys: Bytes,
+        partners: Integers,
+        threshold: int,
+        minimum: int,
+        blame: Blame,
+    ) -> None:
+        m, k = partners.shape
+        self.run_id, self.number, self.clients = run_id, number, clients
+        self.partners, self.threshold, self.minimum = partners, threshold, minimum
+        self._channel_keys, self._blame = channel_keys, blame
+        numbers = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
+        owner = np.array([numbers[node] for node in nodes])
+        self._rows = {node: np.flatnonzero(owner == index) for node, index in numbers.items()}
+        self.is_foreign: NDArray[np.bool_] = owner[partners] != owner[:, None]
+        self.round_keys = np.zeros((m, KEY_BYTES), np.uint8)
+        self.seed_commitments = np.zeros((m, COMMITMENT_BYTES), np.uint8)
+        self.share_commitments = np.zeros((m, k, 2, COMMITMENT_BYTES), np.uint8)
+        self._packets = np.zeros((m, k, PACKET_BYTES), np.uint8)
+        self.live = np.zeros(m, np.bool_)  # prepared, and with enough prepared partners
+        self.contributed = np.zeros(m, np.bool_)
+        self.kinds = np.zeros(m, np.uint8)  # what is to be revealed of each client
+        self.shares = np.zeros((m, k, SHARE_BYTES), np.uint8)  # by dealer and the holder's column
+        self.has = np.zeros((m, k), np.bool_)
+        self._accusers = np.zeros(m, np.int64)  # holders that cannot open a client's packet
+        self.total: RingArray = np.zeros(0, WORDS[64])
+        self.skipped = ""
+        self._stage = "prepare"
+        self._open = set(self._rows)  # nodes that are asked and have not answered
+
+    def move(self, old: int, node: int) -> None:
+        """Know a SuperNode by another id from now on."""
+        self._rows = {node if at == old else at: rows for at, rows in self._rows.items()}
+        self._open = {node if at == old else at for at in self._open}
+
+    def prepare_requests(self) -> dict[int, PrepareRequest]:
+        """Write the first request to each SuperNode."""
+        return {node: self._prepare_request(rows) for node, rows in self._rows.items()}
+
+    def take_prepare(self, node: int, reply: PrepareReply) -> None:
+        """Take a SuperNode's keys, commitments and packets; arguments as at ``SumServer``."""
+        self._check(node, "prepare", reply.run_id, reply.server_round)
+        rows = self._rows[node]
+        if not np.array_equal(reply.clients, self.clients[rows]):
+            raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
+        index, column = np.nonzero(self.is_foreign[rows])
+        if reply.share_commitments.shape[1] != self.partners.shape[1]:
+            raise MalformedReplyError(f"round {self.number}: commitments for other partners")
+        if reply.packets.shape[0] != index.size:
+            raise MalformedReplyError(
+                f"round {self.number}: {reply.packets.shape[0]} packets, expected {index.size}"
+            )
+        for client, key in zip(reply.clients.tolist(), reply.round_keys, strict=True):
+            if is_low_order(key.tobytes()):
+                self._blame(client, f"round {self.number}: its round key is of low order", True)
+                raise MalformedReplyError(f"the round key of client {client} is of low order")
+        self.round_keys[rows] = reply.round_keys
+        self.seed_commitments[rows] = reply.seed_commitments
+        self.share_commitments[rows] = reply.share_commitments
+        self._packets[rows[index], column] = reply.packets
+        self.live[rows] = True
+        self._open.remove(node)
+
+    def mask_requests(self, length: int, word: int) -> dict[int, MaskRequest]:
+        """End the first stage; write the second request to each SuperNode that prepared."""
+        if self._stage != "prepare":
+            raise ValueError(f"round {self.number}: masks were asked for already")
+        self._stage = "mask"
+        # Without enough partners a client's secrets could not be recovered; without it, its
+        # partners may have too few in turn.
+        while (few := self.live & (self.live[self.partners].sum(1) < self.threshold)).any():
+            self.live &= ~few
+        if not self._enough(self.live, "are ready"):
+            return {}
+        self.total = np.zeros(length, WORDS[word])
+        requests = {}
+        for node, all_rows in self._rows.items():
+            if (rows := all_rows[self.live[all_rows]]).size:
+                requests[node] = self._mask_request(rows, length, word)
+        self._open = set(requests)
+        return requests
+
+    def take_masked(self, node: int, reply: MaskedReply) -> None:
+        """Add a SuperNode's masked sum; arguments as at ``SumServer``."""
+        self._check(node, "mask", reply.run_id, reply.server_round)
+        rows = self._rows[node][self.live[self._rows[node]]]
+        own = self.clients[rows]
+        if strangers := sorted(set(reply.clients.tolist()) - set(own.tolist())):
+            raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
+        if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
+            raise MalformedReplyError(
+                f"round {self.number}: the sum has shape {reply.total.shape} and type "
+                f"{reply.total.dtype}, expected {self.total.shape} and {self.total.dtype}"
+            )
+        self.total += reply.total
+        self.contributed[rows[np.isin(own, reply.clients)]] = True
+        self._open.remove(node)
+        for client, why in reply.left_out.items():
+            if client in own:
+                self._blame(client, f"round {self.number}: left out: {why}", False)
+        partners = self.partners[rows]
+        for holder, dealer in reply.refused.tolist():
+            # Its own word against the dealer's: noted, not proven.
+            if holder in own and dealer in self.clients[partners[own == holder]]:
+                why = f"round {self.number}: its packet does not open, says client {holder}"
+                self._blame(dealer, why, False)
+                self._accusers[np.searchsorted(self.clients, dealer)] += 1
+
+    def unmask_requests(self) -> dict[int, UnmaskRequest]:
+        """End the second stage; write the third request to each SuperNode of the second."""
+        if self._stage != "mask":
+            raise ValueError(f"round {self.number}: no masked sums were asked for, or shares were")
+        self._stage = "unmask"
+        if self.skipped or not self._enough(self.contributed, "sent their vectors"):
+            return {}
+        has_masks = (self.contributed[self.partners] & self.is_foreign).any(1)
+        vanished = self.live & ~self.contributed & has_masks
+        self.kinds[self.contributed], self.kinds[vanished] = SEED, MASK_KEY
+        requests = {}
+        for node, all_rows in self._rows.items():
+            rows = all_rows[self.live[all_rows]]
+            kinds = self.kinds[self.partners[rows]]
+            if (kinds != NOTHING).any():
+                requests[node] = UnmaskRequest(
+                    self.run_id,
+                    self.number,
+                    int(self.contributed.sum()),
+                    self.clients[rows],
+                    kinds,
+                )
+        self._open = set(requests)
+        return requests
+
+    def take_shares(self, node: int, reply: UnmaskReply) -> None:
+        """Take the shares that a SuperNode reveals; arguments as at ``SumServer``."""
+        self._check(node, "unmask", reply.run_id, reply.server_round)
+        rows = self._rows[node][self.live[self._rows[node]]]
+        if not np.array_equal(reply.clients, self.clients[rows]):
+            raise MalformedReplyError(f"round {self.number}: shares of other clients than asked")
+        asked = self.kinds[self.partners[rows]]
+        wrong_shape = reply.kinds.shape != asked.shape
+        if wrong_shape or ((reply.kinds != NOTHING) & (reply.kinds != asked)).any():
+            raise MalformedReplyError(f"round {self.number}: shares that were not asked for")
+        index, column = np.nonzero(reply.kinds)
+        holders = rows[index]
+        dealers, columns = self.partners[holders, column], self.partners.shape[1] - 1 - column
+        promised = self.share_commitments[dealers, columns, asked[index, column] - SEED]
+        good = self._verify(dealers, holders, reply.shares, promised)
+        self.shares[dealers[good], columns[good]] = reply.shares[good]
+        self.has[dealers[good], columns[good]] = True
+        self._open.remove(node)
+
+    def result(self) -> SumResult | Skipped:
+        """End the round: take the masks away, or say why that cannot be done."""
+        if self._stage != "unmask" and not self.skipped:
+            raise ValueError(f"round {self.number}: no shares were asked for yet")
+        self._stage, self._open = "over", set()
+        # So many colluding partners are not to be expected: a client whose secrets cannot be given
+        # back for that reason would stop every round.
+        for row in np.flatnonzero(self._accusers > self.partners.shape[1] - self.threshold):
+            why = f"round {self.number}: {self._accusers[row]} partners cannot open its packets"
+            self._blame(int(self.clients[row]), why, True)
+        if not self.skipped:
+            self.skipped = Opening(self).take_masks_away(self._blame)
+        if self.skipped:
+            return Skipped(self.skipped)
+        return SumResult(self.total, self.clients[self.contributed])
+
+    def _prepare_request(self, rows: Integers) -> PrepareRequest:
+        partners = self.partners[rows]
+        return PrepareRequest(
+            self.run_id,
+            self.number,
+            self.threshold,
+            self.minimum,
+            self.clients[rows],
+            self.clients[partners],
+            self._channel_keys[partners[self.is_foreign[rows]]],
+        )
+
+    def _mask_request(self, rows: Integers, length: int, word: int) -> MaskRequest:
+        partners = self.partners[rows]
+        live = self.live[partners]
+        index, column = np.nonzero(live & self.is_foreign[rows])
+        dealers, mirrored = partners[index, column], partners.shape[1] - 1 - column
+        return MaskRequest(
+            self.run_id,
+            self.number,
+            length,
+            word,
+            self.clients[rows],
+            live,
+            self.round_keys[dealers],
+            self.share_commitments[dealers, mirrored],
+            self._packets[dealers, mirrored],
+        )
+
+    def _verify(
+        self, dealers: Integers, holders: Integers, shares: Bytes, promised: Bytes
+    ) -> NDArray[np.bool_]:
+        """Hold shares against their commitments and name the holders of wrong ones."""
+        heads = {
+            dealer: sum_keys.share_contexts(self.run_id, self.number, int(self.clients[dealer]))[
+                self.kinds[dealer] - SEED
+            ]
+            for dealer in np.unique(dealers).tolist()
+        }
+        names = {row: sum_keys.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
+        data, width = shares.tobytes(), SHARE_BYTES
+        found = [
+            commitment(heads[dealer] + names[holder], data[place : place + width])
+            for dealer, holder, place in zip(
+                dealers.tolist(), holders.tolist(), range(0, len(data), width), strict=True
+            )
+        ]
+        same = np.frombuffer(b"".join(found), np.uint8).reshape(promised.shape) == promised
+        good: NDArray[np.bool_] = same.all(1)
+        for row in np.unique(holders[~good]).tolist():
+            self._blame(int(self.clients[row]), f"round {self.number}: it sent a wrong share", True)
+        return good
+
+    def _check(self, node: int, stage: str, run_id: bytes, number: int) -> None:
+        """Refuse a reply of another run, round or stage, and a second one."""
+        if run_id != self.run_id or number != self.number:
+            raise MalformedReplyError(
+                f"run {run_id.hex()}, round {number}; expected {self.run_id.hex()}, {self.number}"
+            )
+        if stage != self._stage:
+            raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
+        if node not in self._open:
+            raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
+
+    def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
+        count = int(present.sum())
+        if count < self.minimum:
+            self.skipped = (
+                f"round {self.number} is skipped: {count} of {self.clients.size} clients {what}, "
+                f"at least {self.minimum} must; nothing is revealed"
+            )
+        return not self.skipped
+
+
+class Opening:
+    """The last step of a round at the server."""
+
+    def __init__(self, closed: SumRound) -> None:
+        self._round = closed
+        self._secrets: dict[int, bytes] = {}
+
+    def take_masks_away(self, blame: Callable[[int, str, bool], None]) -> str:
+        """Recover all secrets, check them, and subtract the masks from ``total``."""
+        of = self._round
+        needed = np.flatnonzero(of.kinds != NOTHING)
+        few = needed[of.has[needed].sum(1) < of.threshold]
+        if few.size:
+            return (
+                f"round {of.number} is skipped: too few shares came for {few.size} clients (the "
+                f"first is {of.clients[few[0]]}: {of.has[few[0]].sum()} of {of.threshold})"
+            )
+        wrong = [row for row in needed.tolist() if not self._recover(row)]
+        for row in wrong:
+            why = f"round {of.number}: its shares do not give the secret that it committed to"
+            blame(int(of.clients[row]), why, True)
+        if wrong:
+            return f"round {of.number} is skipped: client {of.clients[wrong[0]]} shared wrongly"
+        masks: list[tuple[bytes, int]] = []
+        for row in needed.tolist():
+            masks += [self._self_mask(row)] if of.kinds[row] == SEED else self._pair_masks(row)
+        add_streams(of.total, masks)
+        return ""
+
+    def _recover(self, row: int) -> bool:
+        """Recover one client's secret; tell whether it is what the client committed to."""
+        of = self._round
+        columns = np.flatnonzero(of.has[row])[: of.threshold]
+        shares = [share.tobytes() for share in of.shares[row, columns]]
+        try:
+            secret = combine((columns + 1).tolist(), shares)
+        except ValueError:
+            return False
+        self._secrets[row] = secret
+        if of.kinds[row] != SEED:
+            return bool(public_key(secret) == of.round_keys[row].tobytes())
+        what_for = sum_keys.seed_context(of.run_id, of.number, int(of.clients[row]))
+        return bool(commitment(what_for, secret) == of.seed_commitments[row].tobytes())
+
+    def _self_mask(self, row: int) -> tuple[bytes, int]:
+        of = self._round
+        client = int(of.clients[row])
+        return sum_keys.self_mask_key(self._secrets[row], of.run_id, of.number, client), -1
+
+    def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
+        """Return what the partners of a vanished client at other SuperNodes added for it."""
+        of = self._round
+        partners = of.partners[row]
+        there = partners[of.is_foreign[row] & of.contributed[partners]]
+        secrets = agree(self._secrets[row], [key.tobytes() for key in of.round_keys[there]])
+        other, masks = int(of.clients[row]), []
+        for own, secret in zip(of.clients[there].tolist(), secrets, strict=True):
+            key = sum_keys.pair_mask_key(secret, of.run_id, of.number, own, other)
+            masks.append((key, -sum_keys.pair_sign(own, other)))
+        return masks

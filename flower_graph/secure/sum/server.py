@@ -1,0 +1,198 @@
+"""The server's side of the secure sum: who is there, and the rounds that are open.
+
+The server is trusted to follow the protocol, not to look away. It draws the partners and carries
+what the clients seal for each other. From a round it learns who took part and the sum, and nothing
+about a single vector as long as fewer than ``corrupt`` of the clients tell it what they hold.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.fields import RUN_BYTES
+from flower_graph.secure.channel import is_low_order
+from flower_graph.secure.partners import partners, plan
+from flower_graph.secure.sum.messages import (
+    KeyReply,
+    KeyRequest,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
+
+__all__ = ["Skipped", "SumResult", "SumServer"]
+
+MAX_REASON = 300  # characters of a reason, part of which may be a client's own words
+KEPT_ROUNDS = 2  # one that is being unmasked, and the next, prepared in the same exchange
+
+
+class SumServer:
+    """Carries out secure sums over clients that SuperNodes host."""
+
+    # A round is ``open_round``, ``take_prepare``, ``mask_requests``, ``take_masked``,
+    # ``unmask_requests``, ``take_shares`` and ``result``. Two rounds may be open at once, so the
+    # next can be prepared while this one is unmasked. Every ``take_…`` raises
+    # ``MalformedReplyError`` for a reply that is late, second, of another run, round or length, or
+    # about clients of other SuperNodes, and then has taken nothing of it.
+
+    def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
+        for name, share in (("dropout", dropout), ("corrupt", corrupt)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name} is {share}, must be from 0 to below 1")
+        self.dropout, self.corrupt = dropout, corrupt
+        self.run_id = os.urandom(RUN_BYTES)
+        self.blamed: list[tuple[int, str]] = []
+        self.excluded: set[int] = set()
+        self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
+        self._rounds: dict[int, SumRound] = {}
+        self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
+        self._last = -1
+
+    @property
+    def clients(self) -> list[int]:
+        """Numbers of all enrolled clients that are not excluded, ascending."""
+        return sorted(self._members.keys() - self.excluded)
+
+    @property
+    def homes(self) -> dict[int, int]:
+        """The SuperNode of every enrolled client, of excluded ones too."""
+        return {client: node for client, (node, _) in self._members.items()}
+
+    def node_of(self, client: int) -> int:
+        """Return the SuperNode that hosts a client; ``KeyError`` if it is not enrolled."""
+        return self._members[client][0]
+
+    def key_request(self) -> KeyRequest:
+        """Write the request for channel keys; the same for all."""
+        return KeyRequest(self.run_id)
+
+    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
+        """Take in a SuperNode's clients; one that enrols again gets its new keys."""
+        if reply.run_id != self.run_id:
+            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        found = {}
+        for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
+            if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
+                raise MalformedReplyError(f"client {client} belongs to node {owner}")
+            if is_low_order(key.tobytes()):
+                raise MalformedReplyError(f"the channel key of client {client} is of low order")
+            found[client] = node, key.tobytes()
+        for old in gone:
+            self.forget(old)
+        self._members |= found
+        self.excluded -= found.keys()
+
+    def forget(self, node: int) -> None:
+        """Strike a SuperNode's clients off, so that another may host them."""
+        self._members = {c: entry for c, entry in self._members.items() if entry[0] != node}
+
+    def knows(self, old: int, reply: KeyReply) -> bool:
+        """Whether these are the clients of a SuperNode, with the very keys that it enrolled."""
+        own = {c: key for c, (node, key) in self._members.items() if node == old}
+        keys = [key.tobytes() for key in reply.channel_keys]
+        return own == dict(zip(reply.clients.tolist(), keys, strict=True))
+
+    def move(self, old: int, node: int) -> None:
+        """Go on with a SuperNode under another id: it is back, with its keys and shares."""
+        self._members = {
+            c: (node if at == old else at, key) for c, (at, key) in self._members.items()
+        }
+        for one in self._rounds.values():
+            one.move(old, node)
+
+    def open_round(self, server_round: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+        """Begin a round."""
+        if server_round <= self._last:
+            raise ValueError(f"round {server_round} is not after {self._last}, the last one")
+        chosen = sorted(set(clients) - self.excluded)
+        if strangers := [client for client in chosen if client not in self._members]:
+            raise ValueError(f"client {strangers[0]} is not enrolled")
+        self._last = server_round
+        self._keep_newest()
+        if len(chosen) < 2:
+            self._unopened[server_round] = Skipped(
+                f"round {server_round} is skipped: {len(chosen)} clients, a sum needs at least 2"
+            )
+            return {}
+        opened = self._rounds[server_round] = self._begin(server_round, chosen)
+        return opened.prepare_requests()
+
+    def take_prepare(self, node: int, reply: PrepareReply) -> None:
+        """Take a SuperNode's keys, commitments and packets."""
+        self._round(reply.server_round).take_prepare(node, reply)
+
+    def mask_requests(
+        self, server_round: int, length: int, word: int = 64
+    ) -> dict[int, MaskRequest]:
+        """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
+        if server_round in self._unopened:
+            return {}
+        return self._round(server_round).mask_requests(length, word)
+
+    def take_masked(self, node: int, reply: MaskedReply) -> None:
+        """Take a SuperNode's masked sum."""
+        self._round(reply.server_round).take_masked(node, reply)
+
+    def unmask_requests(self, server_round: int) -> dict[int, UnmaskRequest]:
+        """Ask for the shares; nobody if too few clients are in the sum."""
+        if server_round in self._unopened:
+            return {}
+        return self._round(server_round).unmask_requests()
+
+    def take_shares(self, node: int, reply: UnmaskReply) -> None:
+        """Take the shares that a SuperNode reveals."""
+        self._round(reply.server_round).take_shares(node, reply)
+
+    def result(self, server_round: int) -> SumResult | Skipped:
+        """End a round; all that comes for it later is refused."""
+        if server_round in self._unopened:
+            return self._unopened.pop(server_round)
+        result = self._round(server_round).result()
+        del self._rounds[server_round]
+        return result
+
+    def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
+        m = len(chosen)
+        k, threshold = plan(m, self.dropout, self.corrupt)
+        seed = int.from_bytes(self.run_id, "little")
+        members = [self._members[client] for client in chosen]
+        public = b"".join(key for _, key in members)
+        return SumRound(
+            self.run_id,
+            server_round,
+            np.array(chosen, np.int64),
+            [node for node, _ in members],
+            np.frombuffer(public, np.uint8).reshape(m, -1),
+            partners(np.arange(m), k, seed, server_round),
+            threshold,
+            max(2, m - math.floor(self.dropout * m)),
+            self._blame,
+        )
+
+    def _round(self, server_round: int) -> SumRound:
+        if server_round not in self._rounds:
+            raise MalformedReplyError(
+                f"round {server_round} is not open; open: {sorted(self._rounds)}"
+            )
+        return self._rounds[server_round]
+
+    def _keep_newest(self) -> None:
+        """Drop rounds that nobody ended, so that a new one makes two."""
+        for number in sorted(self._rounds)[: 1 - KEPT_ROUNDS]:
+            del self._rounds[number]
+        for number in sorted(self._unopened)[: 1 - KEPT_ROUNDS]:
+            del self._unopened[number]
+
+    def _blame(self, client: int, reason: str, is_proven: bool) -> None:
+        self.blamed.append((client, " ".join(reason.split())[:MAX_REASON]))
+        if is_proven:
+            self.excluded.add(client)

@@ -1,0 +1,348 @@
+"""Sums of vectors over Flower clients that the server cannot read one by one.
+
+``SecureSum`` is the server's half, ``SecureSumClient`` the clients'. The protocol is in
+``flower_graph.secure``; here is only how its messages travel. A sum takes two exchanges: masked
+vectors, then shares, and the second also prepares the next sum. ``docs/secure-sum.md`` has an
+example.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError, StateLostError, UnreadableSumError
+from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CONFIG,
+    MASKED_SUM,
+    METRICS,
+    PREPARE_RUN,
+    SUM_STATE,
+    UNMASK_RUN,
+)
+from flower_graph.secure.ring import Ring, encode_sum
+from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.messages import (
+    RING,
+    KeyReply,
+    KeyRequest,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.server.exchange import Exchange, Rejected
+from flower_graph.server.reply_limits import reply_bytes, setup_bytes, sum_bytes
+
+# For make_client_app
+ACTIONS = ("sum_enroll", "sum_mask", "sum_unmask")
+
+FloatArray = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum."""
+
+    # [L] float64, the sum of the contributors' vectors, each rounded to the resolution
+    values: NDArray[np.float64]
+    contributors: NDArray[np.int64]  # Numbers of the clients in it
+
+
+class SecureSum:
+    """The server's half: asks the clients for masked vectors and adds them up.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        How messages are sent.
+    limit : float
+        Largest absolute value of a single number; a client with a larger one is left out.
+    resolution : float
+        Step to which numbers are rounded.
+    dropout, corrupt : float
+        Shares of the clients that may vanish during a sum, and that may collude with the server.
+    timeout : float
+        Seconds to wait for replies to one exchange, and for nodes.
+    min_nodes : int
+        SuperNodes to wait for.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        limit: float,
+        resolution: float = 2.0**-16,
+        dropout: float = 0.3,
+        corrupt: float = 0.1,
+        timeout: float = 600.0,
+        min_nodes: int = 1,
+    ) -> None:
+        self.server = SumServer(dropout=dropout, corrupt=corrupt)
+        self._exchange = exchange
+        self._limit, self._resolution = limit, resolution
+        self._timeout, self._min_nodes = timeout, min_nodes
+        self._next = 0  # number of the sum that is prepared or will be
+        self._ring: Ring | None = None  # of the sum that is prepared
+        self._clients: list[int] = []  # of that sum
+        self._enrolled: set[int] = set()
+        self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
+
+    def sum(
+        self, server_round: int, length: int, config: Mapping[str, Any] | None = None
+    ) -> Summed | Skipped:
+        """Add up one vector of each client.
+
+        Parameters
+        ----------
+        server_round : int
+            The caller's round, for messages and logs.
+        length : int
+            Numbers of a vector.
+        config : Mapping or None
+            Entries for the clients' ``vectors``.
+
+        Returns
+        -------
+        Summed or Skipped
+            The sum, or why there is none. SuperNodes that joined since the last sum was made
+            ready take part from the next one on.
+        """
+        self.prepare(server_round)
+        requests = {
+            node: _record(entries | dict(config or {}))
+            for node, entries in self.requests(length).items()
+        }
+        limit = reply_bytes(length, len(self._clients))
+        self._send(server_round, "sum_mask", requests, self.take, limit)
+        return self.close(server_round)
+
+    # The same in four steps, for messages of the caller's own that carry the masked vectors
+
+    def prepare(self, server_round: int, nodes: Iterable[int] | None = None) -> list[int]:
+        """Make a sum ready, where the last one has not.
+
+        Parameters
+        ----------
+        server_round : int
+            The caller's round.
+        nodes : iterable of int, optional
+            SuperNodes that may take part; by default all that are connected.
+
+        Returns
+        -------
+        list of int
+            Clients that the sum is for, ascending. At most the share ``dropout`` of them may be
+            missing from it, else it is skipped.
+        """
+        there = self._exchange.nodes(self._min_nodes, self._timeout) if nodes is None else nodes
+        self._enroll(server_round, set(there))
+        if self._ring is None:
+            self._turn(server_round, {}, self._open())
+        return self._clients
+
+    def requests(self, length: int) -> dict[int, dict[str, Any]]:
+        """Give the entries with which each SuperNode's ``masked`` masks a vector of this length."""
+        assert self._ring is not None, "nothing is prepared"
+        ring = RING.to_config(self._ring)
+        masks = self.server.mask_requests(self._next, length, self._ring.word)
+        return {node: request.to_config() | ring for node, request in masks.items()}
+
+    def take(self, node: int, content: RecordDict) -> None:
+        """Take a SuperNode's masked vector; ``MalformedReplyError`` if it is not as asked for."""
+        arrays = content.array_records.get(ARRAYS)
+        if arrays is None or MASKED_SUM not in arrays:
+            raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
+        total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
+        self.server.take_masked(node, MaskedReply.from_config(_entries(content), total=total))
+
+    def close(self, server_round: int) -> Summed | Skipped:
+        """Take the masks away, in an exchange that also makes the next sum ready."""
+        number, ring = self._next, self._ring
+        assert ring is not None, "nothing is prepared"
+        self._next += 1
+        self._turn(server_round, self.server.unmask_requests(number), self._open())
+        result = self.server.result(number)
+        if isinstance(result, Skipped):
+            return result
+        try:
+            values = ring.decode(result.total)
+            ring.check_sums(values, result.contributors.size)
+        except UnreadableSumError as error:  # nobody can say whose words were wrong
+            return Skipped(f"a client's part of the sum was not as agreed: {error}")
+        return Summed(values, result.contributors)
+
+    def _enroll(self, server_round: int, nodes: set[int]) -> None:
+        """Ask SuperNodes that are new for their clients, and forget those that are gone."""
+        # One that is back under another id, with its keys, takes the place that it had.
+        gone = self._enrolled - nodes
+        request = _record(self.server.key_request().to_config())
+        requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
+
+        def read(node: int, content: RecordDict) -> None:
+            reply, homes = KeyReply.from_config(_entries(content)), self.server.homes
+            before = {homes[c] for c in reply.clients.tolist() if c in homes} & gone
+            if len(before) == 1 and self.server.knows(old := next(iter(before)), reply):
+                self.server.move(old, node)
+            else:
+                self.server.enroll(node, reply, before)
+            gone.difference_update(before)
+            self._enrolled.add(node)
+
+        self._send(server_round, "sum_enroll", requests, read, setup_bytes())
+        for old in gone:
+            self.server.forget(old)
+        self._enrolled &= nodes
+
+    def forget(self, node: int) -> None:
+        """Strike a SuperNode off that has lost its keys; it is asked for new ones."""
+        self.server.forget(node)
+        self._enrolled.discard(node)
+
+    def _open(self) -> dict[int, PrepareRequest]:
+        """Open the next sum, with all clients that are there."""
+        self._clients = self.server.clients
+        self._ring = Ring.fit(max(1, len(self._clients)), self._limit, self._resolution)
+        return self.server.open_round(self._next, self._clients)
+
+    def _turn(
+        self,
+        server_round: int,
+        unmask: Mapping[int, UnmaskRequest],
+        prepare: Mapping[int, PrepareRequest],
+    ) -> None:
+        """Unmask one sum and prepare the next, in one exchange."""
+        entries: dict[int, dict[str, Any]] = {}
+        for requests in (unmask, prepare):
+            for node, request in requests.items():
+                entries.setdefault(node, {}).update(request.to_config())
+
+        def read(node: int, content: RecordDict) -> None:
+            found = _entries(content)
+            if node in unmask:
+                self.server.take_shares(node, UnmaskReply.from_config(found))
+            if node in prepare:
+                self.server.take_prepare(node, PrepareReply.from_config(found))
+
+        records = {node: _record(config) for node, config in entries.items()}
+        limit = sum_bytes(unmask.values(), prepare.values())
+        self._send(server_round, "sum_unmask", records, read, limit)
+
+    def _send(
+        self,
+        server_round: int,
+        action: str,
+        requests: Mapping[int, RecordDict],
+        read: Any,
+        max_reply_bytes: int,
+    ) -> None:
+        if requests:
+            replies = self._exchange.send(
+                requests,
+                message_type=f"train.{action}",
+                server_round=server_round,
+                timeout=self._timeout,
+                read=read,
+                max_reply_bytes=max_reply_bytes,
+            )
+            self.rejected += replies.rejected
+
+
+class MaskingClient(NumPyClient):
+    """What clients' halves share: keys, masks and shares. It says not when vectors are sent."""
+
+    # Keys are kept in the context's state.
+
+    def __init__(self, context: Context, clients: Sequence[int]) -> None:
+        self.context, self.clients = context, clients
+
+    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Make channel keys, or show those of the run: the SuperNode may be back."""
+        run_id = KeyRequest.from_config(config).run_id
+        with suppress(StateLostError):
+            known = self.keys()
+            if known.run_id == run_id and set(known.clients) == set(self.clients):
+                return [], len(self.clients), known.keys().to_config()
+        host = SumHost(run_id, self.clients)
+        self._keep(host)
+        return [], len(self.clients), host.keys().to_config()
+
+    def masked(
+        self, config: dict[str, Any], vectors: Mapping[int, FloatArray]
+    ) -> tuple[MaskedReply, dict[str, Any]]:
+        """Add up clients' vectors and mask the sum, as the server's ``requests`` says."""
+        host, request = self.keys(), MaskRequest.from_config(config)
+        total, left_out = encode_sum(
+            RING.from_config(config), vectors, request.clients.tolist(), request.length
+        )
+        present = [client for client in request.clients.tolist() if client not in left_out]
+        if not present:
+            raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
+        reply = host.mask(request, present, total)
+        reply.left_out = left_out
+        self._keep(host)
+        return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
+
+    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Reveal shares of one sum, prepare the next, or both."""
+        host, entries = self.keys(), dict[str, Any]()
+        if UNMASK_RUN in config:
+            entries |= host.unmask(UnmaskRequest.from_config(config)).to_config()
+        if PREPARE_RUN in config:
+            entries |= host.prepare(PrepareRequest.from_config(config)).to_config()
+        self._keep(host)
+        return [], len(self.clients), entries
+
+    def keys(self) -> SumHost:
+        """Return what the clients keep for the sum; ``StateLostError`` if there is nothing."""
+        record = self.context.state.config_records.get(SUM_STATE)
+        state = None if record is None else record.get(SUM_STATE)
+        if not isinstance(state, bytes):
+            raise StateLostError("there are no keys for the secure sum: enrol first")
+        return SumHost.from_bytes(state)
+
+    def _keep(self, host: SumHost) -> None:
+        self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
+
+
+class SecureSumClient(MaskingClient):
+    """The clients' half: a subclass says in ``vectors`` what is to be added up.
+
+    Give ``make_client_app`` the ``ACTIONS`` of this module.
+    """
+
+    @abstractmethod
+    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
+        """Return the vector of each client; one that is missing is left out of the sum."""
+
+    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+        """Add up the own clients' vectors and mask the sum."""
+        reply, entries = self.masked(config, self.vectors(config))
+        return [reply.total], reply.clients.size, entries
+
+
+def _record(config: Mapping[str, Any]) -> RecordDict:
+    return RecordDict({CONFIG: ConfigRecord(dict(config))})
+
+
+def _entries(content: RecordDict) -> dict[str, Any]:
+    """Merge a reply's entries: the adaptor puts numbers into the metrics, the rest beside them."""
+    return {
+        **content.metric_records.get(METRICS, {}),
+        **content.config_records.get(CONFIG, {}),
+    }

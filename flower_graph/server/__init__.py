@@ -1,0 +1,1 @@
+"""The server: exchanges, membership, checkpoints, and averages of checked replies."""

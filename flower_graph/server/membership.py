@@ -1,0 +1,233 @@
+"""Which clients each SuperNode hosts: it is asked by ``query`` before it first takes part.
+
+A method whose clients say more of themselves, or are asked more, makes a subclass of `Membership`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_graph.errors import MalformedReplyError, says_lost
+from flower_graph.messages.keys import (
+    CLIENTS,
+    CONFIG,
+    HANDLED,
+    MAX_WEIGHT,
+    NUM_EXAMPLES,
+    pack_integers,
+    unpack_integers,
+)
+from flower_graph.messages.resume import Resume, read_handled
+from flower_graph.server.exchange import Exchange, Rejected
+from flower_graph.server.gathering import hosted_twice
+from flower_graph.server.reply_limits import setup_bytes
+
+LOG = logging.getLogger(__name__)
+MAX_CLIENTS = 10**7  # that one SuperNode may speak for
+MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
+# What Flower says of a ClientApp without a function for ``query``. Nothing else tells it from one
+# whose function failed.
+NO_QUERY = "No query function registered"
+
+
+class Enrolment(NamedTuple):
+    """What a SuperNode says of itself."""
+
+    clients: list[int]  # Numbers of its clients, ascending; none if it does not say
+    handled: int | None = None  # Messages of this run that they have behind them, if it says so
+    # What its train replies weigh at most, if it says so; then an evaluate reply weighs at most the
+    # number of its clients
+    examples: int | None = None
+
+    def to_properties(self) -> dict[str, Any]:
+        """Return what a client's ``get_properties`` says."""
+        found = {CLIENTS: pack_integers(np.array(sorted(self.clients), dtype=np.int64))}
+        more = {HANDLED: self.handled, NUM_EXAMPLES: self.examples}
+        return found | {key: value for key, value in more.items() if value is not None}
+
+    @classmethod
+    def from_record(cls, content: RecordDict) -> Enrolment:
+        """Read and check a reply; ``MalformedReplyError`` if it cannot be used."""
+        config = content.config_records.get(CONFIG)
+        if config is None or CLIENTS not in config:
+            return cls([])
+        found = unpack_integers(config[CLIENTS], CLIENTS)
+        if not 0 < found.size <= MAX_CLIENTS:
+            raise MalformedReplyError(f"{CLIENTS}: {found.size} numbers, expected 1 or more")
+        if found.min() < 0 or np.unique(found).size != found.size:
+            raise MalformedReplyError(f"{CLIENTS}: expected different numbers, got {found!s:.60}")
+        return cls(sorted(found.tolist()), read_handled(config), _read_examples(config))
+
+
+def _read_examples(config: Mapping[str, Any]) -> int | None:
+    value = config.get(NUM_EXAMPLES)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_WEIGHT:
+        raise MalformedReplyError(f"{NUM_EXAMPLES} is {value!s:.40}, must be a positive number")
+    return value
+
+
+class Membership:
+    """Who is where."""
+
+    # Whether newcomers are asked as of the round after which the run goes on, whenever they come
+    outside_rounds: ClassVar = False
+
+    def __init__(
+        self, question: Mapping[str, Any] | None = None, known: Iterable[int] = ()
+    ) -> None:
+        self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
+        self.examples: dict[int, int] = {}  # what those that say so weigh
+        self.absent = set(known)  # clients that no SuperNode hosts any more
+        self.resume = Resume()  # what clients are told of the run, and where it goes on from
+        self._homes: dict[int, int] = {}  # SuperNode of each client
+        self._lost: set[int] = set()
+        self._question = dict(question or {})
+
+    # What a method's own membership may say instead
+
+    def question(self) -> RecordDict:
+        """Write what newcomers are asked."""
+        return RecordDict({CONFIG: ConfigRecord(self._question)})
+
+    def read(self, node: int, content: RecordDict) -> Any:
+        """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
+        return Enrolment.from_record(content)
+
+    def unasked(self) -> Any:
+        """Say what a ClientApp without a function for ``query`` is; None if it takes no part."""
+        return Enrolment([])
+
+    def in_order(self, answers: Mapping[int, Any]) -> list[tuple[int, Any]]:
+        """Say who of several newcomers is enrolled first."""
+        return sorted(answers.items())
+
+    def refusal(self, answer: Any) -> str:
+        """Say why a newcomer does not fit this run, or nothing."""
+        return ""
+
+    def enrolled(self, node: int, answer: Any) -> None:
+        """Note what else a newcomer said; its clients may begin anew."""
+        if not answer.clients:
+            LOG.warning(
+                "node %d does not say which clients it hosts: it takes part as one unknown client",
+                node,
+            )
+        elif answer.handled == 0 and self.absent & set(answer.clients):
+            LOG.warning("node %d has no state of this run: its clients begin anew", node)
+        if answer.examples is not None:
+            self.examples[node] = answer.examples
+
+    # Enrolment
+
+    def ask(
+        self, exchange: Exchange, connected: list[int], server_round: int, timeout: float
+    ) -> list[Rejected]:
+        """Ask SuperNodes that are new; return those that take no part."""
+        for node in self.take_lost() & self.clients.keys():
+            self.forget(node)
+        new = [node for node in connected if node not in self.clients]
+        if not new:
+            return []
+        replies = exchange.send(
+            dict.fromkeys(new, self.question()),
+            message_type="query",
+            server_round=self.resume.server_round if self.outside_rounds else server_round,
+            timeout=timeout,
+            read=self.read,
+            max_reply_bytes=setup_bytes(),
+        )
+        unasked, answers = self.unasked(), dict(replies.values)
+        if unasked is not None:
+            silent = [entry for entry in replies.rejected if NO_QUERY in entry.reason]
+            answers |= {entry.node_id: unasked for entry in silent}
+        refused = [entry for entry in replies.rejected if entry.node_id not in answers]
+        there = set(connected)
+        for node, answer in self.in_order(answers):
+            if reason := self._enrol(node, answer, there):
+                LOG.warning("node %d takes no part: %s", node, reason)
+                refused.append(Rejected(node, reason))
+        self._warn_of_weight()
+        return refused
+
+    def note(self, rejected: Iterable[Rejected]) -> None:
+        """Ask SuperNodes again whose clients have lost what they kept: then they begin anew."""
+        self._lost |= {entry.node_id for entry in rejected if says_lost(entry.reason)}
+
+    def take_lost(self) -> set[int]:
+        """Return the SuperNodes noted so, once."""
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def present(self, connected: Iterable[int]) -> list[int]:
+        """Return the SuperNodes that can take part, in the order of their clients."""
+        # Their own numbers are drawn anew whenever they are started: in the order of those, a run
+        # would draw others, and add up in another order, each time.
+        found = [node for node in connected if node in self.clients]
+        return sorted(found, key=self.place)
+
+    def place(self, node: int) -> tuple[bool, int, int]:
+        """Return what SuperNodes are put in order by: their first client, else their number."""
+        own = self.clients.get(node)
+        return (not own, own[0] if own else 0, node)
+
+    def count(self, node: int) -> int:
+        """Return how many clients a SuperNode has; 1 if it does not say."""
+        return len(self.clients.get(node, ())) or 1
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the largest weight that a SuperNode's reply can have, if it has said so."""
+        said = self.examples.get(node)
+        return said if said is None or training else self.count(node)
+
+    def everyone(self) -> list[int]:
+        """Return the numbers of all clients that are known, also of those that are gone."""
+        return sorted({c for own in self.clients.values() for c in own} | self.absent)
+
+    def forget(self, node: int) -> None:
+        """Know a SuperNode's clients no more as its own."""
+        own = self.clients.pop(node)
+        self.examples.pop(node, None)
+        self.absent |= set(own)
+        for client in own:
+            del self._homes[client]
+
+    def forget_all(self) -> None:
+        """Know nobody, so that everybody is asked again."""
+        for node in list(self.clients):
+            self.forget(node)
+
+    def _enrol(self, node: int, answer: Any, connected: Collection[int]) -> str:
+        """Note a SuperNode's clients; return why it takes no part, or nothing."""
+        if reason := self.refusal(answer):
+            return reason
+        clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
+        doubled = {client: self._homes[client] for client in clients if client in self._homes}
+        for client, other in doubled.items():
+            if other in connected:
+                return hosted_twice(client, other)
+        for other in set(doubled.values()):  # the same clients came back under another id
+            self.forget(other)
+        self.enrolled(node, answer)
+        self.clients[node] = clients
+        self._homes |= dict.fromkeys(clients, node)
+        self.absent -= set(clients)
+        return ""
+
+    def _warn_of_weight(self) -> None:
+        """Name a SuperNode that says that nearly all examples are its own."""
+        total = sum(self.examples.values())
+        for node, own in self.examples.items():
+            if len(self.examples) > 1 and own > MOSTLY * total:
+                LOG.warning(
+                    "node %d says that it has %d of %d examples: the mean is its own",
+                    node,
+                    own,
+                    total,
+                )

@@ -1,0 +1,72 @@
+"""The server's half for ``ModuleClient``: any module, averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from torch import nn
+
+from flower_graph.client.module_client import LOSS, ModuleSettings
+from flower_graph.client.module_cohort import first_module
+from flower_graph.messages.arrays import encode_array
+from flower_graph.messages.client_means import mean_of
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
+
+__all__ = ["ModuleFedAvg"]
+
+
+class ModuleFedAvg(ReportedFedAvg):
+    """``ReportedFedAvg`` for ``ModuleClient``: reports its figures, makes the first weights.
+
+    Parameters
+    ----------
+    make_module, settings
+        As the clients have them.
+    **more
+        As for ``ReportedFedAvg``, but for the seed, which is the settings'.
+    """
+
+    def __init__(
+        self, make_module: Callable[[], nn.Module], settings: ModuleSettings, **more: Any
+    ) -> None:
+        super().__init__(seed=settings.seed, **more)
+        self.make_module, self.settings = make_module, settings
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        num_rounds: int = 100,
+        timeout: float = 600.0,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Run the rounds from the module's first weights; arguments as of ``run``."""
+        return self.run(grid, self.first_arrays(), num_rounds, timeout, on_round, resume=resume)
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give what the first round sends."""
+        state = first_module(self.make_module, self.settings.seed).state_dict()
+        return ArrayRecord(
+            {
+                name: encode_array(name, value.cpu().numpy())
+                for name, value in state.items()
+                if self.settings.is_shared(name)
+            }
+        )
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        return super().fixed_settings() | self.settings._asdict()
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn Flower's means of what clients measured into the fields of a report."""
+        loss = mean_of(evaluated, LOSS)
+        roles = {f"{role}_accuracy": mean_of(evaluated, role) for role in ("train", "val", "test")}
+        return {"loss": loss, "cross_entropy": loss, "regulariser": math.nan, **roles}

@@ -1,0 +1,238 @@
+"""Which replies an averaging strategy of Flower can take; a reason for every other.
+
+Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN ends the
+model, a half-precision array from whoever comes first makes the mean half-precision.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.keys import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    EXTRAS,
+    LEFT_OUT,
+    MAX_NUMBER,
+    MAX_WEIGHT,
+    NUM_EXAMPLES,
+    read_array,
+)
+from flower_graph.messages.text import one_line
+from flower_graph.server.exchange import Rejected
+from flower_graph.server.gathering import no_content
+from flower_graph.server.ledger import count_bytes
+from flower_graph.server.reply_limits import reply_bytes
+
+MAX_CLIENTS = 10**7  # that one SuperNode may speak for
+MAX_NAMED = 50  # clients that one SuperNode may name as left out
+# Measurements that are shares themselves; their sum cannot be more than the number of them
+RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
+RECORD = -2  # stands where a length does, beside the name of the record
+ROUNDING = 1e-5  # by which a sum of them may be off
+Form = frozenset[tuple[str, int]]  # name of each metric, and its length; -1 for a single number
+
+
+class Checked(NamedTuple):
+    """What came of one exchange."""
+
+    usable: list[Message]  # Replies to average, in the order of the messages sent
+    # Every other node that was asked, and clients that a SuperNode left out itself
+    rejected: list[Rejected]
+
+
+def check_replies(
+    sent: Sequence[Message],
+    replies: Iterable[Message],
+    model: ArrayRecord | None,
+    timeout: float,
+    most_examples: Callable[[int], int | None] = lambda node: None,
+    extras: Mapping[str, tuple[int, ...]] | None = None,
+) -> Checked:
+    """Sort out what cannot be averaged; ``extras`` are shapes of what comes besides the model."""
+    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    came: dict[int, Message] = {}
+    strays: list[Rejected] = []
+    for reply in replies:
+        # An error that the grid writes for a lost node comes from the grid's own id.
+        sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        node = node_of.get(answers, sender)
+        if reply.has_content() and sender != node:
+            strays.append(Rejected(sender, f"reply in the name of node {node}"))
+        else:
+            came.setdefault(node, reply)
+    asked = [message.metadata.dst_node_id for message in sent]
+    reasons = {node: f"no reply within {timeout:g} s" for node in asked if node not in came}
+    order = [node for node in asked if node in came]
+    order += sorted(came.keys() - set(asked))
+    reasons |= {node: why for node in order if (why := _problem(came[node], model, extras or {}))}
+    good = {node: came[node] for node in order if node not in reasons}
+    reasons |= _too_heavy(good, most_examples)
+    reasons |= _odd_ones({node: came[node] for node in order if node not in reasons})
+    rejected = [Rejected(node, one_line(why)) for node, why in reasons.items()]
+    usable = [node for node in order if node not in reasons]
+    rejected += [Rejected(node, why) for node in usable for why in _left_out(came[node].content)]
+    return Checked([came[node] for node in usable], rejected + strays)
+
+
+def weight_of(reply: Message) -> int | float:
+    """Return what a usable reply counts for."""
+    (record,) = reply.content.metric_records.values()
+    weight = record[NUM_EXAMPLES]
+    assert isinstance(weight, (int, float))
+    return weight
+
+
+def clients_of(reply: Message) -> int:
+    """Return how many clients a reply says that it speaks for; 1 if it says nothing of use."""
+    for record in reply.content.metric_records.values():
+        clients = record.get(CLIENTS)
+        if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
+            return clients
+    return 1
+
+
+def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
+    """Return which single clients a SuperNode left out itself: client to reason."""
+    # It can speak for its own only.
+    own = set(hosted.get(reply.metadata.src_node_id, ()))
+    lines = map(one_line, _named(reply.content))
+    found = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
+    return {int(m[1]): m[2] for m in found if m and int(m[1]) in own}
+
+
+def _problem(
+    reply: Message, model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    """Say why a reply alone cannot be used, or None."""
+    if (said := no_content(reply)) is not None:
+        return said
+    try:
+        _check_size(reply.content, model, extras)
+        metrics = _check_metrics(reply.content)
+        _check_sums(metrics)
+        if model is None:
+            _check_finite(metrics)
+        else:
+            _check_arrays(reply.content, model, extras)
+    except ValueError as error:  # MalformedReplyError is one
+        return str(error)
+    except Exception as error:  # a hostile reply must not end the run, whatever it provokes
+        return f"unreadable reply: {type(error).__name__}: {error}"
+    return None
+
+
+def _check_metrics(content: RecordDict) -> MetricRecord:
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise MalformedReplyError(f"{len(records)} metric records, expected 1")
+    weight = records[0].get(NUM_EXAMPLES)
+    if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
+        raise MalformedReplyError(f"{NUM_EXAMPLES} is {weight!s:.40}, must be a positive number")
+    return records[0]
+
+
+def _too_heavy(
+    replies: Mapping[int, Message], most_examples: Callable[[int], int | None]
+) -> dict[int, str]:
+    """Find replies that claim more examples than their SuperNode has: the mean would be theirs."""
+    found = {}
+    for node, reply in replies.items():
+        most, weight = most_examples(node), weight_of(reply)
+        if most is not None and weight > most:
+            found[node] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+    return found
+
+
+def _check_finite(metrics: MetricRecord) -> None:
+    for name, value in metrics.items():
+        if not np.isfinite(np.asarray(value, np.float64)).all():
+            raise MalformedReplyError(f"{name} is {value!s:.40}")
+
+
+def _check_size(
+    content: RecordDict, model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]
+) -> None:
+    allowed = reply_bytes(sum(math.prod(shape) for shape in extras.values()))
+    if model is not None:  # float64 where float32 would do
+        allowed += 2 * model.count_bytes()
+    if (size := count_bytes(content)) > allowed:
+        raise MalformedReplyError(f"reply of {size} bytes, at most {allowed} allowed")
+
+
+def _check_sums(metrics: MetricRecord) -> None:
+    """Check sums over clients, divided by the weight, and their shares ``has-...``."""
+    for name, value in metrics.items():
+        share = metrics.get(f"has-{name}")
+        if not isinstance(share, (int, float)) or not isinstance(value, (int, float)):
+            continue
+        # One that is not finite is named by the client, or refused as a measurement.
+        if not (-ROUNDING <= share <= 1 + ROUNDING) and math.isfinite(share):
+            raise MalformedReplyError(f"has-{name} is {share:g}, must be from 0 to 1")
+        low, high = (0.0, share) if name in RATIOS else (-MAX_NUMBER, MAX_NUMBER)
+        if not (low - ROUNDING <= value <= high + ROUNDING) and math.isfinite(value):
+            raise MalformedReplyError(f"{name} is {value:g}, must be from {low:g} to {high:g}")
+
+
+def _check_arrays(
+    content: RecordDict, model: ArrayRecord, extras: Mapping[str, tuple[int, ...]]
+) -> None:
+    records, expected = content.array_records, [ARRAYS, EXTRAS] if extras else [ARRAYS]
+    if sorted(records) != expected:
+        raise MalformedReplyError(f"array records {list(records)!s:.80}, expected {expected}")
+    if extras and sorted(records[EXTRAS]) != sorted(extras):
+        named = f"extras {list(records[EXTRAS])!s:.80}, expected {sorted(extras)!s:.80}"
+        raise MalformedReplyError(named)
+    for name, shape in extras.items():
+        read_array(content, EXTRAS, name, shape)
+    names = list(records[ARRAYS])
+    if names != list(model):
+        # Clients read arrays by their place, and the first reply's order would be the mean's.
+        raise MalformedReplyError(f"arrays {names!s:.80}, expected {list(model)!s:.80} in order")
+    for name, wanted in model.items():
+        value = read_array(content, ARRAYS, name, tuple(wanted.shape))
+        if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
+            raise MalformedReplyError(
+                f"{ARRAYS}/{name} has type {value.dtype}, expected {wanted.dtype}"
+            )
+
+
+def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
+    """Find replies with other metrics than most have: Flower wants the same in all."""
+    forms = {node: _form(reply) for node, reply in replies.items()}
+    if not forms:
+        return {}
+    ((common, _),) = Counter(forms.values()).most_common(1)
+    return {
+        node: f"metrics are not as in the other replies: {sorted(dict(common ^ form))!s:.80}"
+        for node, form in forms.items()
+        if form != common
+    }
+
+
+def _form(reply: Message) -> Form:
+    ((own, record),) = reply.content.metric_records.items()
+    lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
+    return frozenset([*lengths, (own, RECORD)])
+
+
+def _left_out(content: RecordDict) -> list[str]:
+    """Return which of its clients a SuperNode left out itself, with its reasons."""
+    named = _named(content)
+    more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
+    return [one_line(why) for why in named[:MAX_NAMED]] + more
+
+
+def _named(content: RecordDict) -> list[str]:
+    config = content.config_records.get(CONFIG) or ConfigRecord()
+    found = config.get(LEFT_OUT, [])
+    return [str(why) for why in (found if isinstance(found, list) else [found])]

@@ -1,0 +1,74 @@
+"""Averages that a few hostile clients cannot move far: Flower's, for strategies that average.
+
+Each SuperNode's answer counts as one, whatever its weight. A SuperNode that hosts several clients
+answers with their mean, so one hostile client among them spoils it, and it is the SuperNode that is
+then left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum
+
+from flower_graph.config.robust import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, Robust
+from flower_graph.server.averaging import ReportedFedAvg
+
+LOG = logging.getLogger(__name__)
+S = TypeVar("S", bound=ReportedFedAvg)
+AVERAGES: dict[str, type[FedAvg]] = {
+    KRUM: Krum,
+    TRIMMED_MEAN: FedTrimmedAvg,
+    MEDIAN: FedMedian,
+}
+
+
+class _Enough(FedAvg):
+    """Says when the answers are too few for the average to protect anybody."""
+
+    robust: Robust
+    _warned = 0  # for how many answers a warning was given last
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average."""
+        found = list(replies)
+        if (why := too_few(self.robust, len(found))) and len(found) != self._warned:
+            self._warned = len(found)
+            LOG.warning("round %d: no protection from hostile clients: %s", server_round, why)
+        return super().aggregate_train(server_round, found)
+
+
+def make_robust(kind: type[S], robust: Robust, *args: Any, **options: Any) -> S:
+    """Build a strategy with another average."""
+    if robust.name == NO_DEFENCE:
+        return kind(*args, **options)
+    average = AVERAGES[robust.name]
+    made: type[S] = type(f"{kind.__name__}With{average.__name__}", (kind, _Enough, average), {})
+    strategy: Any = made(*args, **options)
+    strategy.robust = robust
+    # Set here, since not every strategy in between hands on what it does not know.
+    strategy.num_malicious_nodes, strategy.beta = robust.num_malicious, robust.beta
+    found: S = strategy
+    return found
+
+
+def too_few(robust: Robust, answers: int) -> str:
+    """Say why so many answers are too few, or nothing."""
+    if robust.name == KRUM and answers < (needed := 2 * robust.num_malicious + 3):
+        return (
+            f"krum with strategy.num_malicious={robust.num_malicious} needs {needed} SuperNodes, "
+            f"{answers} answered"
+        )
+    if robust.name == TRIMMED_MEAN and not int(robust.beta * answers):
+        return (
+            f"trimmed-mean with strategy.beta={robust.beta:g} leaves out none of {answers} "
+            "SuperNodes"
+        )
+    if robust.name == MEDIAN and answers < 3:
+        return f"the median of {answers} SuperNodes is their mean"
+    return ""

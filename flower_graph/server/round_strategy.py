@@ -1,0 +1,341 @@
+"""What the servers of all methods that bring their own rounds have in common: `start`.
+
+A method writes
+
+- ``ask``, ``read`` and ``learn``: the requests of a round, how a reply is read, what comes of it;
+  or `round`, if a round is more than one exchange;
+- `weights`: what the server has learnt;
+- `fixed_settings`, `state` and `load_state`: what a checkpoint holds;
+- a `Membership`: what newcomers are asked.
+
+The loop, resume, reports, checkpoints and Flower's own round loop are here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy.strategy import Strategy
+
+from flower_graph.messages.keys import CONFIG
+from flower_graph.report.rounds import RoundReport
+from flower_graph.report.text import format_round
+from flower_graph.server.exchange import Replies
+from flower_graph.server.participation import Participation
+from flower_graph.server.session import Session
+
+LOG = logging.getLogger(__name__)
+
+
+class RoundStrategy(Strategy):
+    """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
+
+    usual_rounds: ClassVar = 100
+    more_passes: ClassVar = 0  # after the last round: then a round is reported in a later one
+    unused: ClassVar = ""  # why ``start`` takes no arrays, configs and ``evaluate_fn``
+    metrics: ClassVar = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
+    wire_key: ClassVar = "wire"  # in a checkpoint: bytes that travelled
+    counts_saving: ClassVar = True  # whether a checkpoint counts the bytes of its making
+    counts_rejoining: ClassVar = False  # whether the bytes of going on are counted
+    again: ClassVar = ""  # what else than building a new one helps who starts it twice
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.requests: dict[int, Any] = {}  # of the current round, by SuperNode
+        self.answers: dict[int, Any] = {}  # what came of them
+        self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
+        self._config = ConfigRecord()  # entries that the caller adds to ``train``
+
+    # What a method writes
+
+    def ask(self, server_round: int) -> Mapping[int, Any]:
+        """Write the round's request to each SuperNode; it has ``clients`` and ``to_record``."""
+        raise NotImplementedError
+
+    def read(self, node: int, content: RecordDict) -> Any:
+        """Read and check a SuperNode's reply to it."""
+        raise NotImplementedError
+
+    def reply_bytes(self) -> int:
+        """Return the most bytes that a reply may have."""
+        raise NotImplementedError
+
+    def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
+        """Do what the server does with the replies, and say what the round gave."""
+        raise NotImplementedError
+
+    def weights(self) -> dict[str, Any]:
+        """Return what the last report was made with."""
+        raise NotImplementedError
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
+        raise NotImplementedError
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        raise NotImplementedError
+
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        """Take over what a run begins with."""
+
+    def round(self, server_round: int) -> RoundReport | None:
+        """Run a round; return its report, or none if that comes later."""
+        self.requests = dict(self.ask(server_round))
+        replies = self.send(server_round, "train", self._config)
+        self.answers = replies.values
+        return self.learn(server_round, replies)
+
+    def send(
+        self, server_round: int, message_type: str, config: Mapping[str, Any] | None = None
+    ) -> Replies[Any]:
+        """Send the requests, and gather what is usable of the replies."""
+        return self.session.send(
+            self._messages(config or {}),
+            server_round,
+            self.read,
+            message_type=message_type,
+            max_reply_bytes=self.reply_bytes(),
+        )
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
+        # Here their requests have asked for it.
+        came = {node: answer.not_saved for node, answer in self.answers.items()}
+        said = {node: came.get(node, "it did not answer") for node in self.requests}
+        return {node: why for node, why in said.items() if why}
+
+    def finish(self, server_round: int) -> None:
+        """Send the last message, after the last round."""
+
+    # The loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Run the method.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, or ``flower_graph.simulation.InProcessGrid``.
+        initial_arrays : ArrayRecord, optional
+            What the server's model begins with; by default the model as it is. Refused by methods
+            whose server has no model, as are ``train_config`` and ``evaluate_fn``.
+        num_rounds : int, optional
+            Rounds to run, those before a checkpoint included; by default as many as the method's
+            paper runs.
+        timeout : float
+            Seconds that an exchange may take.
+        train_config : ConfigRecord, optional
+            Entries to send along with every ``train`` message.
+        evaluate_config : ConfigRecord, optional
+            Refused: nothing is sent to clients for evaluation alone.
+        evaluate_fn : callable, optional
+            Called with the round and the server model's arrays after every round.
+        on_round : callable, optional
+            Called with every round's report; without it, one line is logged.
+        resume : bool
+            Go on from the last complete checkpoint in ``checkpoint_dir``.
+
+        Returns
+        -------
+        Result
+            What the server has learnt as arrays, and the metrics of every round.
+
+        Raises
+        ------
+        NoClientsError
+            If no client is there, or none gives a usable answer before the deadline.
+        AlignmentError
+            If clients cannot be brought to one order of the nodes that they share.
+        DivergedError
+            If the loss is no longer a number.
+        CheckpointError
+            If there is nothing to resume from, or what there is does not fit.
+        ValueError
+            If an argument is impossible.
+        """
+        rounds = self.usual_rounds if num_rounds is None else num_rounds
+        if rounds < 1:
+            raise ValueError(f"num_rounds: {rounds} is not at least 1")
+        self._check_unused(initial_arrays, train_config, evaluate_config, evaluate_fn)
+        if self.session.is_open and not (resume and self.again):
+            raise ValueError(f"this strategy has run already: build a new one{self.again}")
+        self.begin(initial_arrays)
+        self.session.open(grid, timeout, rounds)
+        self._config = train_config or ConfigRecord()
+        first = self._resume() + 1 if resume else 1
+        result = Result()
+        for server_round in range(first, rounds + self.more_passes + 1):
+            started = time.perf_counter()
+            report = self.round(server_round)
+            if report is None:
+                continue
+            found = evaluate_fn(report.round, self.arrays()) if evaluate_fn else None
+            if found is not None:
+                result.evaluate_metrics_serverapp[report.round] = found
+            result.train_metrics_clientapp[report.round] = self.as_metrics(report)
+            report.seconds = time.perf_counter() - started
+            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported.
+            (on_round or self._log)(report)
+            self._save(report.round)
+        self.finish(rounds)
+        result.arrays = self.arrays()
+        return result
+
+    def arrays(self) -> ArrayRecord:
+        """Return what the server has learnt, as a result has it."""
+        return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
+
+    def as_metrics(self, report: RoundReport) -> MetricRecord:
+        """Give a report's figures as Flower's own records have them."""
+        return MetricRecord(
+            {name.replace("_", "-"): getattr(report, name) for name in self.metrics}
+        )
+
+    def report(
+        self,
+        server_round: int,
+        who: Participation,
+        accuracy: Mapping[str, float],
+        **figures: Any,
+    ) -> RoundReport:
+        """Say what a round gave: accuracy by role, ``figures``, and what the session knows."""
+        rejected = self.session.rejected
+        return RoundReport(
+            round=server_round,
+            train_accuracy=accuracy["train"],
+            val_accuracy=accuracy["val"],
+            test_accuracy=accuracy["test"],
+            asked=sum(map(len, self.session.asked.values())),
+            answered=len(who.answered),
+            rejected=[{"node": one.node_id, "reason": one.reason} for one in rejected],
+            wire_bytes=self.session.exchange.ledger.wire,
+            participation=who.to_record(),
+            **figures,
+        )
+
+    def _check_unused(self, *given: object) -> None:
+        """Refuse arguments of Flower's ``start`` that the method has no use for."""
+        if not self.unused:
+            if given[2] is not None:
+                raise ValueError("evaluate_config: the server evaluates, clients are not asked")
+        elif any(value is not None for value in given):
+            names = "initial_arrays, train_config, evaluate_config, evaluate_fn"
+            raise ValueError(f"{names}: {self.unused}")
+
+    def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
+        """Write the requests, with the caller's entries where a message has not its own."""
+        clients = {node: np.asarray(one.clients).tolist() for node, one in self.requests.items()}
+        self.session.asked = clients
+        contents = {node: request.to_record() for node, request in self.requests.items()}
+        for node, content in contents.items() if config or self.entries else ():
+            own = content.config_records[CONFIG]
+            content[CONFIG] = ConfigRecord({**config, **own, **self.entries.get(node, {})})
+        return contents
+
+    def _save(self, server_round: int) -> None:
+        """Complete a round's checkpoint, if one is due and all clients that are there saved."""
+        session = self.session
+        if session.is_due(server_round):
+            wire = session.exchange.ledger.state_dict()
+            missing = self.clients_save(server_round)
+            if self.counts_saving:
+                wire = session.exchange.ledger.state_dict()
+            state = {"settings": self.fixed_settings(), self.wire_key: wire, **self.state()}
+            session.checkpoints.save(server_round, state, missing)
+
+    def _resume(self) -> int:
+        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        session, wire = self.session, dict[str, Any]()
+
+        def load(state: Mapping[str, Any]) -> None:
+            self.load_state(state)
+            wire.update(state[self.wire_key])
+            session.exchange.ledger.load_state_dict(wire)
+
+        def ask(_: int) -> list[str]:
+            refused = session.rejoin()
+            if not self.counts_rejoining:
+                # The clients were asked who they are in the run's first part already.
+                session.exchange.ledger.load_state_dict(wire)
+            return refused
+
+        return session.checkpoints.go_on(session.rounds, self.fixed_settings(), load, ask)
+
+    def _log(self, report: RoundReport) -> None:
+        LOG.info(format_round(report, self.session.rounds))
+
+    # Flower's own round loop
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Write the round's messages."""
+        if not self.session.is_open:
+            self.session.open(grid, self.session.timeout, self.session.rounds)
+        self.requests = dict(self.ask(server_round))
+        for node, content in self._messages(config).items():
+            yield Message(content, node, "train", group_id=str(server_round))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Learn from the replies."""
+        usable = self.session.read(server_round, replies, self.read)
+        self.answers = usable.values
+        report = self.learn(server_round, usable)
+        self._save(server_round)
+        return self.arrays(), self.as_metrics(report)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nobody: what a round measured comes with the answers to ``train``."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Do nothing."""
+        return None
+
+    def summary(self) -> None:
+        """Log the settings in one line."""
+        LOG.info("%s: %s", type(self).__name__, self.fixed_settings())
+
+
+class OwnRounds(RoundStrategy):
+    """A server whose round is more than one exchange, so that Flower's round loop has no place."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> NoReturn:
+        """Refuse: a round is two exchanges."""
+        raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> NoReturn:
+        """Refuse: a round is two exchanges."""
+        raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")

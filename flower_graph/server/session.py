@@ -1,0 +1,305 @@
+"""One run's talk with its clients: who is there, whom a round asks, what came of it.
+
+A round goes `gather` (wait, enrol newcomers), `draw` where not everybody takes part, `send`, and
+`participation`, which says of every client what became of it. Between two rounds the session holds
+who hosts whom (`members`), the exchange with its byte ledger, and the checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError
+from flower_graph.messages.resume import Resume, read_not_saved
+from flower_graph.rng import generator
+from flower_graph.server.exchange import Exchange, Rejected, Replies
+from flower_graph.server.gathering import log_rejected, no_content
+from flower_graph.server.membership import Membership
+from flower_graph.server.participation import NOT_DRAWN, Participation, roll_call
+from flower_graph.server.reply_limits import reply_bytes
+from flower_graph.storage import checkpoint
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def draw(
+    size: int, participation: float, seed: int, server_round: int, least: int = 1
+) -> NDArray[np.int64]:
+    """Draw which of so many clients or SuperNodes take part in a round: places, ascending."""
+    count = min(size, max(least, round(participation * size)))
+    if count == size:
+        return np.arange(size)
+    rng = generator(seed, "participants", server_round)
+    return np.sort(torch.randperm(size, generator=rng)[:count].numpy())
+
+
+class RunCheckpoints:
+    """When to save, and which checkpoint to go on from."""
+
+    def __init__(self, folder: Path | None, every: int) -> None:
+        checkpoint.check(folder, every)
+        self.folder, self.every = folder, every
+        self.resume = Resume(run=checkpoint.new_run())
+        self._is_late = False  # whether one is due that could not be completed
+
+    @property
+    def run(self) -> str:
+        """The run's token."""
+        return self.resume.run
+
+    def is_due(self, server_round: int, rounds: int) -> bool:
+        """Whether this round is to be saved; the last one always is, if any are."""
+        if not self.every or server_round < 1:
+            return False
+        return self._is_late or server_round % self.every == 0 or server_round == rounds
+
+    def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> None:
+        """Complete a round's checkpoint."""
+        assert self.folder is not None
+        for node, why in missing.items():
+            LOG.warning(
+                "round %d: no checkpoint: node %d: %s; the next round tries again",
+                server_round,
+                node,
+                why,
+            )
+        self._is_late = bool(missing) or not checkpoint.save_server(
+            self.folder, server_round, {"run": self.run, **state}
+        )
+
+    def go_on(
+        self,
+        rounds: int,
+        settings: Mapping[str, Any],
+        load: Callable[[Mapping[str, Any]], None],
+        ask: Callable[[int], Sequence[str]],
+    ) -> int:
+        """Go on from the newest checkpoint that the server can read and all clients have."""
+
+        def take(server_round: int, state: dict[str, Any]) -> Sequence[str]:
+            assert self.folder is not None
+            try:
+                check_same(state["settings"], settings)
+                run = str(state["run"])
+                load(state)
+            except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+                folder = checkpoint.round_folder(self.folder, server_round)
+                raise CheckpointError(f"{folder}: does not fit this run: {error}") from error
+            self.resume = Resume(run, server_round, secrets.token_hex(8))
+            return ask(server_round)
+
+        return checkpoint.resume(self.folder, rounds, take)
+
+
+def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to go on with clients whose weights were made under other settings."""
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise ValueError(f"its {name} is {found[name]}, this run's is {value}")
+
+
+class Session:
+    """Members, exchange, checkpoints, and the round that runs."""
+
+    def __init__(
+        self,
+        members: Membership,
+        *,
+        min_nodes: int = 1,
+        participation: float = 1.0,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation: {participation} is not above 0 and at most 1")
+        if min_nodes < 1:
+            raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
+        self.members, self.min_nodes = members, min_nodes
+        self.share, self.seed = participation, seed
+        self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
+        self.timeout, self.rounds = 600.0, 0
+        self.connected: list[int] = []  # SuperNodes at the beginning of the round
+        self.asked: dict[int, Collection[int]] = {}  # SuperNode to the clients this round asks
+        self.rejected: list[Rejected] = []  # SuperNodes left out in this round
+        self._exchange: Exchange | None = None
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange, once the session is open."""
+        assert self._exchange is not None
+        return self._exchange
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session has a grid."""
+        return self._exchange is not None
+
+    def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
+        """Take a grid, the seconds that an exchange may take, and the rounds if they are known."""
+        self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
+        self.members.resume = self.checkpoints.resume
+
+    # Whom to ask
+
+    def gather(self, server_round: int, who: str = "clients of this run") -> dict[int, list[int]]:
+        """Wait for SuperNodes and enrol new ones; return whose clients are there."""
+        self.rejected = []
+        self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        timeout = self.timeout
+        self.rejected += self.members.ask(self.exchange, self.connected, server_round, timeout)
+        return self.there(who)
+
+    def there(self, who: str = "clients of this run") -> dict[int, list[int]]:
+        """Return the clients of the SuperNodes that are there in this round."""
+        clients = self.members.clients
+        there = {node: clients[node] for node in self.connected if node in clients}
+        if not there:
+            reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
+            raise NoClientsError(f"no SuperNode hosts {who}: {reasons}")
+        return there
+
+    def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
+        """Draw the round's share of so many clients or SuperNodes."""
+        return draw(size, self.share, self.seed, server_round, least)
+
+    def is_due(self, server_round: int) -> bool:
+        """Whether a checkpoint of this round is to be made."""
+        return self.checkpoints.is_due(server_round, self.rounds)
+
+    # Messages
+
+    def send(
+        self,
+        requests: Mapping[int, RecordDict],
+        server_round: int,
+        read: Callable[[int, RecordDict], T],
+        *,
+        message_type: str = "train",
+        max_reply_bytes: int,
+    ) -> Replies[T]:
+        """Send messages and gather what is usable of the replies."""
+        replies = self.exchange.send(
+            requests,
+            message_type=message_type,
+            server_round=server_round,
+            timeout=self.timeout,
+            read=read,
+            max_reply_bytes=max_reply_bytes,
+        )
+        self._note(replies)
+        return replies
+
+    def read(
+        self, server_round: int, messages: Iterable[Message], read: Callable[[int, RecordDict], T]
+    ) -> Replies[T]:
+        """Read replies that Flower's own round loop gathered."""
+        replies: Replies[T] = Replies()
+        for message in messages:
+            node = message.metadata.src_node_id
+            try:
+                if (said := no_content(message)) is not None:
+                    raise MalformedReplyError(said)
+                if node not in self.asked:
+                    raise MalformedReplyError("it was not asked")
+                replies.values[node] = read(node, message.content)
+            except ValueError as error:
+                replies.rejected.append(Rejected(node, str(error)))
+        log_rejected(LOG, server_round, "left out", replies.rejected)
+        self._note(replies)
+        return replies
+
+    def must_have(self, server_round: int, replies: Replies[T]) -> None:
+        """Refuse to go on when no SuperNode answered."""
+        if not replies.values:
+            reasons = sorted({entry.reason for entry in replies.rejected})
+            raise NoClientsError(
+                f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer "
+                f"within {self.timeout:g} s: {'; '.join(reasons[:3])}"
+            )
+
+    def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
+        """Send one message to all clients that are there; what they answer plays no part."""
+        self.send(
+            dict.fromkeys(self.present(), content),
+            server_round,
+            lambda node, _: node,
+            message_type=message_type,
+            max_reply_bytes=reply_bytes(),
+        )
+
+    def clients_of(self, nodes: Iterable[int]) -> set[int]:
+        """Return the clients that this round asks at some SuperNodes."""
+        return {client for node in nodes for client in self.asked[node]}
+
+    def participation(
+        self,
+        answered: Collection[int],
+        *,
+        failed: Mapping[int, str] | None = None,
+        left_out: Mapping[int, str] | None = None,
+        idle: str = NOT_DRAWN,
+        no_use: str = "",
+    ) -> Participation:
+        """Say what became of every client in this round; ``failed`` has reasons of single ones."""
+        return roll_call(
+            self.members.clients,
+            self.connected,
+            self.asked,
+            answered,
+            silent={entry.node_id: entry.reason for entry in reversed(self.rejected)},
+            failed=failed,
+            left_out=left_out,
+            idle=idle,
+            no_use=no_use,
+        )
+
+    # Checkpoints
+
+    def have_saved(
+        self,
+        server_round: int,
+        content: RecordDict,
+        saved: Mapping[int, str],
+        message_type: str = "train.save",
+    ) -> dict[int, str]:
+        """Let all save a round that have not with its request; return who has not, and why."""
+        # saved: SuperNodes that were asked with the request, and why they could not
+        replies = self.send(
+            dict.fromkeys([node for node in self.present() if node not in saved], content),
+            server_round,
+            lambda _, reply: read_not_saved(reply),
+            message_type=message_type,
+            max_reply_bytes=reply_bytes(),
+        )
+        missing = {node: why for node, why in {**saved, **replies.values}.items() if why}
+        return missing | {entry.node_id: entry.reason for entry in replies.rejected}
+
+    def rejoin(self) -> list[str]:
+        """Have all clients load the checkpoint to go on from; return why some cannot."""
+        resume = self.members.resume = self.checkpoints.resume
+        self.members.forget_all()
+        connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        refused = self.members.ask(self.exchange, connected, resume.server_round, self.timeout)
+        return [f"node {entry.node_id}: {entry.reason}" for entry in refused]
+
+    def present(self) -> dict[int, list[int]]:
+        """Return the clients of the SuperNodes that are connected now."""
+        there, clients = sorted(self.exchange.grid.get_node_ids()), self.members.clients
+        return {node: clients[node] for node in there if node in clients}
+
+    def _note(self, replies: Replies[T]) -> None:
+        """Note who is left out, and who has lost what it kept."""
+        self.rejected += replies.rejected
+        self.members.note(replies.rejected)

@@ -1,0 +1,105 @@
+"""What a strategy keeps from round to round, for checkpoints: FedAdam's moments, for instance.
+
+Flower's strategies have no method for it. They keep it in attributes, so whatever attribute has
+changed since the run began is taken, if it is made of numbers and arrays; the rest is refused: a
+run that went on without it would take another course.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from flower_graph.errors import CheckpointError
+
+SCALARS = (bool, int, float, str, type(None))
+PLAIN = (*SCALARS, np.ndarray, np.generic, list, dict, ArrayRecord)
+RECORD = "array-record"  # key of a dict that stands for one
+
+
+class StrategyState:
+    """The attributes of a strategy that change during a run."""
+
+    def __init__(self, strategy: object, others: Collection[str]) -> None:
+        self._strategy, self._others = strategy, set(others)
+        self._start = {name: _copied(value) for name, value in self._attributes().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has changed, fit for ``torch.save``."""
+        return {
+            name: packed(value, f"{type(self._strategy).__name__}.{name}")
+            for name, value in self._attributes().items()
+            if name not in self._start or not _same(value, self._start[name])
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what ``state_dict`` returned; all else becomes what it was at first."""
+        for name, value in self._start.items():
+            setattr(self._strategy, name, _copied(value))
+        for name, value in state.items():
+            setattr(self._strategy, name, unpacked(value))
+
+    def _attributes(self) -> dict[str, Any]:
+        own = vars(self._strategy)
+        return {name: value for name, value in own.items() if name not in self._others}
+
+
+def _copied(value: Any) -> Any:
+    """Copy what may be changed in place."""
+    return copy.deepcopy(value) if type(value) in PLAIN else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or type(one) not in PLAIN:
+        return False
+    if isinstance(one, ArrayRecord):
+        return _same(_arrays(one), _arrays(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=True)
+    return bool(one == other) or (one != one and other != other)
+
+
+def packed(value: Any, name: str) -> Any:
+    """Turn arrays into tensors, which ``torch.load`` reads without running code."""
+    if isinstance(value, ArrayRecord):
+        return {RECORD: packed(_arrays(value), name)}
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        return {key: packed(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, list):
+        return [packed(entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiub":
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, SCALARS):
+        return value
+    raise CheckpointError(
+        f"{name} has changed since the run began and is a {type(value).__name__}: a checkpoint "
+        "takes numbers, strings, arrays, and lists and dicts of them; set checkpoint_every=0"
+    )
+
+
+def unpacked(value: Any) -> Any:
+    """Give back what ``packed`` was given."""
+    if isinstance(value, dict) and list(value) == [RECORD]:
+        found = unpacked(value[RECORD])
+        return ArrayRecord({name: Array(values) for name, values in found.items()})
+    if isinstance(value, dict):
+        return {key: unpacked(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [unpacked(entry) for entry in value]
+    return value.numpy().copy() if isinstance(value, Tensor) else value
+
+
+def _arrays(record: ArrayRecord) -> dict[str, Any]:
+    return {name: array.numpy() for name, array in record.items()}

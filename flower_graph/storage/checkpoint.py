@@ -1,0 +1,304 @@
+"""Checkpoints: a folder per round, written whole or not at all; the last two are kept.
+
+``round-000100/client-0.safetensors`` is written by each client, ``round-000100/server.pt`` by the
+server after all of them answered, so a folder with a server file is complete. A client of a
+deployment writes into a folder of its own instead (``ClientCheckpoints``). Every file has a SHA-256
+of what it holds and the token of its run: a damaged file, or one of another run, is refused.
+Nothing here can run code when it is read: safetensors, and ``torch.load`` with ``weights_only``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from flower_graph.errors import CheckpointError
+from flower_graph.storage.files import is_alive
+from flower_graph.storage.supernode_folder import node_name, own_place
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+LOG = logging.getLogger(__name__)
+KEPT = 2
+KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
+SERVER_FILE, REFUSED_FILE = "server.pt", "server.pt.refused"
+CHECKSUM, RUN = "sha256", "run"  # in a client's file
+
+
+def check(folder: Path | None, every: int) -> None:
+    """Refuse impossible settings: every how many rounds to save (0: never), and where."""
+    if every < 0:
+        raise ValueError(f"checkpoint_every: {every} is not at least 0")
+    if every and folder is None:
+        raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
+
+
+def new_run() -> str:
+    """Return a run's token: what tells its files from those of other runs."""
+    return uuid.uuid4().hex
+
+
+def round_folder(folder: Path, server_round: int) -> Path:
+    """Return the folder of one round's checkpoint."""
+    return folder / f"round-{server_round:06d}"
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def save_client(path: Path, tensors: dict[str, Tensor], run: str) -> None:
+    """Write a client's tensors for its owner alone, whole or not at all."""
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replaced(path) as part:
+        try:
+            save_file(own, part, metadata={RUN: run, CHECKSUM: _checksum(own, run)})
+        except SafetensorError as error:  # as which safetensors hands on what the disk said
+            full = "No space left" in str(error)
+            code = errno.ENOSPC if full else errno.EIO
+            raise OSError(code, f"{os.strerror(code)}: {error}", str(path)) from error
+
+
+def load_client(path: Path, run: str | None = None) -> dict[str, Tensor]:
+    """Read a client's tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if found.get(CHECKSUM) != _checksum(tensors, found.get(RUN, "")):
+        raise CheckpointError(f"{path}: damaged: it does not have the SHA-256 that it names")
+    if run is not None and found[RUN] != run:
+        raise CheckpointError(f"{path}: of another run, {found[RUN]}; this one is {run}")
+    return tensors
+
+
+def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:
+    """Write the server's state, which completes the round's checkpoint, and drop old rounds."""
+    path = round_folder(folder, server_round) / SERVER_FILE
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    data = buffer.getvalue()
+    sealed = {CHECKSUM: hashlib.sha256(data).hexdigest(), "state": _as_tensor(data)}
+    try:
+        with replaced(path) as part, part.open("wb") as stream:
+            torch.save(sealed, stream)
+            stream.flush()
+    # PyTorch's writer turns some of what the disk says into a RuntimeError of its own.
+    except (OSError, RuntimeError) as error:
+        LOG.warning(
+            "round %d: no checkpoint: %s cannot be written: %s; the run goes on",
+            server_round,
+            path,
+            error,
+        )
+        return False
+    oldest = complete_rounds(folder)[-KEPT:][0]
+    # Those that were never completed, too.
+    _prune(folder, [old for old in _rounds(folder.glob("round-*")) if old < oldest])
+    return True
+
+
+def load_server(folder: Path, server_round: int) -> dict[str, Any]:
+    """Read the server's state of one round; ``CheckpointError`` if it is damaged."""
+    path = round_folder(folder, server_round) / SERVER_FILE
+    try:
+        sealed = torch.load(path, weights_only=True)
+        data = sealed["state"].numpy().tobytes()
+        if hashlib.sha256(data).hexdigest() != sealed[CHECKSUM]:
+            raise ValueError("it does not have the SHA-256 that it names")
+        state = torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:  # torch.load has no error of its own for a damaged file
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return dict(state)
+
+
+def complete_rounds(folder: Path) -> list[int]:
+    """Return the rounds with a complete checkpoint, oldest first."""
+    return _rounds(path.parent for path in folder.glob(f"round-*/{SERVER_FILE}"))
+
+
+def last_round(folder: Path) -> int:
+    """Return the last round with a complete checkpoint; ``CheckpointError`` if there is none."""
+    rounds = complete_rounds(folder)
+    if not rounds:
+        raise CheckpointError(f"{folder}: no complete checkpoint is there to resume from")
+    return rounds[-1]
+
+
+# Going on -----------------------------------------------------------------------------------------
+
+
+def resume(
+    folder: Path | None, rounds: int, take: Callable[[int, dict[str, Any]], Sequence[str]]
+) -> int:
+    """Go on from the newest checkpoint that the server can read and every client has."""
+    if folder is None:
+        raise CheckpointError("resume: a checkpoint_dir is needed")
+    newest = last_round(folder)
+    if newest > rounds:
+        raise CheckpointError(f"num_rounds: {rounds} is less than round {newest} of the checkpoint")
+    refused: list[str] = []
+    for server_round in reversed(complete_rounds(folder)):
+        if not (reasons := _tried(folder, server_round, take)):
+            _set_aside(folder, server_round)
+            return server_round
+        refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
+        LOG.warning("%s; trying the checkpoint before it", refused[-1])
+    raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
+
+
+def _tried(
+    folder: Path, server_round: int, take: Callable[[int, dict[str, Any]], Sequence[str]]
+) -> Sequence[str]:
+    try:
+        state = load_server(folder, server_round)
+    except CheckpointError as error:
+        return [str(error)]
+    return take(server_round, state)
+
+
+def _set_aside(folder: Path, server_round: int) -> None:
+    """Let checkpoints after this round not count: the run that they are of takes another course."""
+    for later in complete_rounds(folder):
+        if later > server_round:
+            path = round_folder(folder, later)
+            os.replace(path / SERVER_FILE, path / REFUSED_FILE)
+
+
+# At a client --------------------------------------------------------------------------------------
+
+
+class ClientCheckpoints:
+    """Where one SuperNode's clients save, and what they find there."""
+
+    # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
+    # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as
+    # in a simulation, it is the server's folder, and the server drops old rounds.
+
+    def __init__(self, context: Context, folder: Path | None) -> None:
+        self._own, self._shared = own_place(context), folder
+        self._file_name = f"client-{node_name(context)}.safetensors"
+
+    def path(self, server_round: int, run: str) -> Path:
+        """Return the file of a round; ``CheckpointError`` if there is no place for it."""
+        return round_folder(self._folder(run), server_round) / self._file_name
+
+    def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
+        """Write a round's tensors."""
+        path = self.path(server_round, run)
+        try:
+            save_client(path, tensors, run)
+        except OSError as error:
+            LOG.warning("%s: no checkpoint: %s", path, error)
+            return f"its checkpoint cannot be written: {error.strerror or error}"
+        if self._own is not None:
+            folder = self._folder(run)
+            kept = _rounds(file.parent for file in folder.glob(f"round-*/{self._file_name}"))
+            _prune_files(folder, kept[:-KEPT_AT_CLIENT], self._file_name)
+        return ""
+
+    def load(self, server_round: int, run: str) -> dict[str, Tensor]:
+        """Read a round's tensors; ``CheckpointError`` if they are not there or not of this run."""
+        return load_client(self.path(server_round, run), run)
+
+    def _folder(self, run: str) -> Path:
+        if self._own is not None:
+            # The token comes with a message: it may name a folder here and no other.
+            if not re.fullmatch(r"[0-9a-f]{32}", run):
+                raise CheckpointError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
+            return self._own / "checkpoints" / run
+        if self._shared is None:
+            raise CheckpointError(
+                "the server wants a checkpoint, but checkpoint_dir is not set, and the node's "
+                "config has neither state-dir nor data-folder"
+            )
+        return self._shared
+
+
+# Helpers ------------------------------------------------------------------------------------------
+
+
+def _checksum(tensors: Mapping[str, Tensor], run: str) -> str:
+    digest = hashlib.sha256(run.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give a temporary path that replaces ``path`` once it is written and on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # Made here, because a writer would let everybody read it.
+        os.close(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
+        yield part
+        _sync(part)
+        os.replace(part, path)
+        _sync(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file, or a folder's list of files, before anybody counts on it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what processes left that died while they wrote this file."""
+    for part in path.parent.glob(f".{path.name}.*"):
+        number = part.suffix[1:]
+        if number.isdigit() and not is_alive(int(number)):
+            part.unlink(missing_ok=True)
+
+
+def _rounds(folders: Iterator[Path]) -> list[int]:
+    found = (re.fullmatch(r"round-(\d+)", folder.name) for folder in folders)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _prune(folder: Path, rounds: Sequence[int]) -> None:
+    for old in rounds:
+        shutil.rmtree(round_folder(folder, old), ignore_errors=True)
+
+
+def _prune_files(folder: Path, rounds: Sequence[int], name: str) -> None:
+    """Remove one SuperNode's files of some rounds; others may share the folder."""
+    for old in rounds:
+        place = round_folder(folder, old)
+        (place / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            place.rmdir()  # unless others have a file there

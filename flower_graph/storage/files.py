@@ -1,0 +1,126 @@
+"""Output folders and files: checked before work starts, and never left half written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flower_graph.errors import OutputError
+
+# What a run writes beside its weights is smaller than this; a full disk shows itself with it.
+_PROBE_BYTES = 4 * 2**20
+
+
+def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
+    """Make an output folder and show, by writing to it, that it can take a run's outputs."""
+    out = Path(out).expanduser().absolute()
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"output folder {out}: is a file, not a folder")
+    is_new = not out.exists()
+    with saying(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if not may_exist and any(out.iterdir()):
+            raise OutputError(
+                f"output folder {out}: exists and is not empty; choose another, or resume its run"
+            )
+        try:
+            _probe(out / ".probe")
+        except OSError:
+            if is_new:
+                out.rmdir()
+            raise
+    return out
+
+
+def _probe(path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            # Some file systems find room only when the bytes leave memory.
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` that replaces it once it is wholly written."""
+    # Whatever goes wrong before that, Ctrl-C included, leaves ``path`` as it was and removes the
+    # temporary file. An `OSError` becomes an `OutputError`.
+    # The ending stays, because some writers choose their format by it.
+    temporary = path.with_name(f".partial-{path.name}")
+    with saying(path):
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+@contextmanager
+def saying(path: Path) -> Iterator[None]:
+    """Turn an `OSError` into an `OutputError` that names the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all; ``OutputError`` if it cannot be written."""
+    with saying(path), atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, payload: Any) -> None:
+    """Write a JSON file in one piece; numbers that are not finite become null."""
+    with atomic(path) as temporary:
+        text = json.dumps(plain(payload), indent=2, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one line of JSON: wholly, or not at all."""
+    line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
+    # Unbuffered: one write hands the whole line over, and a Ctrl-C cannot fall inside it.
+    with saying(path), path.open("ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(start)
+            raise
+
+
+def plain(value: Any) -> Any:
+    """Turn nested values into what JSON can say: NumPy's to numbers, NaN and Inf to null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,220 @@
+"""FED-PUB: each client gets an average over the clients whose models do what its own does.
+
+Baek, Jeong, Jin, Yoon and Hwang, "Personalized Subgraph Federated Learning", ICML 2023. The server
+does not see graphs; it compares what the clients' GNNs make of one graph that nobody owns, drawn at
+random. A client takes of the average what a sparse mask lets through. Round ``t``:
+
+1. server -> client ``i``: its own average ``w_i`` (the first round: one model for all);
+2. client: ``E`` steps of Adam on weights and masks ``mu_i``, with ``theta`` beginning at ``w_i``:
+   cross-entropy of a GNN with the matrices ``theta * mu_i``, plus ``l1 |mu_i|_1``, plus
+   ``proximal |theta - w_i|^2`` (equation 7). The masks never leave the client;
+3. client: the *functional embedding* ``e_i``, the mean over all nodes of what its GNN gives on the
+   random graph: a stochastic block model, which is dense inside blocks and empty between them,
+   with normal features (equation 5). Where a mask is smaller than ``l1``, it counts as 0 here and
+   in 6;
+4. client -> server: ``theta``, ``e_i``;
+5. server: for each client ``i`` the average ``sum_j a_ij theta_j`` with ``a_i`` the softmax over
+   ``j`` of ``norm_scale cos(e_i, e_j)`` (equation 6);
+6. server -> client ``i``: that average, to be measured with its own masks.
+
+Server and clients draw the random graph by the run's seed, so that it need not travel. The network
+is the two-layer GCN of FedGLS's baselines, where the paper has two layers and a classifier; ``e_i``
+are its outputs. Settings of the paper's program: masks begin at 1, ``l1`` and ``proximal`` 1e-3, 5
+blocks of 100 nodes with edge probability 0.1, ``norm_scale`` 3 for disjoint and 5 for overlapping
+clients, one epoch a round, 100 rounds, Adam at 0.01 with weight decay 1e-6, hidden size 128.
+Without masks (``strategy.masks: false``) a row of a table is named "no masks".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flower_graph.client.module_client import ModuleClient
+from flower_graph.client.module_cohort import GraphOnDevice
+from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSection
+from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
+from flower_graph.config.schema import section, setting
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.module_method import ModuleMethod
+from flower_graph.ops.peers import cosine_similarities, mixtures
+from flower_graph.rng import generator
+from flower_graph.server.client_reply import ClientReply
+from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.module_averaging import ModuleFedAvg
+
+APP = "fedpub"
+EMBEDDING = "embedding"  # what is sent besides the weights
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class FedPUBSection(TrainingSection):
+    """How clients train and mask, and what their models are compared on."""
+
+    name: str = setting(APP, choice(APP), help="what server and clients do")
+    weight_decay: float = 1e-6
+    masks: bool = setting(True, help="whether clients learn masks")
+    l1: float = setting(1e-3, NOT_NEGATIVE, help="weight of the masks' size; smaller masks are 0")
+    proximal: float = setting(1e-3, NOT_NEGATIVE, help="weight of the distance to what came")
+    norm_scale: float = setting(3.0, NOT_NEGATIVE, help="factor of the cosines in the softmax")
+    blocks: int = setting(5, at_least(1), help="blocks of the random graph")
+    block_nodes: int = setting(100, at_least(2), help="nodes of each block")
+    block_density: float = setting(0.1, SHARE, help="probability of an edge inside a block")
+
+
+@dataclass
+class FedPUBConfig(ModuleRunConfig):
+    """Everything that a run of FED-PUB needs to be repeated."""
+
+    app: str = APP
+    model: GCNSection = section(GCNSection, hidden=128)
+    strategy: FedPUBSection = section(FedPUBSection)
+
+    def validate(self) -> None:
+        """Refuse a budget: ``ConfigError``."""
+        super().validate()
+        why = "noise is for weights, and it sends what they give on a random graph too"
+        self.privacy.refuse_with(f"app={APP}", why)
+
+
+# Formulas ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def random_graph(
+    features: int, blocks: int, size: int, density: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Draw the graph that all models are compared on: features, edges in both directions."""
+    rng = generator(seed, "fed-pub", "random-graph")
+    x = torch.randn(blocks * size, features, generator=rng)
+    pairs = (torch.rand(blocks, size, size, generator=rng) < density).triu(1)
+    block, one, other = pairs.nonzero().t()
+    ends = torch.stack([block * size + one, block * size + other])
+    return x, torch.cat([ends, ends.flip(0)], 1)
+
+
+def softmax_weights(embeddings: NDArray[Any], scale: float) -> NDArray[np.float64]:
+    """Weigh for each client all clients by how alike their models are; rows sum to 1 (step 5)."""
+    # embeddings [c, m], result [c, c]. The largest exponent is the client's own: scale times 1.
+    alike = np.exp(scale * (cosine_similarities(embeddings) - 1))
+    weights: NDArray[np.float64] = alike / alike.sum(1, keepdims=True)
+    return weights
+
+
+class Masked(nn.Module):
+    """A module each of whose matrices has a mask of the same size, multiplied entry by entry."""
+
+    def __init__(self, module: nn.Module, threshold: float) -> None:
+        super().__init__()
+        self.module, self.threshold = module, threshold
+        matrices = {name: p for name, p in module.named_parameters() if p.dim() == 2}
+        self.masks = nn.ParameterDict(
+            {name.replace(".", "-"): torch.ones_like(p) for name, p in matrices.items()}
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return what the module gives with masked matrices."""
+        weights: dict[str, Tensor] = dict(self.module.named_parameters())
+        for key, mask in self.masks.items():
+            small = mask.abs() < self.threshold
+            kept = mask if self.training else mask.masked_fill(small, 0)
+            weights[key.replace("-", ".")] = weights[key.replace("-", ".")] * kept
+        out: Tensor = functional_call(self.module, weights, (x, edge_index))
+        return out
+
+    def size(self) -> Tensor:
+        """Return ``|mu|_1``."""
+        return torch.stack([mask.abs().sum() for mask in self.masks.values()]).sum()
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class FedPUBClient(ModuleClient):
+    """A client that masks what it is given; ``how`` is the config's section ``strategy``."""
+
+    def __init__(self, *args: Any, how: FedPUBSection, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.how, self.received = how, list[Tensor]()
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
+        """Train from the server's average, and stay near it (step 2)."""
+        self.received = [torch.from_numpy(values.copy()) for values in parameters]
+        return super().fit(parameters, config)
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Return cross-entropy, size of the masks and distance to the average."""
+        shared = [p for n, p in module.named_parameters() if self.settings.is_shared(n)]
+        pairs = zip(shared, self.received, strict=True)
+        apart = torch.stack([(p - came.to(p.device)).square().sum() for p, came in pairs]).sum()
+        total = super().loss(module, graph) + self.how.proximal * apart
+        return total + self.how.l1 * module.size() if isinstance(module, Masked) else total
+
+    def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
+        """Give the functional embedding (step 3)."""
+        how = self.how.blocks, self.how.block_nodes, self.how.block_density
+        x, edges = random_graph(graph.x.shape[1], *how, self.settings.seed)
+        return {EMBEDDING: module(x.to(self.device), edges.to(self.device)).mean(0)}
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+class FedPUB(ModuleFedAvg):
+    """The server's half; arguments as of its parent, and the config's section ``strategy``."""
+
+    personal = True
+
+    def __init__(self, *args: Any, how: FedPUBSection, classes: int, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.how, self.classes = how, classes
+
+    def extras(self) -> dict[str, tuple[int, ...]]:
+        """Declare the functional embedding."""
+        return {EMBEDDING: (self.classes,)}
+
+    def combine(self, replies: Sequence[ClientReply]) -> Combined:
+        """Average for each client by how alike the models are (step 5)."""
+        embeddings = np.stack([reply.extras[EMBEDDING] for reply in replies])
+        weights = softmax_weights(embeddings, self.how.norm_scale)
+        models = mixtures([reply.arrays for reply in replies], weights)
+        return {reply.client: model for reply, model in zip(replies, models, strict=True)}
+
+
+class FedPUBMethod(ModuleMethod):
+    """FED-PUB for the command line and the apps."""
+
+    name, schema = APP, FedPUBConfig
+    strategy_class, client_class = FedPUB, FedPUBClient
+
+    def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:
+        """Give what makes a GCN, with masks if there are any."""
+        make = super().module(config, features, classes)
+        return (lambda: Masked(make(), config.strategy.l1)) if config.strategy.masks else make
+
+    def local(self, config: FedPUBConfig) -> tuple[str, ...]:
+        """Keep the masks at the clients."""
+        return ("masks.*",)
+
+    def own_arguments(self, config: FedPUBConfig) -> dict[str, Any]:
+        """Give both halves the section ``strategy``."""
+        return {"how": config.strategy}
+
+    def server_arguments(
+        self, config: FedPUBConfig, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Tell the server how many numbers an embedding has."""
+        return {"how": config.strategy, "classes": self.num_classes(config, folder)}
+
+
+METHOD = FedPUBMethod()

@@ -1,0 +1,20 @@
+"""LocalSage+ and FedSage+: classifiers on graphs mended by generated neighbours."""
+
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.fed_sage.strategy import ACTIONS, FedSage, LocalSage, SageClient
+
+__all__ = ["ACTIONS", "FedSage", "LocalSage", "SageClient"]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "ACTIONS": "flower_graph.strategies.fed_sage.strategy",
+        "FedSage": "flower_graph.strategies.fed_sage.strategy",
+        "LocalSage": "flower_graph.strategies.fed_sage.strategy",
+        "SageClient": "flower_graph.strategies.fed_sage.strategy",
+    },
+)

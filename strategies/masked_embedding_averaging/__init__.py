@@ -1,0 +1,44 @@
+"""FedSCem: one ego-network per client; and what it is compared with."""
+
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.masked_embedding_averaging.baselines import (
+        EgoFedAvg,
+        EgoFedProx,
+        EgoModelClient,
+        SelfTraining,
+    )
+    from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+    from flower_graph.strategies.masked_embedding_averaging.strategy import (
+        ACTIONS,
+        EgoNetworkClient,
+        MaskedEmbeddingAveraging,
+    )
+
+__all__ = [
+    "ACTIONS",
+    "EgoFedAvg",
+    "EgoFedProx",
+    "EgoModelClient",
+    "EgoNetworkClient",
+    "EgoSettings",
+    "MaskedEmbeddingAveraging",
+    "SelfTraining",
+]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "ACTIONS": "flower_graph.strategies.masked_embedding_averaging.strategy",
+        "EgoFedAvg": "flower_graph.strategies.masked_embedding_averaging.baselines",
+        "EgoFedProx": "flower_graph.strategies.masked_embedding_averaging.baselines",
+        "EgoModelClient": "flower_graph.strategies.masked_embedding_averaging.baselines",
+        "EgoNetworkClient": "flower_graph.strategies.masked_embedding_averaging.strategy",
+        "EgoSettings": "flower_graph.strategies.masked_embedding_averaging.cohort",
+        "MaskedEmbeddingAveraging": "flower_graph.strategies.masked_embedding_averaging.strategy",
+        "SelfTraining": "flower_graph.strategies.masked_embedding_averaging.baselines",
+    },
+)

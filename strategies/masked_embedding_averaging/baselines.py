@@ -1,0 +1,232 @@
+"""What FedSCem is compared with: training alone, FedAvg and FedProx, on the same ego-networks.
+
+*Self-training*: every client takes its local steps, nothing is shared; the server gets what the
+clients measure, added up.
+
+*FedAvg* (McMahan et al., 2017) and *FedProx* (Li et al., 2020) are Flower's own strategies. The
+clients of one SuperNode answer with the mean of their weights and say how many they are, so that
+Flower's mean over SuperNodes weighted by that number is the mean over clients (FedSCem, equation
+5). Round ``t``:
+
+1. server -> clients: the mean model, ``[f, h]`` first layer and ``[D]`` all the rest;
+2. client: takes it over, ``local_epochs`` steps of its own Adam on ``L_nc``, for FedProx with
+   ``proximal / 2 ||w - w_t||^2``;
+3. client -> server: the weights; Flower averages them;
+4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
+
+Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
+travel too, as they came: it has nothing to say about them (``ChosenEgos.inactive_rows``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedProx, Result
+from numpy.typing import NDArray
+
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.device import resolve_device
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, ROUND
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
+from flower_graph.server.membership import Enrolment
+from flower_graph.strategies.masked_embedding_averaging.client_state import EgoHost
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    METRIC_NAMES,
+    read_settings,
+    write_settings,
+)
+from flower_graph.strategies.masked_embedding_averaging.secrets import NO_SLOTS
+from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.masked_embedding_averaging.vector import (
+    mean_metrics,
+    mean_weights,
+    measure,
+)
+
+
+class SelfTraining(MaskedEmbeddingAveraging):
+    """Clients that train alone, with ``EgoNetworkClient``; arguments as there."""
+
+    def __init__(
+        self,
+        settings: EgoSettings,
+        *,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        super().__init__(
+            settings._replace(proximal=0.0),
+            variant="iter",  # without anything shared, its one step is the local one
+            alignment=NO_SLOTS,
+            aggregation="plain",
+            participation=participation,
+            min_nodes=min_nodes,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
+
+
+# Client of FedAvg and FedProx --------------------------------------------------------------------
+
+
+class EgoModelClient(NumPyClient):
+    """The ego-networks of one SuperNode, training the server's model.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; Adam's moments live behind it.
+    egos : sequence of EgoNetwork
+        The clients' graphs.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        *,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        where = resolve_device(device)
+        self.host = EgoHost(context, egos, device=where, checkpoint_dir=checkpoint_dir)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        clients = [ego.client for ego in self.host.egos]
+        if NUM_FEATURES not in config:  # somebody else's server
+            return Enrolment(clients, examples=len(clients)).to_properties()
+        settings = read_settings(config)
+        restore_if_asked(lambda resume: self.host.restore(settings, resume), config)
+        handled = self.host.handled(settings)
+        return Enrolment(clients, handled, len(clients)).to_properties()
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Train the model on every client and return the mean of their weights (steps 2, 3)."""
+        settings = read_settings(config)
+        if "proximal-mu" in config:  # Flower's FedProx says so
+            settings = settings._replace(proximal=float(config["proximal-mu"]))
+        with self.host.opened(settings) as clients:
+            clients.start_from(_model(parameters))
+            clients.train()
+            weights = mean_weights(clients)
+        count = len(self.host.egos)
+        return weights, count, {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure the model on every client (step 4)."""
+        with self.host.opened(read_settings(config)) as clients:
+            clients.start_from(_model(parameters))
+            measured = measure(clients.judge(clients.embed()), None, 1.0).mean(0)
+        metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
+        answer = metrics["cross-entropy"], len(self.host.egos), metrics
+
+        def save(server_round: int, run: str) -> str:
+            return self.host.save(config | {ROUND: server_round})
+
+        return save_if_asked(save, config, answer)
+
+
+# Server of FedAvg and FedProx --------------------------------------------------------------------
+
+
+class EgoFedAvg(ReportedFedAvg):
+    """Flower's ``FedAvg`` for ``EgoModelClient``.
+
+    Parameters
+    ----------
+    settings : EgoSettings
+        The clients' model and training.
+    participation : float
+        Share of the SuperNodes asked each round, above 0 and at most 1.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    **more
+        As for ``ReportedFedAvg``.
+    """
+
+    def __init__(
+        self,
+        settings: EgoSettings,
+        *,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
+        )
+        self.settings = settings._replace(proximal=0.0)
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        num_rounds: int = 400,
+        timeout: float = 600.0,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Run the method; arguments and result as of ``MaskedEmbeddingAveraging.start``."""
+        start = initial_weights(self.settings)
+        arrays = ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
+        config = write_settings(self.settings)
+        return self.run(grid, arrays, num_rounds, timeout, on_round, config, resume=resume)
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        return super().fixed_settings() | self.settings._asdict()
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return how many clients a SuperNode has: each weighs one."""
+        return len(self.hosted.get(node, ())) or None
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn the clients' mean measurements into fields of a report."""
+        found = {name: evaluated.get(name) for name in METRIC_NAMES}
+        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in found.items()}
+        means = mean_metrics(numbers, self.settings.tau)
+        return {
+            "loss": means.cross_entropy,
+            "cross_entropy": means.cross_entropy,
+            "regulariser": means.contrast,
+            "train_accuracy": means.train,
+            "val_accuracy": means.val,
+            "test_accuracy": means.test,
+        }
+
+
+class EgoFedProx(EgoFedAvg, FedProx):
+    """Flower's ``FedProx`` for ``EgoModelClient``; the weight is ``settings.proximal``."""
+
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
+        # In every message, since clients build their models with what the first one says.
+        self.settings = settings
+
+
+def _model(parameters: list[NDArray[Any]]) -> ModelWeights:
+    first, rest = (torch.from_numpy(np.ascontiguousarray(part)) for part in parameters)
+    return ModelWeights(first, rest)

@@ -1,0 +1,235 @@
+"""The ego-network clients of one SuperNode, trained in one batched tensor program.
+
+Every client has its own model: a GCN of two layers, a linear classifier and a projection head
+(FedSCem, section 5.1.4). Nothing mixes clients, so any dealing of clients to cohorts gives the
+same result up to the rounding of sums.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.engine.metrics import Judgement, judge, node_losses
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
+from flower_graph.ops.contrast import projected_nt_xent
+from flower_graph.ops.graph import propagate
+from flower_graph.ops.grouped import grouped_add, grouped_linear
+from flower_graph.rng import generator
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.ego_networks import EgoNetwork
+
+
+class EgoSettings(NamedTuple):
+    """What the server tells every client about its model and its training.
+
+    Attributes
+    ----------
+    num_features, num_classes : int
+        Widths of the features and of the classifier, ``f`` and ``k``.
+    hidden, projection : int
+        Length of an embedding, ``h``, and of a metric embedding, ``d``.
+    learning_rate, weight_decay : float
+        Adam's, as in ``torch.optim.Adam``.
+    seed : int
+        The run's seed: all clients start from the same weights.
+    local_epochs : int
+        Steps of each kind of training in a round.
+    mu, tau : float
+        Weight and temperature of the contrastive loss (equations 9 and 11).
+    proximal : float
+        Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
+    """
+
+    num_features: int
+    num_classes: int
+    hidden: int = 64
+    projection: int = 32
+    learning_rate: float = 5e-4
+    weight_decay: float = 5e-5
+    seed: int = 0
+    local_epochs: int = 1
+    mu: float = 5.0
+    tau: float = 10.0
+    proximal: float = 0.0
+
+
+class Shared(NamedTuple):
+    """Mean embeddings of the nodes that other clients hold too."""
+
+    place: Tensor  # [s] row of each such node among the chosen clients' nodes, rising
+    mean: Tensor  # [s, h] its mean embedding, h~
+
+
+def rest_shapes(settings: EgoSettings) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of all parameters but the first layer's matrix, in order."""
+    h, k, d = settings.hidden, settings.num_classes, settings.projection
+    return {
+        "bias-1": (h,),
+        "weight-2": (h, h),
+        "bias-2": (h,),
+        "classifier": (h, k),
+        "classifier-bias": (k,),
+        "projection": (h, d),
+        "projection-bias": (d,),
+    }
+
+
+def initial_weights(settings: EgoSettings) -> ModelWeights:
+    """Draw the weights that every client starts from, as PyG's GCN and PyTorch's Linear do."""
+    chance = generator(settings.seed, "ego-model")
+    first = torch.empty(settings.num_features, settings.hidden)
+    nn.init.xavier_uniform_(first, generator=chance)
+    parts = []
+    for name, shape in rest_shapes(settings).items():
+        part = torch.zeros(shape)
+        if name == "weight-2":
+            nn.init.xavier_uniform_(part, generator=chance)
+        elif name.startswith(("classifier", "projection")):
+            bound = settings.hidden**-0.5
+            part.uniform_(-bound, bound, generator=chance)
+        parts.append(part.reshape(-1))
+    return ModelWeights(first, torch.cat(parts))
+
+
+class EgoCohort:
+    """Clients with an ego-network and a model each."""
+
+    def __init__(
+        self,
+        egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
+        tensors: Tensors | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.egos, self.settings, self.device = list(egos), settings, torch.device(device)
+        self.batch = pack_graphs(self.egos, device)
+        if tensors is None:
+            tensors = stacked_state(self.batch, [initial_weights(settings)])
+        self._state = tensors
+        self._chosen: ChosenEgos | None = None
+
+    def tensors(self) -> Tensors:
+        """Return everything that lasts between rounds; changing a tensor changes the cohort."""
+        return self._state
+
+    def choose(self, clients: Sequence[int]) -> ChosenEgos:
+        """Take some of the clients, by number, in the cohort's order; the last choice is kept."""
+        wanted = set(clients)
+        places = [place for place, c in enumerate(self.batch.clients) if c in wanted]
+        if len(places) != len(wanted):
+            strange = sorted(wanted - set(self.batch.clients))
+            raise ValueError(f"clients {strange} are not among {list(self.batch.clients)}")
+        if self._chosen is None or self._chosen.places != places:
+            every = len(places) == self.batch.size
+            batch = self.batch if every else take_graphs(self.batch, places)
+            self._chosen = ChosenEgos(self, places, batch)
+        return self._chosen
+
+
+class ChosenEgos(StackedWeights):
+    """Some clients of a cohort, as one batch; made by ``EgoCohort.choose``."""
+
+    def __init__(self, cohort: EgoCohort, places: list[int], batch: GraphBatch) -> None:
+        super().__init__(cohort.tensors(), cohort.batch, places, batch)
+        self.cohort, self.settings = cohort, cohort.settings
+
+    def train(self) -> Tensor:
+        """Step on ``L_nc`` (equation 3); return the logits from before, for ``judge``."""
+        seen: list[Tensor] = []
+
+        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
+            seen.append(self._logits(h, rest))
+            return self._classification(seen[-1])
+
+        for _ in range(self.settings.local_epochs):
+            self._descend(loss)
+        return seen[0].detach()
+
+    def fuse(self, shared: Shared, *, classify: bool = True) -> Tensor:
+        """Step on ``L_nc + mu L_ct``, or on ``mu L_ct`` alone."""
+        # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
+        # without shared nodes takes the step too, so that all have taken equally many: its gradient
+        # of ``L_ct`` is zero, and what moves it is weight decay and Adam's momentum.
+        found: list[Tensor] = []
+
+        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
+            losses, count = self._contrast_losses(h, rest, shared)
+            found.append((losses.detach().double() / count).cpu())
+            contrast = self.settings.mu * (losses / count.clamp(min=1)).sum()
+            if not classify:
+                return contrast
+            return contrast + self._classification(self._logits(h, rest))
+
+        for _ in range(self.settings.local_epochs):
+            self._descend(loss)
+        return found[-1]
+
+    @torch.no_grad()
+    def embed(self) -> Tensor:
+        """Return the clients' node embeddings, ``[n, h]``."""
+        first, rest = self.weights()
+        return self._embed(first, self._split(rest))
+
+    @torch.no_grad()
+    def judge(self, h: Tensor) -> Judgement:
+        """Measure accuracy and loss with the embeddings ``h`` that ``embed`` gave."""
+        return judge(self.batch, self._logits(h, self._split(self.weights()[1])))
+
+    # How it is computed
+
+    def _descend(self, loss: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
+        """Take one Adam step on a loss of embeddings and weights that is a sum over clients."""
+
+        def of_weights(first: Tensor, rest: Tensor) -> Tensor:
+            parts = self._split(rest)
+            return loss(self._embed(first, parts), parts)
+
+        own = self.settings
+        self.step(
+            of_weights,
+            learning_rate=own.learning_rate,
+            weight_decay=own.weight_decay,
+            proximal=own.proximal,
+        )
+
+    def _embed(self, first: Tensor, rest: list[Tensor]) -> Tensor:
+        """Two GCN layers with rectified output (equation 1)."""
+        batch = self.batch
+        hidden = propagate(batch.graph, propagate(batch.x, first))
+        hidden = F.relu_(grouped_add(hidden, rest[0], batch.ptr))
+        # Weights after the neighbours' sum give the same and take the bias along.
+        around = propagate(batch.graph, hidden)
+        return F.relu_(grouped_linear(around, rest[1], rest[2], batch.ptr))
+
+    def _logits(self, h: Tensor, rest: list[Tensor]) -> Tensor:
+        return grouped_linear(h, rest[3], rest[4], self.batch.ptr)
+
+    def _classification(self, logits: Tensor) -> Tensor:
+        """``L_nc``: cross-entropy, mean over each client's training nodes, summed over clients."""
+        return node_losses(self.batch, logits) @ self.batch.train_share
+
+    def _contrast_losses(
+        self, h: Tensor, rest: list[Tensor], shared: Shared
+    ) -> tuple[Tensor, Tensor]:
+        """Return each client's sum of NT-Xent, ``[c]``, and its number of shared nodes, ``[c]``."""
+        count = torch.bincount(self.batch.node_client[shared.place], minlength=self.batch.size)
+        ptr = [0, *count.cumsum(0).tolist()]
+        bounds = self.batch.ptr, ptr
+        losses = projected_nt_xent(
+            h, shared.mean, rest[5], rest[6], shared.place, *bounds, self.settings.tau
+        )
+        return losses, count
+
+    def _split(self, rest: Tensor) -> list[Tensor]:
+        shapes = list(rest_shapes(self.settings).values())
+        parts = rest.split([torch.Size(shape).numel() for shape in shapes], dim=1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,152 @@
+"""Settings of FedSCem and its baselines: one ego-network per client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_graph.config.checks import require
+from flower_graph.config.common import DataConfig, PatientSection, RunConfig
+from flower_graph.config.robust import NO_DEFENCE, RobustSection
+from flower_graph.config.rules import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    RATIOS,
+    SEED,
+    SHARE,
+    at_least,
+    choice,
+)
+from flower_graph.config.schema import section, setting
+from flower_graph.errors import ConfigError
+
+APP = "fedscem"
+SPLITS = ("per-client", "global")
+FEDSCEM = "masked-embedding-averaging"
+SAGE = ("local-sage", "fed-sage")
+AVERAGING = ("fedavg", "fedprox")  # whose clients send weights in the clear
+STRATEGIES = (FEDSCEM, "self-training", *AVERAGING, *SAGE)
+# What has no average of single clients' weights to replace
+NOT_ROBUST = {
+    FEDSCEM: "the server sees sums alone",
+    "self-training": "nothing is averaged",
+    "local-sage": "nothing is averaged",
+    "fed-sage": "hostile clients could still spoil the generators",
+}
+VARIANTS = ("full", "iter", "minus")
+MODEL_SHARING = ("none", "fedavg", "fedprox")
+ALIGNMENTS = ("psi", "polynomial", "plain")
+AGGREGATIONS = ("masked", "plain")
+
+
+@dataclass
+class PartitionConfig:
+    """Which ego-networks are the clients, and which of a client's nodes train."""
+
+    hops: int = setting(
+        2, at_least(1), help="distance from the ego up to which nodes belong to its network"
+    )
+    clients: int = setting(
+        100, at_least(1), help="egos drawn from the graph; masked sums need at least two"
+    )
+    min_nodes: int = setting(15, at_least(1), help="nodes that an ego-network has at least")
+    seed: int | None = setting(None, SEED, help="of the draw and of the splits; null: the run's")
+    split: str = setting(
+        "per-client", choice(*SPLITS), help="`global`: a node has one role at all its clients"
+    )
+    ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
+
+
+@dataclass
+class ModelConfig:
+    """Every client's model: two GCN layers, a linear classifier and a projection head."""
+
+    hidden: int = setting(64, at_least(1), help="numbers in an embedding")
+    projection: int = setting(32, at_least(1), help="numbers that the projection head gives")
+
+
+@dataclass
+class StrategyConfig(RobustSection, PatientSection):
+    """How the clients train, and what they share."""
+
+    name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
+    participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
+    variant: str = setting(
+        "full",
+        choice(*VARIANTS),
+        help="how losses are trained: FedSCem, FedSCem_iter, FedSCem−",
+    )
+    model_sharing: str = setting(
+        "none", choice(*MODEL_SHARING), help="weights that are shared besides embeddings"
+    )
+    proximal: float = setting(
+        0.01, NOT_NEGATIVE, help="weight of FedProx's proximal term; `fedprox` only"
+    )
+    mu: float = setting(5.0, NOT_NEGATIVE, help="weight of the contrastive loss")
+    tau: float = setting(10.0, ABOVE_ZERO, help="temperature of the contrastive loss")
+    local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
+    learning_rate: float = setting(0.0005, ABOVE_ZERO, help="Adam's step size")
+    weight_decay: float = setting(5e-5, NOT_NEGATIVE, help="Adam's L2 weight")
+    alignment: str = setting(
+        "psi", choice(*ALIGNMENTS), help="how nodes of several clients are found"
+    )
+    aggregation: str = setting("masked", choice(*AGGREGATIONS), help="how embeddings are summed")
+    limit: float = setting(
+        32.0, ABOVE_ZERO, help="largest size of a number in an embedding that a masked sum takes"
+    )
+    resolution: float = setting(
+        2.0**-12,
+        help="step of a masked sum's fixed-point numbers (2^-12), above 0 and at most "
+        "`strategy.limit`; where models are shared at most 2^-20",
+    )
+    dropout: float = setting(0.3, BELOW_ONE, help="share of the clients that may vanish in a round")
+
+    def validate(self) -> None:
+        """Refuse values that no run can have; ``ConfigError`` names key and value."""
+        self.refuse_robust(self.name, NOT_ROBUST)
+        if self.patience and self.name not in AVERAGING:
+            raise ConfigError(
+                f"strategy.patience: {self.patience} is not allowed with strategy.name="
+                f"{self.name}, only with {' and '.join(AVERAGING)}: set strategy.patience=0"
+            )
+        good = 0 < self.resolution <= self.limit
+        allowed = f"above 0 and at most {self.limit} (strategy.limit)"
+        require(good, "strategy.resolution", self.resolution, allowed)
+
+
+@dataclass
+class FedSCemConfig(RunConfig):
+    """Everything that a run of FedSCem or one of its baselines needs to be repeated."""
+
+    app: str = APP
+    rounds: int = 400
+    # The graph's own split plays no part: every client splits its nodes by ``partition``. This one
+    # is what every graph can have.
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2])
+    partition: PartitionConfig = section(PartitionConfig)
+    model: ModelConfig = section(ModelConfig)
+    strategy: StrategyConfig = section(StrategyConfig)
+
+    def validate(self) -> None:
+        """Refuse values that no run can have; ``ConfigError`` names key and value."""
+        choice(APP).check("app", self.app)
+        super().validate()
+        if self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked":
+            # The sum over one client is that client's embedding, whatever masks it wore.
+            clients = self.partition.clients
+            require(clients >= 2, "partition.clients", clients, "at least 2 for a masked sum")
+        self._validate_privacy()
+
+    def _validate_privacy(self) -> None:
+        """Refuse a budget where something leaves clients that gets no noise, or nothing does."""
+        how = self.strategy
+        self.privacy.require_averaging(how.name, AVERAGING)
+        if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
+            why = "the noise is for a mean, and one client can move this average further"
+            self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)
+        if how.name not in (FEDSCEM, *AVERAGING):
+            why = "noise is for embeddings or weights, and it sends neither, or more than these"
+            self.privacy.refuse_with(f"strategy.name={how.name}", why)
+        if how.name == FEDSCEM and how.model_sharing != "none":
+            why = "the weights that are shared get no noise"
+            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)

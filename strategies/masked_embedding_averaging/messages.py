@@ -1,0 +1,333 @@
+"""Messages of FedSCem: sums of embeddings down, one masked vector up.
+
+The vector that a client adds to the sum has four parts, one behind the other (``Layout``):
+embeddings by slot, a one for each slot that it holds, what it measured, and, where models are
+shared, its weights. Entries of the secure sum and of the alignment travel in the same messages;
+they have keys of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages import keys
+from flower_graph.messages.codec import Message, Part, Tensor, read_fields
+from flower_graph.messages.fields import (
+    ABSENT,
+    Entries,
+    Field,
+    Flag,
+    Numbers,
+    Raw,
+    Reading,
+    Real,
+    Reasons,
+    Whole,
+    Word,
+    Writing,
+)
+from flower_graph.messages.keys import FloatArray, IntArray
+from flower_graph.messages.packed import Clients
+from flower_graph.messages.resume import NotSaved, Resume, Saves, Token
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+
+# What a client measures, as sums over clients: accuracies with the number of clients that have
+# such nodes, losses with the number of clients that have them.
+METRIC_NAMES = (
+    *("train", "has-train", "val", "has-val", "test", "has-test"),
+    *("cross-entropy", "contrast", "has-contrast"),
+)
+# What is summed: that, and how many clients could not read the means of the round before. Who they
+# are is not said: a wrong word is noticed by those who hold its slot.
+UNREAD = "unread"
+SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
+
+MAX_SECONDS = 1e6
+
+
+class Layout(NamedTuple):
+    """Sizes of the parts of a vector."""
+
+    slots: int  # Slots, and numbers in an embedding
+    hidden: int
+    weights: int = 0  # Numbers in a model; 0 where models are not shared
+
+    @property
+    def embeddings(self) -> slice:
+        """``slots × hidden`` embeddings, slot by slot."""
+        return slice(0, self.slots * self.hidden)
+
+    @property
+    def counts(self) -> slice:
+        """``slots`` ones and zeros."""
+        return slice(self.embeddings.stop, self.embeddings.stop + self.slots)
+
+    @property
+    def metrics(self) -> slice:
+        """What ``SUMMED_NAMES`` lists."""
+        return slice(self.counts.stop, self.counts.stop + len(SUMMED_NAMES))
+
+    @property
+    def model(self) -> slice:
+        """The first layer row by row, then all the rest."""
+        return slice(self.metrics.stop, self.metrics.stop + self.weights)
+
+    @property
+    def length(self) -> int:
+        """Numbers in the whole vector."""
+        return int(self.model.stop)
+
+
+SETTINGS = Part(
+    "FedSCem settings",
+    make=EgoSettings,
+    fields={
+        "num_features": Whole(keys.NUM_FEATURES, "`f`"),
+        "num_classes": Whole(keys.NUM_CLASSES),
+        "hidden": Whole(keys.HIDDEN_SIZE, "`h`, numbers of an embedding"),
+        "projection": Whole(keys.PROJECTION, "of the projection head"),
+        "learning_rate": Real(keys.LEARNING_RATE, "of Adam"),
+        "weight_decay": Real(keys.WEIGHT_DECAY, "of Adam"),
+        "seed": Whole(keys.SEED, "of first weights"),
+        "local_epochs": Whole(keys.LOCAL_EPOCHS, "steps a round"),
+        "mu": Real(keys.MU, "weight of the contrastive loss"),
+        "tau": Real(keys.TAU, "its temperature"),
+        "proximal": Real(keys.PROXIMAL, "FedProx's weight"),
+    },
+)
+assert SETTINGS.fields is not None and tuple(SETTINGS.fields) == EgoSettings._fields
+Settings = Annotated[EgoSettings, SETTINGS]
+write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
+
+
+def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, Any]:
+    """Return the entries of ``train.save``: write the checkpoint of a round of a run."""
+    return write_settings(settings) | {keys.ROUND: server_round, keys.RUN_TOKEN: run}
+
+
+@dataclass
+class EgoHello(Message, down="query"):
+    """Server to client: who is there; make keys; load a checkpoint. The answer: ``KeyReply``."""
+
+    settings: Settings  # What the clients' models and training are to be
+    # Of the secure sum
+    run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
+    alignment: Annotated[
+        str, Word(keys.ALIGNMENT, "`psi`, `polynomial`, `plain` or `none`: what will follow")
+    ]
+    # The run, and the checkpoint that the client is to load
+    resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+
+
+WORDS_OR_PLAIN = "uint32, uint64 or float64"
+
+
+class Sums(NamedTuple):
+    """What the server added up in a round, as clients get it."""
+
+    server_round: Annotated[int, Whole(keys.SUMS_ROUND, "round of `sums`; 0: there are none")]
+    sum_round: int  # Number of the secure sum, which the pads belong to
+    contributors: int  # How many clients are in it
+    # Ring words under pads, or plain float64
+    embeddings: Annotated[
+        NDArray[Any],
+        Tensor(
+            f"{keys.SUMS}/{keys.EMBEDDINGS}",
+            "the last round's sum of embeddings, under pads (plain: float64, without)",
+            shape="slots·h",
+            dtype=WORDS_OR_PLAIN,
+        ),
+    ]
+    counts: Annotated[
+        NDArray[Any],
+        Tensor(
+            f"{keys.SUMS}/{keys.HOLDER_COUNTS}",
+            "how many clients are in each slot, likewise",
+            shape="slots",
+            dtype=WORDS_OR_PLAIN,
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class SumsPart(Part):
+    """The sums; number of the secure sum and of its clients travel as one entry."""
+
+    contributors = Numbers(
+        keys.CONTRIBUTORS,
+        "number of the secure sum, which the pads belong to, and how many clients are in it",
+        shape="2",
+        whole=True,
+    )
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write the sums."""
+        super().write(value, to)
+        if value is not None:
+            self.contributors.write([value.sum_round, value.contributors], to)
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Read the sums."""
+        if not reading.config.get(self.when):
+            return ABSENT
+        part = read_fields(self.parts, reading.part())
+        sum_round, contributors = self.contributors.read(name, reading)
+        return Sums(sum_round=sum_round, contributors=contributors, **part)
+
+
+@dataclass(frozen=True)
+class Model(Field):
+    """A whole model, and a flag that it is there."""
+
+    turn = 1
+    type = "bool"
+    first = Tensor(
+        f"{keys.MODEL}/{keys.FIRST}",
+        "first layer to start from, where models are shared",
+        shape="f h",
+    )
+    rest = Tensor(f"{keys.MODEL}/{keys.REST}", "all other weights, flat", shape="D")
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write the flag, and the model if there is one."""
+        to.config[self.key] = value is not None
+        for tensor, values in zip((self.first, self.rest), value or (), strict=False):
+            tensor.write(values, to)
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Read the model, if there is one."""
+        if not isinstance(value, bool):
+            raise self.refuse("yes or no", value)
+        if not value:
+            return None
+        return self.first.read("first", reading), self.rest.read("rest", reading)
+
+
+@dataclass(frozen=True)
+class Rest(Field):
+    """Entries of another message that travels with this one."""
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write them."""
+        to.config.update(value)
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Give all entries; who reads the other message knows its own."""
+        others = (keys.ROUND, keys.NUM_EXAMPLES)
+        return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
+
+
+@dataclass(frozen=True)
+class MaskedRing(Part):
+    """A ring travels with its mask request only: else a client would write words unmasked."""
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write the ring, if the message has a mask request."""
+        super().write(value if to.message.mask is not None else None, to)
+
+
+@dataclass
+class EgoRequest(Message, down="train"):
+    """Server to client: the last round's sums; asks for this round's vector."""
+
+    server_round: Annotated[int, Whole(keys.ROUND, "the round")]
+    clients: Annotated[IntArray, Clients(keys.CLIENTS, "who takes part", shape="p")]
+    settings: Settings  # What the clients' models and training are
+    variant: Annotated[str, Word(keys.VARIANT, "`full`, `iter` or `minus`")]
+    # Of the round before; None before the first, and where it was skipped
+    sums: Annotated[Sums | None, SumsPart(make=Sums, when=keys.SUMS_ROUND, absent=0)] = None
+    # The model to start from, where models are shared
+    model: Annotated[
+        tuple[FloatArray, FloatArray] | None, Model(keys.SHARES_MODEL, "whether `model` is there")
+    ] = None
+    # How numbers are written, and the secure sum's part; None for plain sums
+    ring: Annotated[
+        Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
+    ] = None
+    mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
+    # After it nothing is trained or shared any more
+    is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
+    checkpoint: Saves = False
+    run: Token = ""
+    # Of the alignment's last message, when slots are new
+    slots: Annotated[Mapping[str, Any], Rest("")] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seconds(Real):
+    """A time that a client took; 0 for what is none, since nothing is computed with it."""
+
+    def decode(self, value: Any, name: str, reading: Reading) -> float:
+        """Take anything."""
+        good = isinstance(value, (int, float)) and 0 <= value < MAX_SECONDS
+        return float(value) if good else 0.0
+
+
+@dataclass
+class EgoReply(Message, up="train"):
+    """Client to server: the sum of its clients' vectors."""
+
+    server_round: Annotated[int, Whole(keys.ROUND, "as asked")]
+    # Of the MaskedReply; or, for plain sums, clients in the sum and those left out
+    entries: Annotated[dict[str, Any], Rest("")]
+    total: Annotated[
+        NDArray[Any],
+        Tensor(
+            f"{keys.SUMS}/{keys.TOTAL}",
+            "sum of the clients' vectors: embeddings by slot, ones for slots held, nine "
+            "measurements, whether the last means could not be read, weights (`Layout` of "
+            "`messages.py`); masked ring words, or plain",
+            shape="L",
+            dtype=WORDS_OR_PLAIN,
+            limit=None,
+        ),
+    ]
+    train_seconds: Annotated[float, Seconds(keys.TRAIN_SECONDS, "what training took")]
+    mask_seconds: Annotated[float, Seconds(keys.MASK_SECONDS, "what masking took")]
+    not_saved: NotSaved = ""
+
+    @classmethod
+    def from_record(cls, content: RecordDict, server_round: int, length: int) -> EgoReply:
+        """Read and check the reply; the entries are the secure sum's to check."""
+        return cls.read(content, server_round=server_round, L=length)
+
+
+@dataclass
+class PlainPresence(Message, up="train"):
+    """Who is in a plain sum: the entries of an ``EgoReply`` without masks."""
+
+    clients: Annotated[IntArray, Clients(keys.PRESENT, "plain: who is in the sum", shape="q")]
+    left_out: Annotated[
+        dict[int, str],
+        Reasons(keys.LEFT_OUT, "plain: `number:reason` for each that is not in the sum"),
+    ]
+
+    def check(self, known: Entries) -> None:
+        """Refuse clients that were not asked."""
+        if strange := sorted(set(self.clients.tolist()) - set(known["asked"].tolist())):
+            raise MalformedReplyError(f"{keys.PRESENT}: client {strange[0]} was not asked here")
+
+
+@dataclass
+class RoundSum:
+    """What came of a round's sum."""
+
+    server_round: int = 0  # The round, and the number of its secure sum
+    sum_round: int = 0
+    total: NDArray[Any] | None = None  # [L] the sum; None if the round was skipped
+    contributors: int = 0  # Clients in it
+    skipped: str = ""  # Why there is no sum
+    # Clients and SuperNodes that were left out
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    # Which these are; and of others what went wrong, by client
+    answered: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts

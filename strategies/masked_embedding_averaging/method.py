@@ -1,0 +1,170 @@
+"""FedSCem and its baselines as a method: both halves from a config, and what commands must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.clientapp.typing import Mod
+from flwr.serverapp.strategy import Strategy
+
+from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.cached import cached_data
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.method import GraphMethod
+from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.local import require_one_client
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.robust import make_robust
+from flower_graph.strategies.fed_sage import strategy as fed_sage
+from flower_graph.strategies.masked_embedding_averaging import baselines as ego_baselines
+from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.config import (
+    APP,
+    AVERAGING,
+    FEDSCEM,
+    SAGE,
+    FedSCemConfig,
+)
+from flower_graph.strategies.masked_embedding_averaging.noise import embedding_noise
+
+if TYPE_CHECKING:
+    from flower_graph.audit.attacks import Audit
+    from flower_graph.data.partition.statistics import PartitionStatistics
+
+
+class FedSCem(GraphMethod):
+    """Every client is an ego-network."""
+
+    name = APP
+    schema = FedSCemConfig
+    graph = EgoNetwork
+    client, clients = "ego-network", "ego-networks"
+    actions: Sequence[str] = tuple(sorted({*embedding_averaging.ACTIONS, *fed_sage.ACTIONS}))
+    tables = ("fedscem",)
+
+    def build_strategy(
+        self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> Strategy:
+        """Build the server's half of the method that ``strategy.name`` names."""
+        how, settings = config.strategy, ego_settings(config, folder)
+        sampling: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
+        saving = checkpoint_settings(config, out)
+        match how.name:
+            case "self-training":
+                return ego_baselines.SelfTraining(settings, **sampling, **saving)
+            case "fedavg":
+                return _averaging(ego_baselines.EgoFedAvg, config, settings, **sampling, **saving)
+            case "fedprox":
+                return _averaging(ego_baselines.EgoFedProx, config, settings, **sampling, **saving)
+            case "local-sage":
+                return fed_sage.LocalSage(settings, seed=config.seed, **sampling, **saving)
+            case "fed-sage":
+                return fed_sage.FedSage(settings, seed=config.seed, **sampling, **saving)
+        return embedding_averaging.MaskedEmbeddingAveraging(
+            settings,
+            variant=how.variant,
+            model_sharing=how.model_sharing,
+            alignment=how.alignment,
+            aggregation=how.aggregation,
+            limit=how.limit,
+            resolution=how.resolution,
+            dropout=how.dropout,
+            **sampling,
+            **saving,
+        )
+
+    def build_client(
+        self, config: FedSCemConfig, context: Context, out: Path | None
+    ) -> NumPyClient:
+        """Build the client of one SuperNode, for its share of the ego-networks."""
+        egos, folder = self.hosted(config, context)
+        saved = None if out is None else out / CHECKPOINTS
+        if config.strategy.name in SAGE:
+            classes = self.num_classes(config, folder)
+            return fed_sage.SageClient(
+                context, egos, num_classes=classes, device=config.device, checkpoint_dir=saved
+            )
+        if config.strategy.name in AVERAGING:
+            require_one_client(config.privacy, [ego.client for ego in egos])
+            return ego_baselines.EgoModelClient(
+                context, egos, device=config.device, checkpoint_dir=saved
+            )
+        return embedding_averaging.EgoNetworkClient(
+            context,
+            egos,
+            device=config.device,
+            checkpoint_dir=saved,
+            noise=embedding_noise(config) if config.privacy.is_on else None,
+        )
+
+    def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
+        """Cut the ego-networks out of the graph."""
+        return partition_egos(cached_data(config), config.partition, config.seed)
+
+    def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
+        """Describe the ego-networks."""
+        from flower_graph.data.partition.statistics import ego_statistics
+
+        return ego_statistics(graphs)
+
+    def train_mods(self, config: FedSCemConfig) -> list[Mod]:
+        """Build none for FedSCem: no mod may touch masked words, so clients add noise before."""
+        return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
+
+    def default_supernodes(self, config: FedSCemConfig) -> int | None:
+        """Give each client a SuperNode of its own where replies get noise."""
+        alone = config.privacy.is_on and config.strategy.name in AVERAGING
+        return self.num_clients(config) if alone else None
+
+    def final_figures(
+        self, config: FedSCemConfig, strategy: Any, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Give the whole payload, and the seconds that keys and alignment took."""
+        figures = {"bytes": strategy.payload}
+        if isinstance(strategy, embedding_averaging.MaskedEmbeddingAveraging):
+            figures["setup-seconds"] = strategy.session.setup_seconds
+        return figures
+
+    def audit(self) -> Audit:
+        """Ask who holds which node."""
+        from flower_graph.strategies.masked_embedding_averaging.attack import EgoAudit
+
+        return EgoAudit()
+
+
+METHOD = FedSCem()
+
+
+def _averaging(
+    kind: type[ReportedFedAvg], config: FedSCemConfig, settings: EgoSettings, **options: Any
+) -> ReportedFedAvg:
+    """Build a strategy with the average and the noise that the config asks for."""
+    how = config.strategy
+    strategy = make_robust(kind, how.average, settings, patience=how.patience, **options)
+    strategy.central_noise = central_noise(config.privacy, config.rounds)
+    return strategy
+
+
+def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
+    """Collect what a client needs to know to train; the server sends it along."""
+    model, how = config.model, config.strategy
+    is_proximal = "fedprox" in (how.name, how.model_sharing)
+    return EgoSettings(
+        num_features=METHOD.num_features(config, folder),
+        num_classes=METHOD.num_classes(config, folder),
+        hidden=model.hidden,
+        projection=model.projection,
+        learning_rate=how.learning_rate,
+        weight_decay=how.weight_decay,
+        seed=config.seed,
+        local_epochs=how.local_epochs,
+        mu=how.mu,
+        tau=how.tau,
+        proximal=how.proximal if is_proximal else 0.0,
+    )

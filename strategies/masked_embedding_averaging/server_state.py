@@ -1,0 +1,231 @@
+"""What the embedding-averaging server keeps from round to round, and what a sum says."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.ledger import ByteLedger
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    EgoSettings,
+    initial_weights,
+    rest_shapes,
+)
+from flower_graph.strategies.masked_embedding_averaging.message_checks import check_measured
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    SUMMED_NAMES,
+    UNREAD,
+    EgoReply,
+    EgoRequest,
+    Layout,
+    RoundSum,
+    Sums,
+)
+from flower_graph.strategies.masked_embedding_averaging.vector import mean_metrics
+
+if TYPE_CHECKING:
+    from flower_graph.secure.ring import Ring
+    from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
+
+LOG = logging.getLogger(__name__)
+LEAST_HOLDERS = 2  # a mean over fewer is one client's embedding
+
+
+class EgoServerState:
+    """Sums that wait for the clients, the mean model, bytes."""
+
+    def __init__(self, settings: EgoSettings, *, variant: str, shares_model: bool) -> None:
+        self.settings, self.variant = settings, variant
+        self.model = initial_weights(settings) if shares_model else None
+        self.ledger = ByteLedger()
+        self._sums: Sums | None = None
+        self._start = self.model  # what this round began with
+        # What travelled before this round: if the run is resumed, its messages are sent again.
+        self._wire: dict[str, Any] = {}
+        self._payload: dict[str, Any] = {}
+
+    def forget_sums(self) -> None:
+        """Give up the last round's sums: the slots that they belong to are no more."""
+        self._sums = None
+
+    def layout(self, server_round: int, session: EgoSession) -> Layout:
+        """Return the parts of this round's vectors; after the last round, measurements alone."""
+        if server_round > session.rounds:
+            return Layout(0, self.settings.hidden)
+        weights = 0 if self.model is None else self.model.first.numel() + self.model.rest.numel()
+        return Layout(session.num_slots, self.settings.hidden, weights)
+
+    def request(self, server_round: int, session: EgoSession) -> EgoRequest:
+        """Write what is the same for all SuperNodes of a round's request."""
+        before = server_round - 1
+        rounds = session.rounds
+        model = self._start = self.model
+        self._wire = session.exchange.ledger.state_dict()
+        return EgoRequest(
+            server_round,
+            np.zeros(0, np.int64),
+            self.settings,
+            self.variant,
+            sums=self._sums,
+            model=None if model is None else (model.first.numpy(), model.rest.numpy()),
+            ring=session.ring(),
+            is_last=server_round > rounds,
+            checkpoint=session.is_due(before),
+            run=session.checkpoints.run,
+        )
+
+    def take(
+        self,
+        layout: Layout,
+        found: RoundSum,
+        ring: Ring | None,
+        replies: Iterable[EgoReply],
+        asked: int,
+    ) -> RoundReport:
+        """Keep what a sum brings for the next round; report what it says about the last one."""
+        self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
+        self._sums = None
+        seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
+        parts = {
+            "train": max((train for train, _ in seconds), default=0.0),
+            "mask": max((mask for _, mask in seconds), default=0.0),
+            **found.parts,
+        }
+        metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
+        if found.total is not None:
+            try:
+                metrics = self._read(layout, found, ring)
+            except ValueError as error:  # nobody can say whose words were wrong
+                self._sums = None
+                found.skipped = f"a client's part of the sum was not as agreed: {error}"
+                found.contributors, found.answered = 0, set()
+                LOG.warning("round %d: %s", found.server_round, found.skipped)
+        if metrics[UNREAD] > 0:
+            self._name_unread(found, int(metrics[UNREAD]))
+        return _report(metrics, asked, found, parts, self.settings, self.payload)
+
+    def _read(self, layout: Layout, found: RoundSum, ring: Ring | None) -> dict[str, float]:
+        total = found.total
+        assert total is not None
+        if layout.slots:
+            self._sums = self._keep(layout, found, total, ring)
+        numbers = total[layout.metrics]
+        if ring is not None:
+            # Of a plain sum this was checked reply by reply.
+            numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
+            ring.check_sums(numbers, found.contributors)
+            check_measured(numbers, found.contributors, step * found.contributors)
+        if layout.weights and self.model is not None:
+            words = total[layout.model]
+            sums = words if ring is None else ring.decode(words)
+            if ring is not None:
+                ring.check_sums(sums, found.contributors)
+            mean = sums / found.contributors
+            first = self.model.first.numel()
+            split = np.split(mean.astype(np.float32), [first])
+            self.model = ModelWeights(
+                torch.from_numpy(split[0]).view_as(self.model.first), torch.from_numpy(split[1])
+            )
+        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
+
+    def _name_unread(self, found: RoundSum, clients: int) -> None:
+        """Report clients that could not read what the server added up in the round before."""
+        why = (
+            f"{clients} of {found.contributors} clients could not read the means and went on "
+            "alone: a client's part of the sum was not as agreed"
+        )
+        found.rejected.append({"reason": why})
+        LOG.warning("round %d: %s", found.server_round - 1, why)
+
+    def _keep(
+        self, layout: Layout, found: RoundSum, total: NDArray[Any], ring: Ring | None
+    ) -> Sums:
+        embeddings, counts = total[layout.embeddings], total[layout.counts]
+        if ring is None:
+            # Nobody else is to see a single client's embedding.
+            few = counts < LEAST_HOLDERS
+            embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
+            embeddings, counts = embeddings.ravel(), counts * ~few
+        return Sums(found.server_round, found.sum_round, found.contributors, embeddings, counts)
+
+    def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
+        """Count payload as single clients would send and get it."""
+        if self._sums is not None:
+            down = self._sums.embeddings.nbytes + self._sums.counts.nbytes
+            self.ledger.count("down", "embeddings", asked * down)
+        self._payload = self.ledger.state_dict()  # the sums are not sent again
+        up = found.contributors
+        self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
+        self.ledger.count("up", "activations", up * layout.slots * word)
+        self.ledger.count("up", "metrics", up * len(SUMMED_NAMES) * word)
+        if self.model is not None:
+            weights = self.model.first.numel() + self.model.rest.numel()
+            self.ledger.count("up", "weights", up * layout.weights * word)
+            self.ledger.count("down", "weights", asked * weights * 4)
+
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        """Payload bytes so far: direction to kind to bytes."""
+        return self.ledger.payload
+
+    def model_arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return the mean model by name; nothing where models are not shared."""
+        if self.model is None:
+            return {}
+        arrays = {"first": self.model.first.numpy()}
+        start = 0
+        for name, shape in rest_shapes(self.settings).items():
+            size = math.prod(shape)
+            arrays[name] = self.model.rest[start : start + size].view(shape).numpy()
+            start += size
+        return arrays
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint of the last reported round holds."""
+        state: dict[str, Any] = {"ledger": self._payload, "wire": self._wire}
+        if self._start is not None:
+            # The clients' part was saved within the next round, which began with this model.
+            state |= {"first": self._start.first, "rest": self._start.rest}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self.ledger.load_state_dict(state["ledger"])
+        if self.model is not None:
+            self.model = ModelWeights(state["first"], state["rest"])
+
+
+def _report(
+    metrics: dict[str, float],
+    asked: int,
+    found: RoundSum,
+    parts: dict[str, float],
+    settings: EgoSettings,
+    payload: dict[str, dict[str, int]],
+) -> RoundReport:
+    """Report means over clients, of what the sums of their measurements say."""
+    means = mean_metrics(metrics, settings.tau)
+    contrast = 0.0 if math.isnan(means.contrast) else means.contrast
+    return RoundReport(
+        round=0,
+        loss=means.cross_entropy + settings.mu * contrast,
+        cross_entropy=means.cross_entropy,
+        regulariser=means.contrast,
+        train_accuracy=means.train,
+        val_accuracy=means.val,
+        test_accuracy=means.test,
+        asked=asked,
+        answered=found.contributors,
+        rejected=found.rejected,
+        bytes=payload,
+        parts=parts,
+        skipped=found.skipped,
+    )

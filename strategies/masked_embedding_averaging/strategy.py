@@ -1,0 +1,300 @@
+"""FedSCem: node classification over ego-networks by averaging embeddings that nobody sees.
+
+Xie, Xiong and Yang, "Federated Node Classification over Distributed Ego-Networks with Secure
+Contrastive Embedding Sharing", CIKM 2024. Every client holds an ego-network, its own GNN and
+classifier, and a projection head ``f``. Ego-networks overlap: what one client lacks of a node's
+neighbourhood, another has.
+
+Once, before the first round:
+
+1. clients make keys, and the server hands the public ones on;
+2. *secure alignment* (section 4.3.1): all clients come to one order of the nodes that at least
+   two of them hold, the *slots*; the server learns neither nodes nor holders.
+
+Round ``t``, in two exchanges. The first brings the sums of round ``t - 1``:
+
+3. client: takes the sums' pads off, ``h~_v = sum / count`` (equation 7), for its own slots;
+4. client: *contrastive fusion*, a step on ``L_nc + mu L_ct``, NT-Xent between ``f(h)`` and
+   ``f(h~)`` (equations 8 to 11);
+5. client: a step on ``L_nc`` (equation 3), then ``H = GNN(X, A)`` (equation 1);
+6. client -> server: embeddings by slot and a one for each slot that it holds, under pads and masks
+   (*secure aggregation*, section 4.3.2); what it measured after step 4, too;
+7. server: adds up, and in the second exchange takes the masks away; clients prepare the keys of
+   round ``t + 1`` in the same message.
+
+After the last round one more pass does steps 3, 4 and 6, the latter for measurements alone.
+
+*Variants.* ``full`` is FedSCem. ``minus`` (FedSCem−) has no step 5. ``iter`` (FedSCem_iter) steps
+on ``mu L_ct`` alone in step 4, so that the two losses alternate. *Model sharing*: with ``fedavg``
+or ``fedprox`` the clients' weights are added up as well, and every round begins with their mean.
+
+*Absent clients* keep their weights. A round in which too few clients answer is skipped: nothing of
+it is revealed, and step 4 goes on without ``L_ct``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.device import resolve_device
+from flower_graph.errors import NoClientsError
+from flower_graph.messages.keys import ARRAY_NAMES, HANDLED, NOT_SAVED, SUMS, TOTAL
+from flower_graph.privacy.client_noise import ClientNoise
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.strategies.masked_embedding_averaging.client_state import EgoHost
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    EgoHello,
+    EgoRequest,
+    write_save,
+)
+from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
+from flower_graph.strategies.masked_embedding_averaging.session import (
+    EgoSession,
+    participation_of,
+)
+from flower_graph.strategies.masked_embedding_averaging.setup import as_record
+
+ACTIONS = ("align", "union", "unmask", "save", "finish")  # named actions, for make_client_app
+VARIANTS = ("full", "iter", "minus")
+MODEL_SHARING = ("none", "fedavg", "fedprox")
+FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
+
+Answer = tuple[list[Any], int, dict[str, Any]]
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class EgoNetworkClient(NumPyClient):
+    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; weights and secrets live behind it.
+    egos : sequence of EgoNetwork
+        The clients' graphs, with node identities that mean the same at all clients.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where to save the clients' weights when the server asks for a checkpoint.
+    noise : ClientNoise, optional
+        What is added to each client's embeddings before masks and pads.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        *,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+        noise: ClientNoise | None = None,
+    ) -> None:
+        self.host = EgoHost(
+            context,
+            egos,
+            device=resolve_device(device),
+            checkpoint_dir=checkpoint_dir,
+            noise=noise,
+        )
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Make keys (step 1)."""
+        hello = EgoHello.from_config(config)
+        reply = self.host.hello(hello)
+        return reply.to_config() | {HANDLED: self.host.handled(hello.settings)}
+
+    def align(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Answer one stage of the alignment (step 2)."""
+        return [], 1, self.host.align(config)
+
+    def union(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Add the clients' table of names to a masked sum (step 2)."""
+        reply = self.host.unite(config)
+        return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Fuse, train, embed and send the masked vector (steps 3 to 6)."""
+        return self.host.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
+
+    def unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Reveal shares, prepare the next round (step 7)."""
+        return [], 1, self.host.unmask(config)
+
+    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Write a checkpoint, in a round that the clients take no part in."""
+        why = self.host.save(config)
+        return [], 1, {NOT_SAVED: why} if why else {}
+
+    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Forget the run."""
+        self.host.drop()
+        return [], 1, {}
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+class MaskedEmbeddingAveraging(OwnRounds):
+    """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
+
+    Parameters
+    ----------
+    settings : EgoSettings
+        The clients' models and training.
+    variant : str
+        ``"full"``, ``"iter"`` or ``"minus"``.
+    model_sharing : str
+        ``"none"``, ``"fedavg"`` or ``"fedprox"`` (with ``settings.proximal``).
+    alignment : str
+        ``"psi"``: blinded identities. ``"polynomial"``: the paper's, for reproduction only.
+        ``"plain"``: in the clear.
+    aggregation : str
+        ``"masked"`` or ``"plain"``.
+    participation : float
+        Share of the clients asked each round, above 0 and at most 1.
+    limit, resolution : float
+        Largest size of a number in an embedding, and step of the fixed-point numbers; where models
+        are shared, a step of 2^-20 at most.
+    dropout : float
+        Share of a round's clients that may vanish.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything; 0 for never.
+
+    Notes
+    -----
+    A client must answer ``query`` with its keys, ``train.align`` and ``train.union`` with its part
+    of the alignment, ``train`` with the vector, ``train.unmask`` with shares and keys,
+    ``train.save`` and ``train.finish`` with nothing (``messages.py`` beside this file).
+    """
+
+    session: EgoSession
+    usual_rounds, more_passes = 400, 1
+    unused = "there is no global model to start from or to evaluate; leave them out"
+    counts_rejoining = True  # what is sent from there on is the set-up of the run that goes on
+
+    def __init__(
+        self,
+        settings: EgoSettings,
+        *,
+        variant: str = "full",
+        model_sharing: str = "none",
+        alignment: str = "psi",
+        aggregation: str = "masked",
+        participation: float = 1.0,
+        limit: float = 32.0,
+        resolution: float = 2.0**-12,
+        dropout: float = 0.3,
+        min_nodes: int = 1,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        for name, value, allowed in (
+            ("variant", variant, VARIANTS),
+            ("model_sharing", model_sharing, MODEL_SHARING),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
+        if not settings.tau > 0:
+            raise ValueError(f"tau is {settings.tau}, must be above 0")
+        super().__init__(
+            EgoSession(
+                settings,
+                alignment=alignment,
+                aggregation=aggregation,
+                participation=participation,
+                limit=limit,
+                resolution=resolution if model_sharing == "none" else min(resolution, FINE),
+                dropout=dropout,
+                min_nodes=min_nodes,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+            )
+        )
+        shares_model = model_sharing != "none"
+        self.kept = EgoServerState(settings, variant=variant, shares_model=shares_model)
+        self._early: list[dict[str, Any]] = []  # left out before there was anything to report
+
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        """Payload bytes so far: direction to kind to bytes."""
+        return self.kept.ledger.payload
+
+    def round(self, server_round: int) -> RoundReport | None:
+        """Do steps 3 to 7; return the report of the round before."""
+        # A round's measurements come with the next round's vectors.
+        session, kept = self.session, self.kept
+        session.rejected = []
+        if session.admit(server_round):
+            kept.forget_sums()
+        if session.is_masked and not session.is_prepared():
+            session.prepare(server_round, session.sample(server_round))
+        base, layout = kept.request(server_round, session), kept.layout(server_round, session)
+        requests = session.requests(server_round, base, layout.length)
+        vectors, rejected = session.ask(server_round, requests, layout.length)
+        if requests and not vectors:  # without requests the round is skipped
+            raise NoClientsError(
+                f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
+                f"within {session.timeout:g} s; the log names the reasons"
+            )
+        self.answers = vectors
+        found = session.close(server_round, vectors)
+        rejected, session.refused = [*session.refused, *rejected], []
+        found.rejected += [{"node": r.node_id, "reason": r.reason} for r in rejected]
+        asked = sum(request.clients.size for request in requests.values())
+        report = kept.take(layout, found, base.ring, vectors.values(), asked)
+        report.round = server_round - 1
+        report.participation = participation_of(session, requests, found, rejected).to_record()
+        report.wire_bytes = session.exchange.ledger.wire
+        if server_round == session.members.resume.server_round + 1:
+            self._early = report.rejected
+            return None
+        report.rejected[:0], self._early = _others(self._early, report.rejected), []
+        return report
+
+    def finish(self, server_round: int) -> None:
+        """Let the clients forget the run."""
+        self.session.tell_all(server_round, as_record({}), "train.finish")
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return the mean model, where models are shared; else the server has nothing."""
+        return self.kept.model_arrays()
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        """Let those save that were not asked to with the next round's request."""
+        saved = {node: reply.not_saved for node, reply in self.answers.items()}
+        order = write_save(self.kept.settings, server_round, self.session.checkpoints.run)
+        return self.session.have_saved(server_round, as_record(order), saved)
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        kept = self.kept
+        own = {"variant": kept.variant, "shares_model": kept.model is not None}
+        return {**kept.settings._asdict(), **own}
+
+    def state(self) -> dict[str, Any]:
+        """Return what travelled, and the model that the next round began with."""
+        return self.kept.state_dict()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.kept.load_state_dict(state)
+
+
+def _others(early: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries about whom no later one names."""
+    known = [(entry.get("node"), entry.get("client")) for entry in later]
+    return [entry for entry in early if (entry.get("node"), entry.get("client")) not in known]

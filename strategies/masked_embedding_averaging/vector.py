@@ -1,0 +1,240 @@
+"""A client's vector: embeddings by slot, ones for the slots it holds, measurements, weights.
+
+Written as words of a ring, under two kinds of pads that the server does not know
+(``secure.align.slots``), or as plain float64. Clients whose numbers do not fit are left out
+one by one, never clipped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.engine.graph_batch import ROLES
+from flower_graph.engine.metrics import Judgement
+from flower_graph.engine.stacked_weights import sum_first_layers
+from flower_graph.errors import UnreadableSumError
+from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.ring import Ring
+from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
+from flower_graph.strategies.masked_embedding_averaging.messages import METRIC_NAMES, Layout, Sums
+
+Words = NDArray[Any]
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a round's vectors are written."""
+
+    layout: Layout  # Their parts
+    table: SlotTable  # Who holds which slot
+    ring: Ring | None  # None for plain sums
+    run_id: bytes  # Of the secure sum
+    sum_round: int  # Number of the secure sum of this round
+
+    @property
+    def has_pads(self) -> bool:
+        """Whether the server is to see no sums: a secure sum over slots with secret keys."""
+        return self.ring is not None and bool(self.table.group_key)
+
+
+def add_up(
+    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: Writing
+) -> tuple[Words, list[int], dict[int, str]]:
+    """Add up the vectors of the chosen clients."""
+    # h [n, h], metrics [c, 10]
+    layout, clients = writing.layout, list(chosen.batch.clients)
+    left_out = _unfit(chosen, h, metrics, writing)
+    good = [client not in left_out for client in clients]
+    present = [client for client in clients if client not in left_out]
+    total = np.zeros(layout.length, np.int64 if writing.ring else np.float64)
+    if layout.slots:
+        slots = _slots(writing.table, clients, left_out)
+        kept = slots >= 0
+        rows = torch.from_numpy(_encode(writing.ring, h.cpu().numpy()[kept]))
+        place, size = torch.from_numpy(slots[kept]), (layout.slots, layout.hidden)
+        summed = torch.zeros(size, dtype=rows.dtype).index_add_(0, place, rows)
+        total[layout.embeddings] = summed.numpy().ravel()
+        ones = np.bincount(slots[kept], minlength=layout.slots).astype(np.float64)
+        total[layout.counts] = _encode_counts(writing.ring, ones)
+    total[layout.metrics] = _encode(writing.ring, metrics[good]).sum(0)
+    if layout.weights:
+        total[layout.model] = _weights(chosen, good, writing.ring)
+    words: NDArray[Any] = total if writing.ring is None else total.view(np.uint64)
+    if writing.has_pads and layout.slots:
+        words = words + _pads(writing, slots, len(present))
+    return words if writing.ring is None else words.astype(writing.ring.dtype), present, left_out
+
+
+def read_shared(
+    sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, run_id: bytes
+) -> Shared:
+    """Take the pads off the sums and divide: mean embeddings of nodes with two holders or more."""
+    hidden = chosen.settings.hidden
+    counts, embeddings = sums.counts, sums.embeddings.reshape(table.num_slots, hidden)
+    slots = _slots(table, list(chosen.batch.clients), {})
+    held = table.held
+    if ring is None:
+        counts, values = counts.astype(np.int64), embeddings[held]
+    else:
+        words, ones = embeddings[held], counts
+        if table.group_key:
+            common = _common(table, run_id, sums.sum_round, hidden).astype(ring.dtype)
+            common *= ring.dtype.type(sums.contributors)
+            ones = ones - common[words.shape[1] * table.num_slots :]
+            words = words - common[: hidden * table.num_slots].reshape(-1, hidden)[held]
+        counts = _read_counts(ring.decode(ones), sums.contributors)
+        if table.group_key:
+            pads = table.pads(run_id, sums.sum_round, hidden).astype(ring.dtype)
+            words = words - counts[held, None].astype(ring.dtype) * pads
+        values = ring.decode(words)
+        ring.check_sums(values, counts[held, None])
+    mean = np.zeros((table.num_slots, hidden), np.float32)
+    mean[held] = values / np.maximum(counts[held, None], 1)
+    is_shared = (slots >= 0) & (counts[slots] >= 2) if counts.size else np.zeros(slots.size, bool)
+    place = torch.from_numpy(np.flatnonzero(is_shared))
+    device = chosen.batch.y.device
+    return Shared(place.to(device), torch.from_numpy(mean[slots[is_shared]]).to(device))
+
+
+def _read_counts(found: NDArray[np.float64], contributors: int) -> NDArray[np.int64]:
+    """Read how many clients hold each slot."""
+    if ((found < 0) | (found > contributors) | (found != np.rint(found))).any():
+        raise UnreadableSumError(f"a number of holders is not from 0 to {contributors}")
+    return found.astype(np.int64)
+
+
+def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) -> NDArray[np.int64]:
+    """Return the slot of every node of the clients, ``[n]``; -1 for those of clients left out."""
+    parts = [
+        np.full_like(table.by_client[client], -1) if client in without else table.by_client[client]
+        for client in clients
+    ]
+    return np.concatenate(parts)
+
+
+def _unfit(
+    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: Writing
+) -> dict[int, str]:
+    """Find the clients that have a number which is no number, or beyond the ring's limit."""
+    limit = writing.ring.limit if writing.ring else float(np.finfo(np.float32).max)
+    largest = h.abs().amax(1).nan_to_num(torch.inf, posinf=torch.inf)
+    worst = [("an embedding", _largest(largest, chosen))]
+    worst.append(("a measurement", np.nan_to_num(np.abs(metrics), nan=np.inf).max(1)))
+    if writing.layout.weights:
+        worst.append(("a weight", chosen.largest().cpu().numpy()))
+    left_out = {}
+    for what, values in worst:
+        for client, value in zip(chosen.batch.clients, values.tolist(), strict=True):
+            if not value <= limit:
+                left_out[client] = f"{what} is outside the range of -{limit:g} to {limit:g}"
+                # For the client's own log: the server is not told how large.
+                LOG.warning("client %d: %s: %.3g", client, left_out[client], value)
+    return left_out
+
+
+def _largest(values: Tensor, chosen: ChosenEgos) -> NDArray[np.float32]:
+    out = torch.zeros(chosen.batch.size, device=values.device)
+    return out.scatter_reduce_(0, chosen.batch.node_client, values, "amax").cpu().numpy()
+
+
+def _encode(ring: Ring | None, values: NDArray[Any]) -> NDArray[Any]:
+    """Write numbers so that they can be added up: int64 modulo 2^64, or float64."""
+    if ring is None:
+        return values.astype(np.float64)
+    return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
+
+
+def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[Any]:
+    """Write counts: a sum of ones, each of which is a number of the ring."""
+    return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
+
+
+def mean_weights(chosen: ChosenEgos) -> list[NDArray[np.float32]]:
+    """Return the mean of the chosen clients' weights: ``[f, h]`` and ``[D]``."""
+    size = chosen.batch.size
+    (mean,) = chosen.weighted_sums(torch.ones(size), divisor=size)
+    return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()]
+
+
+def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[Any]:
+    """Add up the clients' weights: active rows, and for the others the row without a feature."""
+    first, rest = (weight.cpu() for weight in chosen.weights())
+    owner, feature = chosen.batch.row_client.cpu(), chosen.batch.feature.cpu()
+    keep = torch.tensor(good)
+    kept = keep[owner]
+    active = torch.from_numpy(_encode(ring, first[kept].numpy()))
+    inactive = torch.from_numpy(_encode(ring, chosen.inactive_rows().cpu().numpy()))
+    holders = torch.bincount(feature[kept], minlength=inactive.shape[0])
+    total = sum_first_layers(active, feature[kept], inactive, keep.sum() - holders)
+    others = _encode(ring, rest[keep].numpy()).sum(0)
+    return np.concatenate([total.numpy().ravel(), others])
+
+
+def _pads(writing: Writing, slots: NDArray[np.int64], present: int) -> NDArray[np.uint64]:
+    """Return what hides the sums from the server: a pad a holder, a common one a client."""
+    layout, table = writing.layout, writing.table
+    pads = np.zeros(layout.length, np.uint64)
+    hidden = _common(table, writing.run_id, writing.sum_round, layout.hidden)
+    pads[: layout.counts.stop] = hidden * np.uint64(present)
+    count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
+    own = table.pads(writing.run_id, writing.sum_round, layout.hidden)
+    spread = pads[layout.embeddings].reshape(layout.slots, layout.hidden)
+    spread[table.held] += own * count[:, None].astype(np.uint64)
+    return pads
+
+
+def _common(table: SlotTable, run_id: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
+    """Return the pad that all clients add, over embeddings and counts: it hides who holds what."""
+    return table.group_pad(run_id, sum_round, table.num_slots * (hidden + 1))
+
+
+def contrast_scale(tau: float) -> float:
+    """Return what divides the contrastive loss on the wire: it grows with ``1 / tau``."""
+    # So divided it is below ``2 + log(2 n_c)``, which the ring takes at any temperature.
+    return 1 + 1 / tau
+
+
+class Means(NamedTuple):
+    """Means over clients of what they measured; NaN where no client has any."""
+
+    cross_entropy: float
+    contrast: float
+    train: float
+    val: float
+    test: float
+
+
+def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
+    """Turn sums over clients of what ``measure`` gives into means."""
+
+    def mean(name: str, count: str) -> float:
+        return sums[name] / sums[count] if sums[count] > 0 else math.nan
+
+    contrast = mean("contrast", "has-contrast") * contrast_scale(tau)
+    accuracies = (mean(role, f"has-{role}") for role in ROLES)
+    return Means(mean("cross-entropy", "has-train"), contrast, *accuracies)
+
+
+def measure(judged: Judgement, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:
+    """Return ``[c, 9]`` what ``METRIC_NAMES`` lists; a client without such nodes adds zeros."""
+    # contrast [c]
+    columns = []
+    for accuracy in judged.accuracy.T:
+        columns += [accuracy.nan_to_num(0.0), (~accuracy.isnan()).double()]
+    # A client without training nodes has no loss; one that diverged has a loss that is no number.
+    columns.append(torch.where(judged.accuracy[:, 0].isnan(), 0.0, judged.loss))
+    if contrast is None:
+        contrast = torch.full_like(judged.loss, torch.nan)
+    columns += [contrast.nan_to_num(0.0) / contrast_scale(tau), (~contrast.isnan()).double()]
+    assert len(columns) == len(METRIC_NAMES)
+    return torch.stack([column.double() for column in columns], 1).numpy()

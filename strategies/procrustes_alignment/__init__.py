@@ -1,0 +1,42 @@
+"""PPFL-GNN: clients whose graphs overlap."""
+
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.procrustes_alignment.embedding_models import Member, public_rows
+    from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+        SecureConsensus,
+        SecureConsensusClient,
+    )
+    from flower_graph.strategies.procrustes_alignment.strategy import (
+        LocalEmbedding,
+        ProcrustesAlignment,
+        PublicNodeClient,
+    )
+
+__all__ = [
+    "ACTIONS",
+    "LocalEmbedding",
+    "Member",
+    "ProcrustesAlignment",
+    "PublicNodeClient",
+    "SecureConsensus",
+    "SecureConsensusClient",
+    "public_rows",
+]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "ACTIONS": "flower_graph.strategies.procrustes_alignment.secure_consensus",
+        "LocalEmbedding": "flower_graph.strategies.procrustes_alignment.strategy",
+        "Member": "flower_graph.strategies.procrustes_alignment.embedding_models",
+        "ProcrustesAlignment": "flower_graph.strategies.procrustes_alignment.strategy",
+        "PublicNodeClient": "flower_graph.strategies.procrustes_alignment.strategy",
+        "SecureConsensus": "flower_graph.strategies.procrustes_alignment.secure_consensus",
+        "SecureConsensusClient": "flower_graph.strategies.procrustes_alignment.secure_consensus",
+        "public_rows": "flower_graph.strategies.procrustes_alignment.embedding_models",
+    },
+)

@@ -1,0 +1,223 @@
+"""PPFL-GNN: which nodes are linked, and whose private nodes stand behind public embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng
+from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.data.cached import cached_data
+from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.sources.names import folder_path
+from flower_graph.errors import ConfigError
+from flower_graph.messages import keys
+from flower_graph.strategies.procrustes_alignment.config import LOCAL, SECURE, PPFLConfig
+from flower_graph.strategies.procrustes_alignment.messages import split_rows
+
+# Pairs without an edge that are compared with those that have one, at most
+PAIRS = 20_000
+Embeddings = Mapping[int, NDArray[np.floating]]
+
+
+class Graph(NamedTuple):
+    """The true graph, to judge the attacks by.
+
+    Attributes
+    ----------
+    edges : ndarray
+        bool ``[n, n]``, symmetric.
+    public : ndarray
+        ``[p]`` ids of the public nodes, which all clients hold, in the order of their embeddings.
+    owner : ndarray
+        ``[n]`` the client that holds a node alone; -1 for others.
+    """
+
+    edges: NDArray[np.bool_]
+    public: NDArray[np.int64]
+    owner: NDArray[np.int64]
+
+
+def sent_embeddings(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
+    """Return the last embeddings that each client sent, ``[p, d]``; empty if none were sent."""
+    found: dict[int, NDArray[np.floating]] = {}
+    sizes = _public_rows(exchanges)
+    for one in of_kind(exchanges, "train"):
+        arrays = one.reply.array_records.get(keys.ARRAYS)
+        if arrays is None or keys.PUBLIC not in arrays:
+            continue
+        clients = _asked(one)
+        rows = array_of(one.reply, keys.ARRAYS, keys.PUBLIC)
+        found |= zip(clients, split_rows(rows, [sizes[c] for c in clients]), strict=True)
+    return found
+
+
+def returned_means(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
+    """Return the last means that went down to each client, ``[p, d]``."""
+    found: dict[int, NDArray[np.floating]] = {}
+    sizes = _public_rows(exchanges)
+    for one in of_kind(exchanges, "train"):
+        clients = _asked(one)
+        has = config_of(one.request)[keys.WITH_TARGETS]
+        rows = array_of(one.request, keys.ARRAYS, keys.PUBLIC)
+        parts = split_rows(rows, [sizes[client] for client in clients])
+        chosen = zip(clients, parts, list(has), strict=True)
+        found |= {client: part for client, part, flag in chosen if flag}
+    return found
+
+
+def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
+    """Find out who is linked, and what is a client's own."""
+    seen = sent_embeddings(exchanges) or returned_means(exchanges)
+    if not seen:
+        raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
+    near = {client: cosines(rows) for client, rows in seen.items()}
+    return [
+        _links(near, graph, rng),
+        _private_links(near, graph, rng),
+        _owners(near, graph),
+    ]
+
+
+def _links(
+    near: Mapping[int, NDArray[np.float64]], graph: Graph, rng: np.random.Generator
+) -> Finding:
+    edges = graph.edges[np.ix_(graph.public, graph.public)]
+    upper = np.triu(np.ones_like(edges), 1)
+    yes, no = np.argwhere(edges & upper), _draw(np.argwhere(~edges & upper), rng)
+    scores, truth = _scored([(one, yes, no) for one in near.values()])
+    return ranking("which public nodes have an edge", scores, truth)
+
+
+def _private_links(
+    near: Mapping[int, NDArray[np.float64]], graph: Graph, rng: np.random.Generator
+) -> Finding:
+    """Ask for each client where it has a private node between two public ones."""
+    inner = graph.edges[np.ix_(graph.public, graph.public)]
+    apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
+    cases = []
+    for client, one in near.items():
+        behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
+        yes, no = np.argwhere(apart & behind), _draw(np.argwhere(apart & ~behind), rng)
+        cases.append((one, yes, no))
+    name = "between which public nodes a client has a private one (no public one, no edge)"
+    return ranking(name, *_scored(cases))
+
+
+def _owners(near: Mapping[int, NDArray[np.float64]], graph: Graph) -> Finding:
+    """Ask whose each private node is, given its public neighbours: these are nearest there."""
+    clients = sorted(near)
+    scores, truth = [], []
+    for node in np.flatnonzero(graph.owner >= 0):
+        beside = np.flatnonzero(graph.edges[node, graph.public])
+        if beside.size < 2:
+            continue
+        first, second = np.triu_indices(beside.size, 1)
+        mean = [float(near[c][beside[first], beside[second]].mean()) for c in clients]
+        # Rounded, so that equal embeddings are a tie, not a coin toss of the last bit.
+        scores.append(np.round(np.array(mean) - np.mean(mean), 9))
+        truth.append([client == graph.owner[node] for client in clients])
+    if not scores:
+        raise ValueError("no private node has two public neighbours: nothing can be asked")
+    name = "whose a private node is, whose public neighbours are known"
+    return ranking(name, np.stack(scores), np.array(truth))
+
+
+def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which rows have a column in common."""
+    counts = edges.astype(np.float32)
+    return (counts @ counts.T) > 0
+
+
+def _draw(pairs: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    if len(pairs) <= PAIRS:
+        return pairs
+    return pairs[rng.choice(len(pairs), PAIRS, replace=False)]
+
+
+def _scored(
+    cases: Sequence[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Put scores of true and false pairs one behind the other, for all clients."""
+    scores, truth = [], []
+    for near, yes, no in cases:
+        for pairs, is_true in ((yes, True), (no, False)):
+            scores.append(near[pairs[:, 0], pairs[:, 1]])
+            truth.append(np.full(len(pairs), is_true))
+    return np.concatenate(scores), np.concatenate(truth)
+
+
+def _asked(one: Exchange) -> list[int]:
+    return [int(c) for c in config_of(one.request)[keys.CLIENTS]]
+
+
+def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
+    """Return how many public nodes each client said it has."""
+    sizes: dict[int, int] = {}
+    for one in of_kind(exchanges, "query"):
+        config = config_of(one.reply)
+        sizes |= zip(map(int, config[keys.CLIENTS]), map(int, config[keys.ROWS]), strict=True)
+    return sizes
+
+
+class EmbeddingAudit(Audit):
+    """What is tried on a run of PPFL-GNN."""
+
+    rounds = 5
+    notes = (
+        "Pairs of public nodes are ranked by the cosine of their embeddings. For the last attack "
+        "the attacker knows a private node's public neighbours and asks at which client these are "
+        "nearest to each other. In the secure form the server takes the common mean for the "
+        "embeddings of each client, so that whose a node is stays a guess by construction.",
+    )
+
+    def refuse(self, config: PPFLConfig) -> None:
+        """Refuse clients that send nothing, and graphs that are nobody's to compare with."""
+        if config.strategy.name == LOCAL:
+            raise ConfigError(
+                f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
+            )
+        if folder_path(config.data.name) is not None:
+            raise ConfigError(
+                f"data.name: {config.data.name!r} is a folder with one graph a client, and the "
+                f"audit of app={config.app} needs the whole graph to judge by; name a data set or "
+                "a file"
+            )
+
+    def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
+        """Give the plain forms without and with noise, and the secure one."""
+        pairs = ["strategy.alignment=pairs"] if config.strategy.alignment == SECURE else []
+        whole = ["strategy.participation=1", "strategy.absent=leave-out"]
+        secure = [f"strategy.alignment={SECURE}", NO_NOISE, *whole]
+        return [[], [*pairs, NO_NOISE], *([*pairs, *noise] for noise in noisy), secure]
+
+    def shorten(self, config: PPFLConfig) -> list[str]:
+        """Leave the classifiers out."""
+        return ["judge.every=1000000", "judge.mlp=false"]
+
+    def label(self, config: PPFLConfig) -> str:
+        """Name the secure form, else the noise."""
+        is_secure = config.strategy.alignment == SECURE
+        return "secure sum" if is_secure else super().label(config)
+
+    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+        """Attack the public embeddings."""
+        return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
+
+
+def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph:
+    """Give the whole graph, and who holds which node."""
+    data = cached_data(config)
+    count = int(data.num_nodes)
+    edges = np.zeros((count, count), bool)
+    source, target = data.edge_index.numpy()
+    edges[source, target] = edges[target, source] = True
+    np.fill_diagonal(edges, False)
+    owner = np.full(count, -1)
+    for graph in graphs:
+        owner[graph.nodes[~graph.public].numpy()] = graph.client
+    return Graph(edges, graphs[0].nodes[graphs[0].public].numpy(), owner)

@@ -1,0 +1,200 @@
+"""Settings of PPFL-GNN: clients whose graphs overlap, and the alignment of what they embed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_graph.config.common import DataConfig, RunConfig, StrategySection
+from flower_graph.config.rules import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    FRACTION,
+    NOT_NEGATIVE,
+    SEED,
+    SHARE,
+    Rule,
+    at_least,
+    choice,
+)
+from flower_graph.config.schema import section, setting
+from flower_graph.errors import ConfigError
+
+APP = "ppfl"
+ALIGNED, LOCAL = "procrustes-alignment", "local"
+METHODS = (ALIGNED, LOCAL)
+MODELS = ("deepwalk", "gat")
+DEEPWALK, GAT = MODELS
+PUBLIC = ("random", "degree", "cover")
+FORMS = ("pairs", "consensus", "secure")
+PAIRS, CONSENSUS, SECURE = FORMS
+LONGEST_WALK = 10_000  # gensim cuts longer ones off
+ABSENT = ("leave-out", "last")
+LEAVE_OUT, LAST = ABSENT
+
+
+def _are_shares(ratios: list[float]) -> bool:
+    return len(ratios) == 3 and min(ratios) >= 0 and 0 < sum(ratios) <= 1 + 1e-9
+
+
+@dataclass
+class PartitionConfig:
+    """Which nodes all clients hold, which are one client's own, and which are evaluated."""
+
+    clients: int = setting(4, at_least(1), help="clients")
+    public: str = setting("random", choice(*PUBLIC), help="how the public nodes are chosen")
+    public_share: float = setting(0.4, SHARE, help="share of all nodes that every client holds")
+    private_share: float = setting(
+        0.15,
+        FRACTION,
+        help="share of all nodes that each client holds alone; with the public share at most 1 "
+        "over all clients",
+    )
+    label_noise: float = setting(
+        0.0, BELOW_ONE, help="share of a client's training nodes whose label is another class's"
+    )
+    seed: int | None = setting(
+        None, SEED, help="of public and private nodes, roles and noise; null: the run's"
+    )
+    ratios: list[float] = setting(
+        [0.6, 0.2, 0.2],
+        Rule("three shares that add up to at most 1", _are_shares),
+        Rule("shares with test nodes: the last above 0", lambda ratios: ratios[2] > 0),
+        help="shares of train, val and test; a node has one role at all clients. The first may "
+        "be 0 for `deepwalk`, the second for both",
+    )
+
+    def validate(self) -> None:
+        """Refuse shares that make more than the graph; ``ConfigError`` names key and value."""
+        whole = self.public_share + self.clients * self.private_share
+        if whole > 1 + 1e-9:
+            raise ConfigError(
+                f"partition.private_share: {self.private_share} for each of {self.clients} clients "
+                f"and partition.public_share: {self.public_share} make {whole:g} of the nodes; "
+                f"at most {(1 - self.public_share) / self.clients:g} is left for each client"
+            )
+
+
+@dataclass
+class DeepWalkConfig:
+    """Random walks and skip-gram, as ``model.name: deepwalk`` trains it in each round."""
+
+    walks: int = setting(10, at_least(1), help="walks from each node in a round")
+    length: int = setting(
+        40,
+        Rule("at least 2 and at most 10000", lambda nodes: 2 <= nodes <= LONGEST_WALK),
+        help="nodes of a walk",
+    )
+    window: int = setting(5, at_least(1), help="nodes on each side that a node predicts")
+    negative: int = setting(5, at_least(1), help="drawn nodes for each predicted one")
+    epochs: int = setting(1, at_least(1), help="passes over a round's walks")
+    learning_rate: float = setting(
+        0.025, ABOVE_ZERO, help="step size at the beginning of the first round"
+    )
+    final_learning_rate: float = setting(0.0001, ABOVE_ZERO, help="step size at its end")
+    decay: float = setting(
+        1.0, SHARE, help="what each round's step sizes are of those of the round before"
+    )
+
+
+@dataclass
+class GATConfig:
+    """The two-layer GAT, as ``model.name: gat`` trains it in each round."""
+
+    heads: int = setting(
+        1, at_least(1), help="heads of the hidden layer, which share `model.dimension`"
+    )
+    epochs: int = setting(20, at_least(1), help="epochs in a round")
+    learning_rate: float = setting(0.005, ABOVE_ZERO, help="Adam's step size")
+    weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
+    dropout: float = setting(0.6, BELOW_ONE, help="of features, hidden layer and attention")
+    beta: float = setting(
+        1.0,
+        NOT_NEGATIVE,
+        help="weight of the cosine distance to the aligned means; 0: local training",
+    )
+
+
+@dataclass
+class ModelConfig:
+    """What embeds the nodes."""
+
+    name: str = setting(DEEPWALK, choice(*MODELS), help="what embeds the nodes")
+    dimension: int = setting(16, at_least(1), help="numbers of an embedding")
+
+
+@dataclass
+class JudgeConfig:
+    """How embeddings are judged: scikit-learn's classifiers, cross-validated at each client."""
+
+    folds: int = setting(5, at_least(2), help="folds of the cross-validation")
+    every: int = setting(
+        1, at_least(1), help="rounds from one evaluation to the next; the last round always has one"
+    )
+    mlp: bool = setting(
+        True, help="whether an MLP evaluates too after the last round, which takes the longest"
+    )
+
+
+@dataclass
+class StrategyConfig(StrategySection):
+    """What the server does with the public embeddings."""
+
+    name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
+    alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")
+    rotations_only: bool = setting(False, help="leave reflections out")
+    absent: str = setting(
+        LEAVE_OUT, choice(*ABSENT), help="what stands for clients that did not answer"
+    )
+
+
+@dataclass
+class PPFLConfig(RunConfig):
+    """Everything that a run of PPFL-GNN needs to be repeated."""
+
+    # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
+    # only splits the nodes of clients that come without masks.
+
+    app: str = APP
+    rounds: int = 10
+    # The graph's own split plays no part: ``partition`` gives the nodes their roles.
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], normalize=False)
+    partition: PartitionConfig = section(PartitionConfig)
+    model: ModelConfig = section(ModelConfig)
+    deepwalk: DeepWalkConfig = section(DeepWalkConfig)
+    gat: GATConfig = section(GATConfig)
+    judge: JudgeConfig = section(JudgeConfig)
+    strategy: StrategyConfig = section(StrategyConfig)
+
+    def validate(self) -> None:
+        """Refuse values that no run can have; ``ConfigError`` names key and value."""
+        choice(APP).check("app", self.app)
+        super().validate()
+        self._validate_together()
+
+    def _validate_together(self) -> None:
+        """Refuse settings that are possible alone and not with each other."""
+        how = self.strategy
+        self.privacy.require_averaging(how.name, ())
+        if self.privacy.epsilon is not None and (how.name == LOCAL or how.alignment == SECURE):
+            with_ = f"strategy.name={LOCAL}" if how.name == LOCAL else f"alignment={SECURE}"
+            raise ConfigError(
+                f"privacy.epsilon: {self.privacy.epsilon:g} adds noise to embeddings that clients "
+                f"send in the clear, and with {with_} they send none; set privacy.epsilon=null"
+            )
+        if how.alignment == SECURE and (how.participation < 1 or how.absent == LAST):
+            key = "participation" if how.participation < 1 else "absent"
+            raise ConfigError(
+                f"strategy.{key}: {getattr(how, key)} is not allowed with "
+                f"strategy.alignment={SECURE}: sums over changing clients could be compared"
+            )
+        good = self.model.dimension % self.gat.heads == 0
+        if self.model.name == GAT and not good:
+            raise ConfigError(
+                f"gat.heads: {self.gat.heads} heads cannot share model.dimension: "
+                f"{self.model.dimension} numbers equally"
+            )
+        if self.model.name == GAT and self.partition.ratios[0] == 0:
+            raise ConfigError(
+                f"partition.ratios: {self.partition.ratios} leaves no training node, and "
+                "model.name=gat learns from labels; the first must be above 0"
+            )

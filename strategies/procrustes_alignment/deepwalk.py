@@ -1,0 +1,196 @@
+"""DeepWalk for a client that shares public nodes: random walks, and skip-gram by gensim.
+
+Perozzi, Al-Rfou and Skiena, "DeepWalk", KDD 2014, with negative sampling instead of the
+hierarchical softmax, as in Zhang, Cai and Seo, "Privacy-Preserving Federated Graph Neural Network
+Learning on Non-IID Graph Data", 2023, algorithm 1: each round walks anew, puts the aligned means
+in the place of the public nodes' vectors and starts skip-gram from there.
+
+**Context vectors start each round at zero.** The paper says nothing of word2vec's second matrix.
+Kept from the round before, it holds what the client alone has learned, and draws the vectors back
+there: validation accuracy is lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.errors import DataError
+from flower_graph.ops.walks import neighbour_lists, random_walks, sample_pairs
+from flower_graph.rng import derive_seed
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+LOSS_PAIRS = 10_000  # pairs on which a round's loss is measured
+LONGEST = 10_000  # gensim cuts longer walks off without a word
+NOISE_POWER = 0.75  # word2vec's: nodes are drawn in proportion to this power of their number
+
+
+@dataclass(frozen=True)
+class DeepWalkSettings:
+    """How a client walks and trains."""
+
+    dimension: int = 16  # Numbers of an embedding
+    walks: int = 10  # Walks from each node in a round, and nodes of a walk, 2 to 10,000
+    length: int = 40
+    # Nodes on each side that a node predicts, and drawn nodes for each predicted one
+    window: int = 5
+    negative: int = 5
+    epochs: int = 1  # Passes over a round's walks
+    # Step size at the beginning and at the end of the first round; it falls evenly
+    learning_rate: float = 0.025
+    final_learning_rate: float = 0.0001
+    # Step sizes of a round, in parts of the round's before. As they get smaller, clients keep more
+    # of what the others have learned
+    decay: float = 1.0
+    seed: int = 0  # The run's seed
+
+    def __post_init__(self) -> None:
+        """Refuse walks without a pair, and those that gensim would cut off."""
+        if not 2 <= self.length <= LONGEST:
+            raise ValueError(f"length = {self.length} nodes of a walk: 2 to {LONGEST} are allowed")
+
+
+class DeepWalk:
+    """One client's DeepWalk model: an embedding model for ``PublicNodeClient``."""
+
+    # What it keeps between rounds is one matrix; a model that is made anew from it goes on with the
+    # same numbers.
+
+    def __init__(
+        self, edge_index: Tensor, num_nodes: int, settings: DeepWalkSettings, client: int
+    ) -> None:
+        if num_nodes < 1:
+            raise DataError(f"client {client} has {num_nodes} nodes; DeepWalk needs at least 1")
+        self.settings, self.client = settings, client
+        self.lists = neighbour_lists(edge_index.numpy(), num_nodes)
+        self.connected = np.flatnonzero(np.diff(self.lists.indptr))
+        shape = (num_nodes, settings.dimension)
+        # Small, as word2vec starts.
+        first = self._rng("vectors", 0).random(shape, dtype=np.float32)
+        self.vectors: Floats = (first * 2 - 1) / np.float32(settings.dimension)
+
+    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
+        """Train for one round."""
+        # rows [p], targets [p, d]
+        if targets is not None:
+            self._take(rows, targets)
+        if not len(self.connected):
+            return 0.0
+        walks = self.walk(server_round)
+        # A node without edges is drawn now and then too: gensim cannot count to zero.
+        counts = np.bincount(walks.ravel(), minlength=len(self.vectors)).clip(1)
+        context = self._train(walks, counts, server_round)
+        return self._loss(context, walks, counts, server_round)
+
+    def walk(self, server_round: int) -> Integers:
+        """Walk from every node with edges, in a new order in each pass."""
+        # A node without edges would only meet itself.
+        rng = self._rng("walks", server_round)
+        passes = np.tile(self.connected, (self.settings.walks, 1))
+        starts = rng.permuted(passes, axis=1).ravel()
+        return random_walks(*self.lists, starts, self.settings.length, rng)
+
+    def embed(self) -> Floats:
+        """Return the embeddings of all nodes, ``[n, d]`` float32."""
+        return self.vectors.copy()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the model keeps: ``vectors``, ``[n, d]``."""
+        return {"vectors": torch.from_numpy(self.embed())}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from what another model of the same client kept."""
+        shape = tuple(state["vectors"].shape) if "vectors" in state else None
+        if shape != self.vectors.shape:
+            raise ValueError(
+                f"vectors of client {self.client} have shape {shape}, not {self.vectors.shape}"
+            )
+        self.vectors = np.array(state["vectors"].numpy(), np.float32, order="C")
+
+    def _rng(self, purpose: str, server_round: int) -> np.random.Generator:
+        """Make the generator for one purpose in one round of this client."""
+        return np.random.default_rng(self._seed(purpose, server_round))
+
+    def _seed(self, purpose: str, server_round: int) -> int:
+        """Return the seed for one purpose in one round of this client."""
+        return derive_seed(self.settings.seed, "deepwalk", purpose, self.client, server_round)
+
+    def _take(self, rows: Integers, targets: Floats) -> None:
+        """Put targets in the place of some vectors."""
+        n, d = self.vectors.shape
+        if rows.ndim != 1 or targets.shape != (len(rows), d):
+            raise ValueError(
+                f"targets of shape {targets.shape} for rows of shape {rows.shape} at client "
+                f"{self.client}: one row of {d} numbers for each is allowed"
+            )
+        if len(rows) and not 0 <= rows.min() <= rows.max() < n:
+            raise ValueError(
+                f"rows {rows.min()} to {rows.max()} at client {self.client}: 0 to {n - 1} exist"
+            )
+        if not np.isfinite(targets).all():
+            row = rows[~np.isfinite(targets).all(1)][0]
+            raise ValueError(
+                f"the target of row {row} at client {self.client} has a number that is not finite"
+            )
+        self.vectors[rows] = targets
+
+    def _train(self, walks: Integers, counts: Integers, server_round: int) -> Floats:
+        """Train the vectors by skip-gram on some walks; return the context vectors, ``[n, d]``."""
+        model = self._word2vec(counts, self._seed("skip-gram", server_round))
+        scale = self.settings.decay ** (server_round - 1)
+        model.train(
+            walks.tolist(),
+            total_examples=len(walks),
+            epochs=self.settings.epochs,
+            start_alpha=self.settings.learning_rate * scale,
+            end_alpha=self.settings.final_learning_rate * scale,
+        )
+        self.vectors = model.wv.vectors
+        context: Floats = model.syn1neg
+        return context
+
+    def _word2vec(self, counts: Integers, seed: int) -> Any:
+        """Make gensim's model of all nodes, with this model's vectors and contexts of zero."""
+        # The numbers of nodes in the walks are known: gensim need not read them all to count. One
+        # worker, and a seed of 32 bits, as its generator takes: the same numbers everywhere.
+        from gensim.models import Word2Vec  # takes a second, which no other method should wait
+
+        model = Word2Vec(
+            vector_size=self.settings.dimension,
+            window=self.settings.window,
+            negative=self.settings.negative,
+            ns_exponent=NOISE_POWER,
+            sg=1,
+            hs=0,
+            min_count=1,
+            sorted_vocab=0,
+            workers=1,
+            seed=seed & 0xFFFFFFFF,
+        )
+        model.build_vocab_from_freq(dict(enumerate(counts.tolist())))
+        model.wv.vectors = self.vectors
+        return model
+
+    def _loss(self, context: Floats, walks: Integers, counts: Integers, server_round: int) -> float:
+        """Return the mean negative-sampling loss of some pairs of these walks."""
+        rng = self._rng("loss", server_round)
+        node, near = sample_pairs(walks, self.settings.window, LOSS_PAIRS, rng)
+        noise = np.cumsum(counts**NOISE_POWER)
+        drawn = rng.random((LOSS_PAIRS, self.settings.negative)) * noise[-1]
+        far = np.searchsorted(noise, drawn, side="right")
+        return negative_sampling_loss(self.vectors[node], context[near], context[far])
+
+
+def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:
+    """Return ``-log σ(v · c) - Σ log σ(-v · f)``, the mean of some pairs."""
+    # vectors, near [p, d], far [p, negative, d]
+    product = np.einsum("pd,pd->p", vectors, near, dtype=np.float64)
+    products = np.einsum("pd,pnd->pn", vectors, far, dtype=np.float64)
+    return float((np.logaddexp(0, -product) + np.logaddexp(0, products).sum(1)).mean())

@@ -1,0 +1,234 @@
+"""The GAT client of PPFL-GNN: two attention layers, and a pull towards the aligned public means.
+
+The hidden layer is the embedding. Its public rows are what the server aligns, and the aligned means
+come back as targets: their cosine distance joins the cross-entropy (PPFL-GNN, equations 5 to 9).
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from flower_graph.engine.dropout import thinned, turn_of
+from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.ops.adam import adam_rows_
+from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
+from flower_graph.ops.graph import Adjacency, propagate
+from flower_graph.rng import generator, seeded
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.overlapping import OverlappingGraph
+
+
+@dataclass(frozen=True)
+class PublicGATSettings:
+    """How a client's GAT is built and trained."""
+
+    classes: int  # Classes of the run
+    dimension: int = 16  # Numbers of an embedding; the hidden layer's heads share them
+    heads: int = 1  # Heads of the hidden layer; must divide dimension
+    epochs: int = 20  # Steps of Adam in a round
+    learning_rate: float = 0.005  # As in torch.optim.Adam
+    weight_decay: float = 5e-4
+    # On the features, the hidden layer and the attention of both layers; below 1
+    dropout: float = 0.3
+    beta: float = 10.0  # Weight of the cosine distance to the aligned means; 0 trains alone
+    seed: int = 0  # The run's seed
+
+    def __post_init__(self) -> None:
+        """Refuse heads that cannot share the embedding equally."""
+        if self.heads < 1 or self.dimension % self.heads:
+            raise ValueError(
+                f"heads: {self.heads} cannot share an embedding of {self.dimension} numbers; "
+                f"allowed are the divisors of {self.dimension}"
+            )
+
+
+class Inputs(NamedTuple):
+    """What the layers read of a client's graph."""
+
+    x: Adjacency  # [n, r] sparse features, a column for each feature that occurs, and the transpose
+    turn: Tensor  # For each entry of the transpose, which entry of the matrix it is
+    edges: AttentionGraph  # Edges with self-loops
+
+
+class GATWeights(NamedTuple):
+    """The weights of both layers: ``h = d / heads`` numbers a head, ``c`` classes."""
+
+    linear_1: Tensor  # [r, d]
+    source_1: Tensor  # [heads, h] halves of the attention vectors
+    target_1: Tensor
+    bias_1: Tensor  # [d]
+    linear_2: Tensor  # [d, c]
+    source_2: Tensor  # [1, c]
+    target_2: Tensor
+    bias_2: Tensor  # [c]
+
+
+def hidden_layer(weights: GATWeights, inputs: Inputs, dropout: float = 0.0) -> Tensor:
+    """Compute the first layer, which is the embedding."""
+    x = inputs.x
+    if dropout:
+        kept = functional.dropout(torch.ones_like(x.matrix.values()), dropout)
+        x = thinned(x, inputs.turn, kept)
+    heads, size = weights.source_1.shape
+    z = propagate(x, weights.linear_1).view(-1, heads, size)
+    h = attend(z, weights.source_1, weights.target_1, inputs.edges, dropout=dropout)
+    return functional.elu(h.reshape(-1, heads * size) + weights.bias_1)
+
+
+def output_layer(
+    weights: GATWeights, hidden: Tensor, inputs: Inputs, dropout: float = 0.0
+) -> Tensor:
+    """Compute logits ``[n, c]`` from the hidden layer; arguments as in ``hidden_layer``."""
+    z = (functional.dropout(hidden, dropout) @ weights.linear_2)[:, None]
+    out = attend(z, weights.source_2, weights.target_2, inputs.edges, dropout=dropout)
+    return out[:, 0] + weights.bias_2
+
+
+def embedding_loss(public: Tensor, targets: Tensor) -> Tensor:
+    """Average the cosine distance of embeddings to their targets."""
+    # public, targets [p, d]
+    return 1 - functional.cosine_similarity(public, targets, dim=1).mean()
+
+
+class PublicGAT:
+    """A client's GAT as an embedding model: it learns from labels and from aligned means."""
+
+    # Weights and draws depend on the seed, the client and the round alone. Computes where the
+    # graph's features are.
+
+    def __init__(self, graph: OverlappingGraph, settings: PublicGATSettings) -> None:
+        self.settings = settings
+        self._client, self._device = graph.client, graph.x.device
+        self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
+        if not self._train.numel():
+            raise ValueError(
+                f"client {graph.client} has no training node with a label; a GAT learns from "
+                "labels and needs at least one"
+            )
+        self._y = graph.train_y[self._train]
+        x = pack_graphs([graph], self._device).x
+        n, features = graph.x.shape
+        self._inputs = Inputs(x, turn_of(x), attention_graph(graph.edge_index, n))
+        self._shapes = _shapes(x.matrix.shape[1], settings)
+        weight = _initial(features, self._shapes, generator(settings.seed, "gat", graph.client))
+        self._weight = weight.to(self._device)
+        self._exp_avg = torch.zeros_like(self._weight)
+        self._exp_avg_sq = torch.zeros_like(self._weight)
+        self._step = torch.zeros(1, dtype=torch.int64)
+
+    def learn(
+        self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None, server_round: int
+    ) -> float:
+        """Train for one round."""
+        # rows [p], targets [p, d]
+        aligned = self._aligned(rows, targets)
+        loss = self._weight.new_zeros(())
+        with seeded(self._device, self.settings.seed, "gat-dropout", self._client, server_round):
+            for _ in range(self.settings.epochs):
+                loss = self._epoch(aligned)
+        return float(loss)
+
+    def embed(self) -> NDArray[np.float32]:
+        """Return the embeddings of all nodes, ``[n, d]``, as the model is now."""
+        with torch.no_grad():
+            return hidden_layer(self._split(self._weight), self._inputs).cpu().numpy()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what is kept between rounds: weights, Adam's moments, its count of steps."""
+        return {
+            "weight": self._weight,
+            "exp_avg": self._exp_avg,
+            "exp_avg_sq": self._exp_avg_sq,
+            "step": self._step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a ``state_dict`` of the same graph and settings."""
+        for name, own in self.state_dict().items():
+            if name not in state or state[name].shape != own.shape:
+                found = tuple(state[name].shape) if name in state else "nothing"
+                raise ValueError(
+                    f"client {self._client}: state {name!r} is {found}; "
+                    f"allowed is a tensor of shape {tuple(own.shape)}"
+                )
+        for name, own in self.state_dict().items():
+            own.copy_(state[name])
+
+    def _aligned(
+        self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Check the targets; None where they play no part, so that beta 0 costs nothing."""
+        if targets is None:
+            return None
+        allowed = (len(rows), self.settings.dimension)
+        if targets.shape != allowed:
+            raise ValueError(
+                f"client {self._client}: targets are {targets.shape}; allowed are {allowed}"
+            )
+        if not len(rows) or not self.settings.beta:
+            return None
+        places = torch.as_tensor(rows, device=self._device)
+        return places, torch.as_tensor(targets, dtype=torch.float32, device=self._device)
+
+    def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Take one step of Adam; return the cross-entropy before it."""
+        settings = self.settings
+        flat = self._weight.detach().requires_grad_()
+        weights = self._split(flat)
+        hidden = hidden_layer(weights, self._inputs, settings.dropout)
+        logits = output_layer(weights, hidden, self._inputs, settings.dropout)
+        cross_entropy = functional.cross_entropy(logits.index_select(0, self._train), self._y)
+        loss = cross_entropy
+        if aligned is not None:
+            places, targets = aligned
+            distance = embedding_loss(hidden.index_select(0, places), targets)
+            loss = cross_entropy + settings.beta * distance
+        (gradient,) = torch.autograd.grad(loss, flat)
+        self._step += 1
+        adam_rows_(
+            self._weight,
+            self._exp_avg,
+            self._exp_avg_sq,
+            gradient,
+            self._step,
+            [0, len(gradient)],
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        )
+        return cross_entropy.detach()
+
+    def _split(self, flat: Tensor) -> GATWeights:
+        """See the one column that Adam steps along as the weights of both layers."""
+        parts = flat.split([prod(shape) for shape in self._shapes])
+        return GATWeights(*(part.view(s) for part, s in zip(parts, self._shapes, strict=True)))
+
+
+def _shapes(rows: int, settings: PublicGATSettings) -> list[tuple[int, ...]]:
+    """Return the shapes of the weights, in the order of ``GATWeights``."""
+    d, c, heads = settings.dimension, settings.classes, settings.heads
+    attention = (heads, d // heads)
+    return [(rows, d), attention, attention, (d,), (d, c), (1, c), (1, c), (c,)]
+
+
+def _initial(features: int, shapes: list[tuple[int, ...]], chance: torch.Generator) -> Tensor:
+    """Draw Glorot's uniform weights, as GAT's authors do, into one column; biases are 0."""
+    # The first matrix has a row for each of the ``features``, if only in its bound: rows of
+    # features that the client never sees would not touch its output.
+    parts = []
+    for place, shape in enumerate(shapes):
+        ends = (features, shape[1]) if place == 0 else shape
+        bound = sqrt(6 / sum(ends)) if len(shape) == 2 else 0.0
+        parts.append((2 * torch.rand(shape, generator=chance) - 1).mul_(bound).view(-1))
+    return torch.cat(parts)[:, None]

@@ -1,0 +1,397 @@
+"""PPFL-GNN's messages: embeddings of public nodes up, their aligned means down.
+
+A SuperNode speaks for one or more clients; their rows lie one behind the other. Ids travel once,
+when a SuperNode says who is there; later messages name them by a fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.codec import Message, take
+from flower_graph.messages.fields import (
+    Entries,
+    Field,
+    Flag,
+    Lines,
+    Numbers,
+    Reading,
+    Whole,
+    Word,
+    Writing,
+)
+from flower_graph.messages.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CHECKPOINT,
+    CLIENTS,
+    DIMENSIONS,
+    DISAGREEMENT,
+    FINGERPRINTS,
+    FOLLOWS,
+    IS_LAST,
+    JUDGED,
+    LEFT_OUT,
+    LOSS,
+    MAX_NUMBER,
+    NODES,
+    PUBLIC,
+    ROWS,
+    RUN_TOKEN,
+    SERVER_ROUND,
+    WANTS_EMBEDDINGS,
+    WITH_TARGETS,
+    largest_size,
+    pack_integers,
+)
+from flower_graph.messages.packed import Ragged, split_rows
+from flower_graph.messages.resume import Handled, NotSaved
+
+__all__ = ["PublicHello", "PublicReply", "PublicRequest", "fingerprint", "split_rows"]
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+MAX_DIMENSION = 1 << 16
+MAX_JUDGED = 64  # measurements of a round
+SHARES = ("train", "val", "test")  # measurements with these ends are shares of right answers
+
+
+def fingerprint(nodes: IntArray) -> int:
+    """Give 63 bits that tell one list of ids from another."""
+    digest = hashlib.blake2b(pack_integers(nodes), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass
+class PublicHello(Message, up="query"):
+    """Client to server: who is there, and which nodes each can share."""
+
+    clients: Annotated[
+        list[int], Numbers(CLIENTS, "numbers of the clients here", shape="a", whole=True)
+    ]
+    nodes: Annotated[  # of each client [p]
+        list[IntArray],
+        Ragged(
+            NODES,
+            "ids of these, client by client",
+            shape="sum of rows",
+            pointer=Numbers(ROWS, "public nodes of each", shape="b", whole=True),
+        ),
+    ]
+    dimensions: Annotated[
+        list[int],
+        Numbers(
+            DIMENSIONS,
+            "numbers of an embedding, of each client; all the same",
+            shape="c",
+            whole=True,
+        ),
+    ]
+    handled: Handled = None
+
+    def check(self, known: Entries) -> None:
+        """Refuse lists that do not fit together, and clients that cannot be."""
+        clients, dimensions = self.clients, self.dimensions
+        if not clients:
+            raise MalformedReplyError("it hosts no clients")
+        if len(set(clients)) != len(clients) or min(clients) < 0:
+            raise MalformedReplyError(f"its clients {clients!s:.60} are not different numbers >= 0")
+        if not len(clients) == len(self.nodes) == len(dimensions):
+            raise MalformedReplyError(f"{CLIENTS}, {ROWS} and {DIMENSIONS} differ in length")
+        for client, ids, dimension in zip(clients, self.nodes, dimensions, strict=True):
+            if ids.size < 1:
+                raise MalformedReplyError(f"client {client} has no public nodes")
+            if not 1 <= dimension <= MAX_DIMENSION:
+                raise MalformedReplyError(f"client {client} has embeddings of {dimension} numbers")
+        for client, ids in zip(clients, self.nodes, strict=True):
+            if np.unique(ids).size != ids.size:
+                raise MalformedReplyError(f"client {client} names a public node twice")
+
+
+@dataclass(frozen=True)
+class Fingerprints(Numbers):
+    """Which nodes each client has, in place of their ids."""
+
+    def encode(self, value: Any) -> list[int]:
+        """Write a number for each client."""
+        return [fingerprint(part) for part in value]
+
+    def decode(self, value: Any, name: str, reading: Reading) -> list[IntArray]:
+        """Give the nodes that the clients have here, if they are those that are meant."""
+        clients, nodes = reading.values["clients"], reading.known["public"]
+        prints = super().decode(value, name, reading)
+        for client, print_ in zip(clients, prints, strict=True):
+            if client not in nodes:
+                raise ValueError(f"client {client} is not here; here are {sorted(nodes)!s:.60}")
+            if fingerprint(nodes[client]) != print_:
+                raise ValueError(
+                    f"client {client}: the server knows other public nodes of it than it has; "
+                    "the ids must stay the same during a run"
+                )
+        return [nodes[client] for client in clients]
+
+
+@dataclass(frozen=True)
+class Targets(Field):
+    """Rows of all clients, one behind the other, and an entry that says which of them are meant."""
+
+    turn = 1
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write the rows; zeros for a client without, so that the answer has the same shape."""
+        # Flower's ``LocalDpMod`` works on the difference of the two.
+        to.config[WITH_TARGETS] = [int(part is not None) for part in value]
+        if to.message.wants_embeddings:
+            to.arrays[self.key] = fill(value, to.message)
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Cut the rows, and learn how long an embedding is."""
+        values = reading.values
+        values["dimension"] = 0
+        if not values["wants_embeddings"]:
+            return [None] * len(values["clients"])
+        sizes = [ids.size for ids in values["nodes"]]
+        reading.sizes["n"] = sum(sizes)
+        rows = take(PUBLIC, "n d", name, reading)
+        values["dimension"] = int(rows.shape[1])
+        has = Numbers(WITH_TARGETS, shape="c", whole=True).read(name, reading)
+        parts = split_rows(rows.astype(np.float32), sizes)
+        return [part if flag else None for part, flag in zip(parts, has, strict=True)]
+
+
+@dataclass(frozen=True)
+class Save(Word):
+    """The run whose checkpoint is to be saved, and a flag that one is."""
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write both."""
+        to.config[CHECKPOINT] = bool(value)
+        super().write(value, to)
+
+
+@dataclass
+class PublicRequest(Message, down="train"):
+    """Server to client: aligned means of the last round."""
+
+    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    # Who is asked, all at one SuperNode
+    clients: Annotated[list[int], Numbers(CLIENTS, "who is asked", shape="c", whole=True)]
+    nodes: Annotated[  # as they said themselves
+        list[IntArray],
+        Fingerprints(
+            FINGERPRINTS,
+            "of each client's ids: the first 63 bits of BLAKE2b-64 (big-endian) over them as in "
+            "`nodes`",
+            shape="c",
+            whole=True,
+        ),
+    ]
+    # [p, d] of each client; None for one that has no means yet
+    targets: Annotated[
+        list[FloatArray | None],
+        Targets(
+            "arrays/public",
+            "means of the clients' public nodes, zeros where there are none; in the secure form "
+            "the common mean",
+        ),
+    ]
+    dimension: int  # numbers of an embedding
+    is_last: Annotated[bool, Flag(IS_LAST, "whether no round follows")] = False
+    wants_embeddings: Annotated[
+        bool, Flag(WANTS_EMBEDDINGS, "false where clients train alone; then no array travels")
+    ] = True
+    follows: Annotated[
+        bool,
+        Flag(
+            FOLLOWS,
+            "whether the server knows of earlier rounds of these clients; with it a client notices "
+            "that it has lost its state",
+            optional=True,
+        ),
+    ] = False
+    # Token of the run, if the clients are to save a checkpoint of the round
+    save: Annotated[str, Save(RUN_TOKEN, group="checkpoints")] = ""
+
+    @classmethod
+    def from_fit(
+        cls,
+        parameters: Sequence[NDArray[Any]],
+        config: Mapping[str, Any],
+        nodes: Mapping[int, IntArray],
+    ) -> PublicRequest:
+        """Read the message at a client that has these public nodes."""
+        return cls.from_numpy(parameters, config, public=nodes)
+
+
+def fill(parts: Sequence[FloatArray | None], request: PublicRequest) -> FloatArray:
+    """Put the rows of all clients one behind the other; zeros for a client without."""
+    shapes = [(ids.size, request.dimension) for ids in request.nodes]
+    return np.concatenate(
+        [
+            np.zeros(shape, np.float32) if part is None else part
+            for shape, part in zip(shapes, parts, strict=True)
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Embeddings(Field):
+    """Rows of all clients; who is left out has rows of zeros, which the server never reads."""
+
+    turn = 1
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Say whose rows are to be read; ``to_fit`` adds the rows."""
+        to.config[WITH_TARGETS] = [int(part is not None) for part in value]
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Read the rows; a client whose rows are not finite is left out, the others stay."""
+        request, left_out = reading.known["request"], reading.values["left_out"]
+        present = Numbers(WITH_TARGETS, shape="c").read(name, reading)
+        if not set(present) <= {0.0, 1.0}:
+            raise MalformedReplyError(f"{WITH_TARGETS}: expected 0 or 1, got {present!s:.60}")
+        found: list[FloatArray | None] = [None] * len(request.clients)
+        if not request.wants_embeddings:
+            return found
+        parts = split_rows(_rows(reading.arrays, request), [part.size for part in request.nodes])
+        for index, (client, part) in enumerate(zip(request.clients, parts, strict=True)):
+            if present[index] and (why := _unfit(part)):
+                left_out.append(f"client {client}: {why}")
+            elif present[index]:
+                found[index] = part
+        return found
+
+
+def _unfit(rows: FloatArray) -> str:
+    """Say why embeddings cannot be used, if so."""
+    if not np.isfinite(rows).all():
+        return "its embeddings are not finite"
+    if rows.size and (largest := largest_size(rows)) > MAX_NUMBER:
+        return (
+            f"its embeddings have a number of size {largest:g}, at most {MAX_NUMBER:g} is possible"
+        )
+    return ""
+
+
+def _rows(content: Any, request: PublicRequest) -> FloatArray:
+    """Read the array of a reply; whether it is finite is looked at client by client."""
+    records = content.array_records
+    if list(records) != [ARRAYS] or list(records[ARRAYS]) != [PUBLIC]:
+        raise MalformedReplyError(f"the array {ARRAYS}/{PUBLIC} is missing, or not alone")
+    try:
+        value = decode_array(PUBLIC, records[ARRAYS][PUBLIC])
+    except (ValueError, TypeError) as error:
+        raise MalformedReplyError(f"{PUBLIC} cannot be read: {error}") from error
+    shape = (sum(part.size for part in request.nodes), request.dimension)
+    if value.shape != shape or value.dtype.kind != "f":
+        raise MalformedReplyError(
+            f"{PUBLIC} has shape {value.shape} and type {value.dtype}, expected numbers {shape}"
+        )
+    with np.errstate(over="ignore"):
+        return value.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Judged(Field):
+    """Further measurements by name, each a number for every client."""
+
+    is_number = True
+    type = "list of float"
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write each under its name."""
+        to.config |= {JUDGED + name: numbers for name, numbers in value.items()}
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Refuse measurements that are none: their names end up in the result."""
+        judged = {
+            key.removeprefix(JUDGED): Numbers(key, shape="c").read(name, reading)
+            for key in reading.metrics
+            if key.startswith(JUDGED)
+        }
+        if len(judged) > MAX_JUDGED:
+            raise MalformedReplyError(
+                f"{len(judged)} measurements, at most {MAX_JUDGED} are possible"
+            )
+        for what, values in judged.items():
+            if not re.fullmatch(r"[a-z0-9-]{1,40}", what):
+                raise MalformedReplyError(f"{JUDGED}{what!a:.60}: not the name of a measurement")
+            is_share = what.endswith(SHARES) or what.startswith("precision")
+            wrong = [v for v in values if is_share and not (math.isnan(v) or 0 <= v <= 1)]
+            if wrong:
+                raise MalformedReplyError(f"{JUDGED}{what} is {wrong[0]:g}, must be from 0 to 1")
+        return judged
+
+
+@dataclass
+class PublicReply(Message, up="train"):
+    """Client to server: embeddings of public nodes, and what the clients measured."""
+
+    # [p, d] of each client that was asked, in order; None for one that is left out
+    embeddings: Annotated[
+        list[FloatArray | None],
+        Embeddings("arrays/public", "embeddings, in the same order. Not in the secure form"),
+    ]
+    # Its model's own loss
+    loss: Annotated[list[float], Numbers(LOSS, "of each client", shape="c")]
+    disagreement: Annotated[
+        list[float],
+        Numbers(
+            DISAGREEMENT,
+            "of each client: mean of 1 − cos between embeddings and means; NaN without",
+            shape="c",
+        ),
+    ]
+    judged: Annotated[
+        dict[str, list[float]],
+        Judged(
+            f"{JUDGED}*",
+            "of each client: `judged-val`, `judged-test` and whatever else it measures; NaN where "
+            "it does not",
+        ),
+    ] = field(default_factory=dict)
+    left_out: Annotated[
+        list[str], Lines(LEFT_OUT, "`client N: reason` for each that is not to be used")
+    ] = field(default_factory=list)
+    not_saved: NotSaved = ""
+
+    def reasons(self, clients: Sequence[int]) -> dict[int, str]:
+        """Give, of these clients, those that are left out with the reason."""
+        found = (re.fullmatch(r"client (\d+): (.*)", why) for why in self.left_out)
+        named = {int(one[1]): one[2] for one in found if one}
+        return {client: named[client] for client in clients if client in named}
+
+    def to_fit(self, request: PublicRequest) -> tuple[list[FloatArray], int, dict[str, Any]]:
+        """Return what ``fit`` returns; who is left out has rows of zeros, and is named."""
+        weight = max(1, sum(part.size for part in request.nodes))
+        if not request.wants_embeddings:
+            return [], weight, self.to_config()
+        arrays = [fill(self.embeddings, request)]
+        return arrays, weight, self.to_config() | {ARRAY_NAMES: [PUBLIC]}
+
+    @classmethod
+    def from_record(cls, content: RecordDict, request: PublicRequest) -> PublicReply:
+        """Read and check the reply to a request."""
+        return cls.read(content, c=len(request.clients), request=request)
+
+    def check(self, known: Entries) -> None:
+        """Refuse losses and angles that cannot be."""
+        for name, values, most in (
+            (LOSS, self.loss, MAX_NUMBER),
+            (DISAGREEMENT, self.disagreement, 2.001),
+        ):
+            if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
+                raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
+        del self.left_out[known["c"] :]

@@ -1,0 +1,251 @@
+"""PPFL-GNN as a method: both halves from a config, and what commands must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.cached import cached_clients, cached_data
+from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+from flower_graph.data.sources.names import folder_path
+from flower_graph.method import GraphMethod, classes_of
+from flower_graph.privacy.local import require_one_client
+from flower_graph.rng import derive_seed
+from flower_graph.strategies.procrustes_alignment import secure_consensus
+from flower_graph.strategies.procrustes_alignment.config import (
+    APP,
+    DEEPWALK,
+    LOCAL,
+    SECURE,
+    PPFLConfig,
+)
+from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, DeepWalkSettings
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingModel,
+    FloatArray,
+    Member,
+)
+from flower_graph.strategies.procrustes_alignment.evaluation import (
+    MLP,
+    SVC,
+    check_folds,
+    judge_embeddings,
+)
+from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+    PublicNodeClient,
+)
+
+if TYPE_CHECKING:
+    from flower_graph.audit.attacks import Audit
+    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.report.rounds import RoundReport
+
+JUDGED = ("val", "test")
+# Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
+OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client")
+OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
+
+
+class PPFL(GraphMethod):
+    """Clients' graphs overlap in public nodes."""
+
+    name = APP
+    schema = PPFLConfig
+    graph = OverlappingGraph
+    actions: Sequence[str] = secure_consensus.ACTIONS
+    tables = ("ppfl",)
+
+    def build_strategy(
+        self, config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> ProcrustesAlignment:
+        """Build the server's half."""
+        how = config.strategy
+        shared: dict[str, Any] = {"min_nodes": how.min_nodes, "seed": config.seed}
+        shared |= checkpoint_settings(config, out)
+        if how.name == LOCAL:
+            return LocalEmbedding(participation=how.participation, **shared)
+        if how.alignment == SECURE:
+            return secure_consensus.SecureConsensus(rotations_only=how.rotations_only, **shared)
+        return ProcrustesAlignment(
+            alignment=how.alignment,
+            rotations_only=how.rotations_only,
+            absent=how.absent,
+            participation=how.participation,
+            **shared,
+        )
+
+    def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
+        """Build the clients of one SuperNode, dealt by its partition."""
+        here, folder = self.hosted(config, context)
+        require_one_client(config.privacy, [graph.client for graph in here])
+        classes = self.num_classes(config, folder)
+        members = [make_member(graph, config, classes) for graph in here]
+        where: dict[str, Path] = {}
+        if out is not None:
+            where = {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
+        if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
+            return secure_consensus.SecureConsensusClient(context, members, **where)
+        return PublicNodeClient(context, members, **where)
+
+    def hosted(
+        self, config: PPFLConfig, context: Context
+    ) -> tuple[list[OverlappingGraph], RunFolder | None]:
+        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        here, folder = super().hosted(config, context)
+        if folder is not None:
+            _check_labels(here, config.judge.folds)
+        return here, folder
+
+    def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
+        """Make the run's clients once a process, and check that they can be judged."""
+        return cached_clients(self._checked, config, config.judge.folds)
+
+    def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
+        graphs = self.load_graphs(config)
+        _check_labels(graphs, config.judge.folds)
+        return graphs
+
+    def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
+        """Cut the clients out of the config's graph, or read them from its folder."""
+        folder, parts = folder_path(config.data.name), config.partition
+        if folder is not None:
+            return load_overlapping_folder(
+                folder,
+                parts.ratios,
+                config.seed if parts.seed is None else parts.seed,
+                parts.label_noise,
+                presence=config.data.presence,
+                normalize=config.data.normalize,
+            )
+        return overlapping_graphs(cached_data(config), config.partition, config.seed)
+
+    def count_classes(self, config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> int:
+        """Count the classes by the clients' labels."""
+        return classes_of(graphs)
+
+    def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
+        """Describe the clients, with what they share."""
+        from flower_graph.data.partition.statistics import overlap_statistics
+
+        is_folder = folder_path(config.data.name) is not None
+        return overlap_statistics(graphs, None if is_folder else cached_data(config))
+
+    def paper_figures(self, config: PPFLConfig) -> dict[str, int]:
+        """Give the sizes of section 4.1, where the config asks for its shares."""
+        shares = config.partition
+        theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
+        sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
+        return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
+
+    def default_supernodes(self, config: PPFLConfig) -> int | None:
+        """Give each client a SuperNode of its own where replies get noise."""
+        alone = config.privacy.is_on
+        return self.num_clients(config) if alone else None
+
+    def final_figures(
+        self, config: PPFLConfig, strategy: Any, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Give the whole payload, and the last accuracies by classifier, role and client."""
+        judged = {
+            name: {
+                role: [
+                    value
+                    for _, value in sorted(
+                        strategy.clients.measured.get(f"{name}-{role}", {}).items()
+                    )
+                ]
+                for role in JUDGED
+            }
+            for name in (SVC, MLP)
+        }
+        figures = {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
+        return figures
+
+    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        """Draw how well embeddings were aligned, where a round aligned some."""
+        if any(report.alignment for report in reports):
+            from flower_graph.strategies.procrustes_alignment.plots import save_alignment
+
+            save_alignment(out / "alignment.png", reports, title=title)
+
+    def audit(self) -> Audit:
+        """Ask which nodes are linked, and whose private nodes stand behind public embeddings."""
+        from flower_graph.strategies.procrustes_alignment.attack import EmbeddingAudit
+
+        return EmbeddingAudit()
+
+
+METHOD = PPFL()
+
+
+def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None) -> Member:
+    """Make a client of its graph: ids, public rows, model and judge."""
+    # Without ``classes``, those of the whole run are counted.
+    return Member(
+        number=graph.client,
+        nodes=graph.nodes.numpy(),
+        rows=graph.public.nonzero().flatten().numpy(),
+        dimension=config.model.dimension,
+        build=partial(build_model, graph, config, classes),
+        judge=partial(judge, graph, config),
+    )
+
+
+def build_model(
+    graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None
+) -> EmbeddingModel:
+    """Build the embedding model that ``model.name`` names; ``classes`` as of ``make_member``."""
+    shared = {"dimension": config.model.dimension, "seed": config.seed}
+    if config.model.name == DEEPWALK:
+        walking = DeepWalkSettings(**asdict(config.deepwalk), **shared)
+        return DeepWalk(graph.edge_index, graph.nodes.numel(), walking, graph.client)
+    known = METHOD.num_classes(config) if classes is None else classes
+    return PublicGAT(graph, PublicGATSettings(known, **asdict(config.gat), **shared))
+
+
+def judge(
+    graph: OverlappingGraph,
+    config: PPFLConfig,
+    embeddings: FloatArray,
+    server_round: int,
+    is_last: bool,
+) -> Mapping[str, float]:
+    """Cross-validate classifiers among the nodes that the embedding did not learn from."""
+    # Validation and test nodes are judged apart. The SVC's figures are the round's; after the last
+    # round both classifiers' are given by their names.
+    if not is_last and server_round % config.judge.every:
+        return {}
+    masks = {"val": graph.val_mask, "test": graph.test_mask}
+    y, found = graph.y.numpy(), {}
+    for role, mask in masks.items():
+        chosen = (mask & (graph.y >= 0)).numpy()
+        if not chosen.any():
+            continue
+        seed = derive_seed(config.seed, "folds", graph.client, role) % 2**32
+        for name in (SVC, MLP) if is_last and config.judge.mlp else (SVC,):
+            found[f"{name}-{role}"] = judge_embeddings(
+                embeddings[chosen], y[chosen], config.judge.folds, seed, name
+            )
+        found[role] = found[f"{SVC}-{role}"]
+    return found
+
+
+def _check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
+    """Check that every client's validation and test nodes can be judged."""
+    for graph in graphs:
+        for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
+            labels = graph.y[mask].numpy()
+            if labels.size:
+                check_folds(labels, folds, graph.client, role)

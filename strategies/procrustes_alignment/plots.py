@@ -1,0 +1,84 @@
+"""Pictures of how well clients' embeddings can be aligned, and of what that does for accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flower_graph.report.plots.base import GREY, band, finish, legend_below, line, save
+
+if TYPE_CHECKING:
+    from flower_graph.report.rounds import RoundReport
+
+# By name of the curve: which figure of a report it shows
+PRECISIONS = {"P@1": "precision-1", "P@5": "precision-5", "P@10": "precision-10"}
+X_LABEL = "iteration"
+
+
+@dataclass
+class AlignmentCurves:
+    """One setting's curves, one row of each per seed, one column per iteration."""
+
+    precision: Mapping[str, Sequence[Sequence[float]]]  # Alignment precision by name, such as P@1
+    accuracy: Mapping[str, Sequence[Sequence[float]]]  # Accuracy by method
+    # An accuracy to draw as a horizontal grey line, such as that of the full graph
+    reference: float | None = field(default=None)
+
+
+def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
+    """Draw a run: alignment precision and accuracy over the rounds."""
+    if not any(report.alignment for report in reports):
+        raise ValueError("reports: no round aligned embeddings; at least one must have `alignment`")
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    precision, accuracy = figure.subplots(1, 2)
+    rounds = [report.round for report in reports]
+    for name, key in PRECISIONS.items():
+        line(precision, rounds, [report.alignment.get(key, math.nan) for report in reports], name)
+    for name in ("validation", "test"):
+        field = "val_accuracy" if name == "validation" else "test_accuracy"
+        # Clients may judge their embeddings in some rounds only.
+        judged = [r for r in reports if math.isfinite(getattr(r, field))]
+        if judged:
+            values = [getattr(report, field) for report in judged]
+            line(accuracy, [report.round for report in judged], values, name)
+    _finish_share(precision, "alignment precision", legend=True)
+    finish(accuracy, "accuracy", legend=bool(accuracy.lines), x_label=X_LABEL)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
+    """Draw several settings beside each other: alignment precision above, accuracy below."""
+    # Lines are means over the seeds, bands one standard deviation.
+    if not columns:
+        raise ValueError("columns: empty; at least one setting is needed")
+    figure = Figure(figsize=(3.4 * len(columns) + 0.6, 6.0), layout="constrained")
+    axes = figure.subplots(2, len(columns), squeeze=False)
+    methods = list(dict.fromkeys(name for one in columns.values() for name in one.accuracy))
+    for place, (title, curves) in enumerate(columns.items()):
+        upper, lower = axes[0, place], axes[1, place]
+        for number, (name, rows) in enumerate(curves.precision.items()):
+            band(upper, rows, f"{title}, {name}", number, name)
+        for name, rows in curves.accuracy.items():
+            # Colours of their own: the precisions above have the first three.
+            number = len(PRECISIONS) + methods.index(name)
+            band(lower, rows, f"{title}, {name}", number, name)
+        if curves.reference is not None:
+            lower.axhline(curves.reference, color=GREY, linewidth=1.2, label="full graph")
+        upper.set_title(title, fontsize=10)
+        _finish_share(upper, "" if place else "alignment precision", legend=False)
+        finish(lower, "" if place else "accuracy", legend=False, x_label=X_LABEL)
+    legend_below(figure, [*axes[0], *axes[1]])
+    save(figure, path)
+
+
+def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:
+    """Finish a panel of shares; a curve along the edge would be hard to see."""
+    finish(axes, label, legend=legend, x_label=X_LABEL)
+    axes.set_ylim(0, 1.05)

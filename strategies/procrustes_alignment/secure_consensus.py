@@ -1,0 +1,360 @@
+"""PPFL-GNN with a common mean that the server computes without seeing anybody's embeddings.
+
+The consensus form of the alignment (``procrustes_alignment.py``) needs of the clients only a sum,
+once each has turned its embeddings itself. So clients turn, and the secure sum of
+``flower_graph.secure`` adds up: the server learns the sum over the clients, and nothing else of
+their embeddings. ``W_i`` never leaves client ``i``.
+
+Iteration ``t``, two exchanges:
+
+1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes;
+2. client: ``X'_i = R W_i^T``, trains with it as in the plain form, and embeds its graph;
+3. client: ``W_i``, the orthogonal matrix with the least ``||X_i W_i - R||_F`` (equation 4);
+4. client -> server: ``X_i W_i``, masked;
+5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node.
+
+The plain form repeats steps 3 and 5 until ``R`` stands. Here each iteration does them once and goes
+on from the last one's ``R``: of the same embeddings no second sum is ever asked for, since as many
+sums as clients would tell the clients apart. The first ``R`` is random points. The mean that they
+lead to is too blurred to learn from: it is turned to, and ``X'_i`` begins with iteration 3.
+
+Nodes with too few holders for a sum are left out; of these a client keeps its own rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.errors import says_lost
+from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.keys import (
+    CHECKPOINT,
+    MASK_LENGTH,
+    NOT_SAVED,
+    RING_WORD,
+    RUN_TOKEN,
+    SERVER_ROUND,
+)
+from flower_graph.messages.resume import Resume
+from flower_graph.ops import alignment_precision
+from flower_graph.report.rounds import RoundReport
+from flower_graph.secure.sum.server import Skipped
+from flower_graph.secure.sum.service import MaskingClient, SecureSum
+from flower_graph.server.exchange import Replies
+from flower_graph.server.participation import NOT_READY, Participation
+from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.strategies.procrustes_alignment.alignment_measure import NEAREST
+from flower_graph.strategies.procrustes_alignment.client_state import PublicNodeHost
+from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
+from flower_graph.strategies.procrustes_alignment.embedding_models import FloatArray, Member
+from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
+from flower_graph.strategies.procrustes_alignment.rotated_sum import (
+    CommonMean,
+    first_points,
+    rotation,
+    sum_vector,
+)
+from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import (
+    ABSENT,
+    SumOrder,
+)
+from flower_graph.strategies.procrustes_alignment.server_state import mean_of, public_bytes
+from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+
+ACTIONS = ("sum_enroll", "sum_unmask")  # named actions, for make_client_app
+ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
+LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class SecureConsensusClient(MaskingClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; models, keys and rotations live behind it.
+    members : sequence of Member
+        The clients; their embedding models are those of ``PublicNodeClient``.
+    save_to : Path, optional
+        Folder for the embeddings after the last iteration, a file for each client.
+    checkpoint_dir : Path, optional
+        Where to save models and rotations when the server asks for a checkpoint; never keys.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[Member],
+        *,
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        super().__init__(context, [member.number for member in members])
+        self.host = PublicNodeHost(context, members, save_to, checkpoint_dir)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
+        if config.get(CHECKPOINT, False):
+            why = self._save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            return {NOT_SAVED: why} if why else {}
+        turns = self.host.restore(Resume.from_config(config))
+        if turns is not None:
+            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
+        return self.host.hello().to_config()
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
+        request = PublicRequest.from_fit(parameters, config, self.host.public)
+        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
+        self.keys()  # before anything is trained: without keys there is no round
+        kept = self._rotations()
+        targets = [
+            self._own_space(client, mean, kept.get(client)) if order.is_target else None
+            for client, mean in zip(request.clients, request.targets, strict=True)
+        ]
+        reply = self.host.round(replace(request, targets=targets))
+        vectors = self._turn(request, order, reply, int(config[MASK_LENGTH]), kept)
+        masked, entries = self.masked(config, vectors)
+        self._keep_rotations(kept)
+        if request.save:
+            reply.not_saved = self._save(request.server_round, request.save)
+        _, weight, metrics = reply.to_fit(replace(request, wants_embeddings=False))
+        return [masked.total], weight, metrics | entries
+
+    def _own_space(
+        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
+    ) -> FloatArray | None:
+        """Turn the common mean into a client's space; rows that have none are its own."""
+        if mean is None or turn is None:
+            return None
+        target: FloatArray = (mean @ turn.T).astype(np.float32)
+        if (missing := ~mean.any(1)).any():
+            with self.host.opened() as models:
+                own = models[client].embed()[self.host.members[client].rows]
+            target[missing] = own[missing]
+        return target
+
+    def _turn(
+        self,
+        request: PublicRequest,
+        order: SumOrder,
+        reply: PublicReply,
+        length: int,
+        kept: dict[int, NDArray[Any]],
+    ) -> dict[int, NDArray[np.float64]]:
+        """Turn each client to the common mean; notes the rotations, and how near it came."""
+        start = first_points(order.seed, length // request.dimension, request.dimension)
+        vectors, near = {}, list[dict[int, float]]()
+        for place, client in enumerate(request.clients):
+            near.append({})
+            x, mean, slots = reply.embeddings[place], request.targets[place], order.slots[place]
+            if x is None:
+                continue
+            here = slots != ABSENT
+            own = x.astype(np.float64)
+            points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+            turn = kept[client] = rotation(own[here], points, order.rotations_only)
+            vectors[client] = sum_vector(own @ turn, slots, length)
+            if mean is not None and here.any():
+                near[-1] = alignment_precision(own[here], points, turn, NEAREST)
+        if any(near):
+            for k in NEAREST:
+                reply.judged[f"precision-{k}"] = [one.get(k, math.nan) for one in near]
+        return vectors
+
+    def _save(self, server_round: int, run: str) -> str:
+        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return self.host.save(server_round, run, turns)
+
+    def _keep_rotations(self, kept: Mapping[int, NDArray[Any]]) -> None:
+        arrays = {str(client): Array(w) for client, w in kept.items()}
+        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+
+    def _rotations(self) -> dict[int, NDArray[Any]]:
+        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
+        return {int(name): decode_array(name, array) for name, array in record.items()}
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+class SecureConsensus(OwnRounds, ProcrustesAlignment):
+    """The server: adds up embeddings that clients have turned, and sends the mean back.
+
+    All SuperNodes are asked in every iteration: sums over changing clients could be compared.
+
+    Parameters
+    ----------
+    rotations_only : bool
+        Leave reflections out.
+    limit, resolution : float
+        Largest size of a number in an embedding, and the step to which it is rounded; a client
+        with a larger number is left out of the sum.
+    dropout : float
+        Share of the clients that may be missing from a sum; with more the iteration has no mean,
+        and nodes with so few holders that one alone might remain are in no sum.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    seed : int
+        Seed of the points that everybody turns to at first.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything but keys; 0 for never.
+    """
+
+    idle = NOT_READY  # all are asked that can be in the sum
+    wants_embeddings = False  # what the base class reads from replies
+
+    def __init__(
+        self,
+        *,
+        rotations_only: bool = False,
+        limit: float = 32.0,
+        resolution: float = 2.0**-16,
+        dropout: float = 0.3,
+        min_nodes: int = 1,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        super().__init__(
+            alignment=CONSENSUS,
+            rotations_only=rotations_only,
+            min_nodes=min_nodes,
+            seed=seed,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
+        self._new_sums = partial(
+            SecureSum, limit=limit, resolution=resolution, dropout=dropout, min_nodes=min_nodes
+        )
+        self._sums: SecureSum | None = None
+        self.mean = CommonMean(dropout)
+        self.contributors: list[int] = []  # to the last sum
+        self._skipped, self._named = "", 0
+
+    @property
+    def sums(self) -> SecureSum:
+        """The secure sums, over the session's exchange."""
+        if self._sums is None:
+            self._sums = self._new_sums(self.session.exchange, timeout=self.session.timeout)
+        return self._sums
+
+    def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
+        """Step 1: write the round's requests, with the common mean and what masks need."""
+        there = self.session.gather(server_round, "a client with public nodes")
+        # In the order of their clients: ids of SuperNodes differ from run to run.
+        there = dict(sorted(there.items(), key=lambda item: min(item[1])))
+        ids, mean = self.clients.ids, self.mean
+        mean.choose(ids, there, self.sums.prepare(server_round, there), self.clients.dimension)
+        entries = self.sums.requests(mean.rows.size)
+        requests, self.entries = dict[int, PublicRequest](), {}
+        for node in (node for node in there if node in entries):
+            here = there[node]
+            slots = [mean.slots[client] for client in here]
+            is_target = mean.made >= LEARNT_FROM
+            order = SumOrder(slots, self.session.seed, is_target, self.rotations_only)
+            self.entries[node] = entries[node] | order.to_config()
+            requests[node] = PublicRequest(
+                server_round,
+                here,
+                [ids[client] for client in here],
+                [mean.of(client) for client in here],
+                self.clients.dimension,
+                **self.of_run(server_round, here),
+            )
+        return requests
+
+    def read(self, node: int, content: RecordDict) -> PublicReply:
+        """Read what clients say, and take their part of the sum."""
+        request = replace(self.requests[node], wants_embeddings=False)
+        reply = PublicReply.from_record(content, request)
+        self.sums.take(node, content)
+        return reply
+
+    def reply_bytes(self) -> int:
+        """Return the most bytes that a reply to this round's requests may have."""
+        lengths = (int(entries[MASK_LENGTH]) for entries in self.entries.values())
+        return public_bytes(self.requests.values(), max(lengths, default=0))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the server must find again: the common mean."""
+        state = super().state()
+        return state | {"strategy": state["strategy"] | self.mean.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        super().load_state(state)
+        self.mean.load_state_dict(state["strategy"])
+
+    def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
+        """Do step 5 with what came, and say what the round gave."""
+        for entry in replies.rejected:
+            if says_lost(entry.reason):
+                self.sums.forget(entry.node_id)  # its keys are lost, too
+        self._skipped = ""
+        report = super().learn(server_round, replies)
+        report.skipped = self._skipped
+        blamed = self.sums.server.blamed
+        for client, why in blamed[self._named :]:
+            report.rejected.append({"client": client, "reason": _without_number(why)})
+        self._named = len(blamed)
+        rejected = self.sums.rejected
+        report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
+        rejected.clear()
+        return report
+
+    def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
+        """Say what became of every client; those that are not in a sum that was made fail."""
+        # Where there is no sum, what the clients measured was used all the same.
+        used = answered if self._skipped else set(answered) & set(self.contributors)
+        blamed = self.sums.server.blamed[self._named :]
+        own = {client: _without_number(why) for client, why in blamed}
+        return super().participation(used, own | dict(failed))
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        """Do step 5, and return how near clients came to the mean, as they say."""
+        summed = self.sums.close(server_round)
+        self.contributors = []
+        if isinstance(summed, Skipped):
+            self._skipped = f"no sum: {_without_number(summed.reason)}"
+            return {}
+        self.contributors = summed.contributors.tolist()
+        self.mean.take(summed.values, self.contributors)
+        names = [f"precision-{k}" for k in NEAREST]
+        found = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
+        return {name: mean_of(values) for name, values in found.items() if values}
+
+    def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
+        """Count the payload: rows of the mean down, masked sums up, of each client."""
+        ledger = self.session.exchange.ledger
+        for node, request in self.requests.items():
+            sent = [part.nbytes for part in request.targets if part is not None]
+            ledger.count("down", "means", sum(sent))
+            word = self.entries[node][RING_WORD] // 8
+            came = [client for client in request.clients if client in self.contributors]
+            ledger.count("up", "sums", len(came) * self.mean.rows.size * word)
+        return ledger.payload
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Return the last common mean and the ids of its nodes."""
+        return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
+
+
+def _without_number(reason: str) -> str:
+    """Take off the number of the sum, which is not the round's."""
+    return re.sub(r"^round \d+( is skipped)?: ", "", reason)

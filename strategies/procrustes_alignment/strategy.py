@@ -1,0 +1,338 @@
+"""PPFL-GNN: public nodes of overlapping graphs, aligned by Procrustes and averaged.
+
+Zhang, Cai and Seo, "Privacy-Preserving Federated Graph Neural Network Learning on Non-IID Graph
+Data", Wireless Communications and Mobile Computing 2023. Every client embeds its own graph; some
+nodes, the *public* ones, are in several clients' graphs. What two clients embed differs by a
+rotation at least, so a plain mean of the two would be noise: one is turned into the other's space
+first.
+
+Iteration ``t`` (Algorithms 1 and 2), one exchange:
+
+1. server -> client ``i``: ``X'_i``, means for its public nodes; nothing in the first iteration;
+2. client: takes ``X'_i`` (DeepWalk: they replace its vectors; GAT: its hidden layer is pulled
+   towards them, equation 9), trains on its own graph, and embeds it;
+3. client -> server: ``X_i``, the embeddings of its public nodes, and what it measured;
+4. server: for each ordered pair ``W_ji``, the orthogonal matrix with the least
+   ``||X_j W_ji - X_i||_F``, from the SVD of ``X_j^T X_i`` (equation 4);
+5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over those clients that hold it.
+
+With ``alignment="consensus"`` steps 4 and 5 turn all clients into one common space and back: ``m``
+alignments in the place of ``m (m - 1)``.
+
+The client's model is any ``EmbeddingModel``: something that embeds nodes and can take targets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.messages.keys import CHECKPOINT, CONFIG, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.messages.resume import Resume
+from flower_graph.ops import align_pairs, consensus
+from flower_graph.report.rounds import RoundReport
+from flower_graph.rng import generator
+from flower_graph.server.exchange import Rejected, Replies
+from flower_graph.server.participation import NOT_DRAWN, Participation
+from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.session import Session
+from flower_graph.strategies.procrustes_alignment.alignment_measure import measure_alignment
+from flower_graph.strategies.procrustes_alignment.client_state import PublicNodeHost
+from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
+from flower_graph.strategies.procrustes_alignment.embedding_models import Member
+from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
+from flower_graph.strategies.procrustes_alignment.server_state import (
+    PublicMembership,
+    PublicServerState,
+    mean_of,
+    public_bytes,
+)
+
+LOG = logging.getLogger(__name__)
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class PublicNodeClient(NumPyClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; what the models keep lives behind it.
+    members : sequence of Member
+        The clients.
+    save_to : Path, optional
+        Folder for the embeddings after the last iteration, a file for each client.
+    checkpoint_dir : Path, optional
+        Where to save the models when the server asks for a checkpoint.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[Member],
+        *,
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        self.host = PublicNodeHost(context, members, save_to, checkpoint_dir)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
+        if config.get(CHECKPOINT, False):
+            why = self.host.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            return {NOT_SAVED: why} if why else {}
+        self.host.restore(Resume.from_config(config))
+        return self.host.hello().to_config()
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
+        """Take the means, train, embed and measure (steps 2 and 3)."""
+        request = PublicRequest.from_fit(parameters, config, self.host.public)
+        reply = self.host.round(request)
+        if request.save:
+            reply.not_saved = self.host.save(request.server_round, request.save)
+        return reply.to_fit(request)
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+class ProcrustesAlignment(RoundStrategy):
+    """The server: aligns public embeddings and sends their means back.
+
+    Parameters
+    ----------
+    alignment : str
+        ``"pairs"``, as the paper has it, or ``"consensus"``.
+    rotations_only : bool
+        Leave reflections out.
+    absent : str
+        What of clients that did not answer: ``"leave-out"``, or ``"last"`` to go on with the
+        embeddings that they sent last.
+    participation : float
+        Share of the SuperNodes asked each round, above 0 and at most 1.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    seed : int
+        Seed of the draws: of SuperNodes, and of the pairs that are measured.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything; 0 for never.
+    """
+
+    usual_rounds = 10
+    unused = "the server has no model, and clients measure when they train; leave them out"
+    metrics = ("loss", "regulariser", "val_accuracy", "test_accuracy", "answered")
+    wire_key, counts_saving = "ledger", False
+    idle = NOT_DRAWN  # why a client that is there may not have been asked
+    wants_embeddings = True
+
+    def __init__(
+        self,
+        *,
+        alignment: str = PAIRS,
+        rotations_only: bool = False,
+        absent: str = LEAVE_OUT,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        if alignment not in (PAIRS, CONSENSUS):
+            raise ValueError(f"alignment: {alignment!r} is neither {PAIRS!r} nor {CONSENSUS!r}")
+        if absent not in (LEAVE_OUT, LAST):
+            raise ValueError(f"absent: {absent!r} is neither {LEAVE_OUT!r} nor {LAST!r}")
+        self.alignment, self.rotations_only, self.absent = alignment, rotations_only, absent
+        self.clients = PublicServerState()
+        super().__init__(
+            Session(
+                PublicMembership(self.clients),
+                min_nodes=min_nodes,
+                participation=participation,
+                seed=seed,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+            )
+        )
+
+    def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
+        """Step 1: write the round's requests, with the means that wait."""
+        session, known = self.session, self.clients
+        there = session.gather(server_round, "a client with public nodes")
+        # In the order of their clients: ids of SuperNodes differ from run to run.
+        nodes = sorted(there, key=lambda node: min(there[node]))
+        asked = [nodes[index] for index in session.draw(len(nodes), server_round)]
+        return {
+            node: PublicRequest(
+                server_round,
+                there[node],
+                [known.ids[client] for client in there[node]],
+                [known.targets.get(client) for client in there[node]],
+                known.dimension,
+                wants_embeddings=self.wants_embeddings,
+                **self.of_run(server_round, there[node]),
+            )
+            for node in asked
+        }
+
+    def of_run(self, server_round: int, clients: Sequence[int]) -> dict[str, Any]:
+        """Say what a request tells clients of the run."""
+        session = self.session
+        return {
+            "is_last": server_round == session.rounds,
+            "follows": bool(self.clients.begun & set(clients)),
+            "save": session.checkpoints.run if session.is_due(server_round) else "",
+        }
+
+    def read(self, node: int, content: RecordDict) -> PublicReply:
+        """Read what step 3 brings."""
+        return PublicReply.from_record(content, self.requests[node])
+
+    def reply_bytes(self) -> int:
+        """Return the most bytes that a reply to this round's requests may have."""
+        return public_bytes(self.requests.values())
+
+    def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
+        """Do steps 4 and 5 with what came, and say what the round gave."""
+        answered: dict[int, tuple[float, float]] = {}  # loss and disagreement of each client
+        measured: dict[str, dict[int, float]] = {}
+        left_out, failed = list[Rejected](), dict[int, str]()
+        for node, reply in replies.values.items():
+            clients = self.requests[node].clients
+            left_out += [Rejected(node, why) for why in reply.left_out]
+            failed |= reply.reasons(clients)
+            for index, client in enumerate(clients):
+                x = reply.embeddings[index]
+                if client in failed or (x is None and self.wants_embeddings):
+                    continue
+                answered[client] = reply.loss[index], reply.disagreement[index]
+                for name, values in reply.judged.items():
+                    measured.setdefault(name, {})[client] = values[index]
+                if x is not None:
+                    self.clients.embeddings[client] = x
+        self.clients.begun |= answered.keys()
+        self.clients.measured = measured or self.clients.measured
+        precision = self.align(server_round, sorted(answered))
+        who = self.participation(answered, failed)
+        self.session.rejected += left_out
+        loss = mean_of(answered[client][0] for client in sorted(answered))
+        return self.report(
+            server_round,
+            who,
+            {role: mean_of(measured.get(role, {}).values()) for role in ("train", "val", "test")},
+            loss=loss,
+            cross_entropy=loss,
+            regulariser=mean_of(pull for _, pull in answered.values()),
+            bytes=self.count(replies.values),
+            skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
+            alignment=precision,
+        )
+
+    def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
+        """Say what became of every client; ``failed`` has the reasons of single ones."""
+        return self.session.participation(answered, failed=failed, idle=self.idle)
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        """Do steps 4 and 5, and return how precise the alignment is."""
+        there = sorted(self.clients.embeddings) if self.absent == LAST else answered
+        if not answered:
+            return {}
+        x, held, slots = self.clients.stacked(there)
+        means = self.means(x, held)
+        for index, (client, slot) in enumerate(zip(there, slots, strict=True)):
+            self.clients.targets[client] = means[index, slot].numpy()
+        rows = np.searchsorted(there, answered)  # both ascend
+        rng = generator(self.session.seed, "measured-pairs", server_round)
+        return measure_alignment(x[rows], held[rows], self.rotations_only, rng)
+
+    def means(self, x: Tensor, held: Tensor) -> Tensor:
+        """Return every client's means, in its own space, where it holds the node.
+
+        Parameters
+        ----------
+        x : Tensor
+            Embeddings ``[m, u, d]``.
+        held : Tensor
+            Which client has which node, bool ``[m, u]``.
+
+        Returns
+        -------
+        Tensor
+            ``[m, u, d]``.
+        """
+        turns = {"rotations_only": self.rotations_only}
+        if self.alignment == PAIRS:
+            found: Tensor = align_pairs(x, held, **turns)
+        else:
+            found = consensus(x, held, **turns).aligned
+        return found
+
+    def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
+        """Count the payload: means down, embeddings up."""
+        ledger = self.session.exchange.ledger
+        for request in self.requests.values():
+            sent = [part.nbytes for part in request.targets if part is not None]
+            ledger.count("down", "means", sum(sent))
+        for reply in replies.values():
+            ledger.count(
+                "up", "embeddings", sum(x.nbytes for x in reply.embeddings if x is not None)
+            )
+        return ledger.payload
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Return the last means and the ids of their nodes, client by client."""
+        found: dict[str, NDArray[Any]] = {}
+        for client, means in sorted(self.clients.targets.items()):
+            found[f"means-{client}"], found[f"nodes-{client}"] = means, self.clients.ids[client]
+        return found
+
+    def as_metrics(self, report: RoundReport) -> MetricRecord:
+        """Give a report's figures as Flower's metrics, those of the alignment too."""
+        return MetricRecord({**super().as_metrics(report), **report.alignment})
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        """Let those save that were not asked to with the round's request."""
+        run = self.session.checkpoints.run
+        order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
+        saved = {node: reply.not_saved for node, reply in self.answers.items()}
+        content = RecordDict({CONFIG: ConfigRecord(order)})
+        return self.session.have_saved(server_round, content, saved, "query")
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        own = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
+        drawn = {"participation": self.session.share, "seed": self.session.seed}
+        return {"method": type(self).__name__, **own, **drawn}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the server keeps of its clients."""
+        return self.clients.state_dict()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.clients.load_state_dict(state)
+
+    def summary(self) -> None:
+        """Log the settings in one line."""
+        LOG.info("%s: %s, absent clients: %s", type(self).__name__, self.alignment, self.absent)
+
+
+class LocalEmbedding(ProcrustesAlignment):
+    """The baseline: every client trains alone, and nothing but its measurements travels."""
+
+    wants_embeddings = False
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        """Align nothing."""
+        return {}

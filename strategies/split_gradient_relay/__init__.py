@@ -1,0 +1,25 @@
+"""nFedGNN: one node per client."""
+
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.split_gradient_relay.strategy import (
+        ACTIONS,
+        NodeClient,
+        SplitGradientRelay,
+    )
+    from flower_graph.strategies.split_gradient_relay.users import UserSettings
+
+__all__ = ["ACTIONS", "NodeClient", "SplitGradientRelay", "UserSettings"]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "ACTIONS": "flower_graph.strategies.split_gradient_relay.strategy",
+        "NodeClient": "flower_graph.strategies.split_gradient_relay.strategy",
+        "SplitGradientRelay": "flower_graph.strategies.split_gradient_relay.strategy",
+        "UserSettings": "flower_graph.strategies.split_gradient_relay.users",
+    },
+)

@@ -1,0 +1,160 @@
+"""nFedGNN: which features a user has, from its latent vectors and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.audit import words
+from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng, dense
+from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.scores import Finding, guesses, top
+from flower_graph.audit.words import Floats, Known, Step
+from flower_graph.data.cached import cached_data
+from flower_graph.messages import keys
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.messages import read_settings
+from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
+
+# A bag of words: how many different ones a user may have, if its features sum to one
+MOST_WORDS = 40
+USERS = 25  # that are attacked in a run: each takes a second
+
+
+class Seen(NamedTuple):
+    """What the messages of a run tell."""
+
+    settings: UserSettings  # The users' models, seed included
+    # Of each user: what it was sent and what it answered, from the first round on
+    steps: dict[int, list[Step]]
+
+
+def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
+    """Read the messages of some users."""
+    # users [m]
+    steps: dict[int, list[Step]] = {user: [] for user in users.tolist()}
+    applied: dict[tuple[str, int], int] = {}
+    settings = None
+    for one in of_kind(exchanges, "train"):
+        config = config_of(one.request)
+        settings = read_settings(config)
+        for user, step in _steps(one, applied):
+            if user in steps:
+                steps[user].append(step)
+    if settings is None:
+        raise ValueError("no training message was recorded; at least one round is needed")
+    return Seen(settings, steps)
+
+
+def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
+    """Give each user's step of one exchange; a gradient or mean that it has already is none."""
+    config = config_of(one.request)
+    asked = keys.unpack_integers(config[keys.USERS], keys.USERS)
+    rounds = keys.unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
+    gradients = array_of(one.request, keys.ARRAYS, keys.RELAY)
+    latent = array_of(one.reply, keys.ARRAYS, keys.RELAY)
+    average = None
+    if keys.AVERAGE in one.request.array_records:
+        average = array_of(one.request, keys.AVERAGE, keys.WEIGHTS)
+    average_round = int(config[keys.AVERAGE_ROUND])
+    found = []
+    for place, user in enumerate(asked.tolist()):
+        is_new = _advance(applied, ("gradient", user), int(rounds[place]))
+        takes = average is not None and _advance(applied, ("average", user), average_round)
+        gradient = gradients[place] if is_new else None
+        found.append((user, Step(gradient, average if takes else None, latent[place])))
+    return found
+
+
+def _advance(applied: dict[tuple[str, int], int], key: tuple[str, int], now: int) -> bool:
+    """Note a round's number; False if it is no later than the last."""
+    if now <= applied.get(key, 0):
+        return False
+    applied[key] = now
+    return True
+
+
+def attack(
+    exchanges: Sequence[Exchange],
+    x: Floats,
+    rng: np.random.Generator,
+    *,
+    users: int,
+    sums_to_one: bool,
+) -> list[Finding]:
+    """Recover the features of some users."""
+    # x [n, f]
+    having = np.flatnonzero((x != 0).any(1))
+    drawn = rng.choice(having, min(users, having.size), replace=False)
+    seen = read(exchanges, drawn)
+    start = shared_linear_weight(x.shape[1], seen.settings).numpy()[: x.shape[1]]
+    settings = seen.settings
+    known = Known(start, settings.bias, settings.learning_rate, settings.weight_decay)
+    values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
+    truth = {user: x[user] != 0 for user in drawn.tolist() if seen.steps[user]}
+    latents = {user: seen.steps[user][0].latent for user in truth}
+    scores = {
+        "from one latent, least squares": {
+            user: words.least_squares(latent, start) for user, latent in latents.items()
+        },
+        "from one latent, sparse": {
+            user: words.sparse_from_one(latent, start) for user, latent in latents.items()
+        },
+        "from all latents and gradients, sparse": {
+            user: words.sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
+        },
+    }
+    return [_judge(f"features, {name}", truth, found, rng) for name, found in scores.items()]
+
+
+def _judge(
+    name: str,
+    truth: dict[int, NDArray[np.bool_]],
+    scores: dict[int, Floats],
+    rng: np.random.Generator,
+) -> Finding:
+    """Guess each user's features with the highest scores; equal ones in a random order."""
+    right, wholly = [], 0
+    for user, hits in truth.items():
+        order = rng.permutation(hits.size)
+        mine = hits[order][top(scores[user][order], int(hits.sum()))]
+        wholly += int(mine.all())
+        right.append(mine)
+    counts = np.array([hits.sum() for hits in truth.values()])
+    features = next(iter(truth.values())).size
+    # A user with many features has many guesses, of which many are right by chance.
+    chance = float((counts**2).sum() / (features * counts.sum()))
+    return guesses(name, np.concatenate(right), chance, wholly=wholly / len(truth))
+
+
+class RelayAudit(Audit):
+    """What is tried on a run of nFedGNN."""
+
+    rounds = 10
+    notes = (
+        "Guesses are as many as the user has features, which the attacker is told; `wholly` is the "
+        "share of users all of whose features are found. From one latent the attacker solves "
+        "`x W = latent`. From all of them it also follows each row of `W` through Adam's steps, "
+        "with the gradients that were sent, and finds out how large a feature is. It supposes that "
+        "all features of a user that are not zero are equally large; where they were scaled to "
+        "sum to one, that there are 40 at most.",
+        "Chance is a blind guess. Somebody who knows which words are common does better without "
+        "any message.",
+    )
+
+    def counterparts(self, config: NFedGNNConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
+        """Leave noise out where weights are averaged: they get none, so it is refused beside."""
+        return [[], [NO_NOISE]] if config.strategy.average_every else [[], [NO_NOISE], *noisy]
+
+    def supernodes(self, clients: int) -> int:
+        """Put all users on one SuperNode: messages have a row for each, wherever they are."""
+        return 1
+
+    def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+        """Attack some users' latent vectors and gradients."""
+        x, sums_to_one = dense(cached_data(config).x), config.data.normalize
+        rng = audit_rng(config)
+        return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)

@@ -1,0 +1,56 @@
+"""The reference row: the same network trained in one place, with all features at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from flower_graph.engine.device import resolve_device
+from flower_graph.engine.epoch import Epoch
+from flower_graph.models import CentralModel, build_server_model
+from flower_graph.ops.adam import Adam
+from flower_graph.rng import seeded
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+
+# The step size of Kipf and Welling (2017). The split GCN's 0.1 is for users with one node each.
+LEARNING_RATE = 0.01
+
+
+def train_centralised(config: NFedGNNConfig, data: Any) -> list[Epoch]:
+    """Train a GCN, GAT or GraphSAGE with shared weights on the whole graph, with its masks."""
+    device, model = resolve_device(config.device), config.model
+    server = build_server_model(
+        model.name,
+        hidden=model.hidden,
+        heads=model.heads,
+        classes=int(data.num_classes),
+        dropout=model.dropout,
+        seed=config.seed,
+    )
+    with seeded(torch.device("cpu"), config.seed, "user-model"):
+        network = CentralModel(data.x.shape[1], server, model.dropout).to(device)
+    optimizer = Adam(
+        network.parameters(), lr=LEARNING_RATE, weight_decay=config.strategy.weight_decay
+    )
+    x, edges, y = (tensor.to(device) for tensor in (data.x, data.edge_index, data.y))
+    masks = (data.train_mask, data.val_mask, data.test_mask)
+    train, *measured = (mask.to(device) for mask in masks)
+    epochs = []
+    for number in range(1, config.rounds + 1):
+        network.train()
+        with seeded(device, config.seed, "centralised-dropout", number):
+            logits = network(x, edges)
+        loss = functional.cross_entropy(logits[train], y[train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        network.eval()
+        with torch.no_grad():
+            right = network(x, edges).argmax(1) == y
+        val, test = (int(right[mask].sum()) / int(mask.sum()) for mask in measured)
+        epochs.append(Epoch(loss.item(), val, test))
+    return epochs

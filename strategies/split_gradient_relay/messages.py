@@ -1,0 +1,221 @@
+"""Messages of nFedGNN: gradients down, latent vectors up, averaged weights both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.codec import Message, Part, Tensor
+from flower_graph.messages.fields import Entries, Field, Flag, Reading, Real, Whole, Word
+from flower_graph.messages.keys import (
+    GRADIENT_ROUND,
+    HOLDERS,
+    ROUND,
+    USERS,
+    WEIGHT_SHAPE,
+    FloatArray,
+    IntArray,
+)
+from flower_graph.messages.packed import Exact
+from flower_graph.messages.resume import Handled, NotSaved, Resume, Saves, Token
+from flower_graph.strategies.split_gradient_relay.users import UserSettings
+
+MAX_WEIGHTS = 1 << 28  # of one user
+
+SETTINGS = Part(
+    make=UserSettings,
+    fields={
+        "latent_size": Whole("latent-size", "`h`"),
+        "bias": Flag("user-bias", "whether the users' linear map has a bias"),
+        "learning_rate": Real("learning-rate", "of the users' Adam"),
+        "weight_decay": Real("weight-decay", "of the users' Adam"),
+        "seed": Whole("seed", "of the users' first weights"),
+        "average_over": Word("average-over", "`holders` or `all`"),
+    },
+)
+Settings = Annotated[UserSettings, SETTINGS]
+read_settings = SETTINGS.from_config
+
+
+@dataclass
+class Hello(Message, down="query"):
+    """Server to client: who is there; and, when a run is resumed, from which round."""
+
+    settings: Settings  # What the users' models and optimisers are to be
+    # The run, and the checkpoint that the client is to load
+    resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+
+
+@dataclass(frozen=True)
+class WeightShape(Field):
+    """The two sizes of a user's weights."""
+
+    type = "list of int"
+
+    def encode(self, value: Any) -> list[int]:
+        """Write the sizes."""
+        return list(value)
+
+    def decode(self, value: Any, name: str, reading: Reading) -> tuple[int, int]:
+        """Refuse what is not two sizes, or more than a user can have."""
+        if not (isinstance(value, list) and len(value) == 2 and all(map(_is_size, value))):
+            raise self.refuse("two sizes", value)
+        if value[0] * value[1] > MAX_WEIGHTS:
+            raise MalformedReplyError(f"{self.key}: {value} is more than {MAX_WEIGHTS} numbers")
+        return value[0], value[1]
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@dataclass
+class HelloReply(Message, up="query"):
+    """Client to server: the users it hosts."""
+
+    users: Annotated[
+        NDArray[np.int64], Exact(USERS, "numbers of the users here, rows of the server's graph")
+    ]
+    # Of one user's weights as they are averaged
+    weight_shape: Annotated[
+        tuple[int, int],
+        WeightShape(
+            WEIGHT_SHAPE,
+            "`f` (one more with a bias) and `h`: what a user's averaged weights look like",
+        ),
+    ]
+    handled: Handled = None
+
+    @property
+    def clients(self) -> IntArray:
+        """Who takes part."""
+        return self.users
+
+    @classmethod
+    def from_record(cls, content: RecordDict, num_nodes: int) -> HelloReply:
+        """Read and check the reply; node numbers must be below ``num_nodes`` and unique."""
+        return cls.read(content, num_nodes=num_nodes)
+
+    def check(self, known: Entries) -> None:
+        """Refuse users that the graph does not have, the same twice, and none at all."""
+        users, num_nodes = self.users, known["num_nodes"]
+        if users.size == 0:
+            raise MalformedReplyError("it hosts no users")
+        if users.min() < 0 or users.max() >= num_nodes:
+            wrong = users.min() if users.min() < 0 else users.max()
+            raise MalformedReplyError(
+                f"it hosts user {wrong}, but the graph has nodes 0 to {num_nodes - 1}"
+            )
+        if np.unique(users).size != users.size:
+            raise MalformedReplyError("it hosts a user twice")
+
+
+@dataclass
+class RelayRequest(Message, down="train train.finish"):
+    """Server to client: gradients of an earlier round."""
+
+    server_round: Annotated[int, Whole(ROUND, "the round")]
+    users: Annotated[IntArray, Exact(USERS, "who takes part, and the order of all rows", shape="p")]
+    gradient: Annotated[
+        FloatArray,
+        Tensor(
+            "arrays/relay",
+            "gradient of the loss by the vector that each user sent last",
+            shape="p h",
+        ),
+    ]
+    gradient_round: Annotated[
+        IntArray,
+        Exact(
+            GRADIENT_ROUND,
+            "round of that vector; 0: there is no gradient. Each round's is to be applied once, "
+            "however often it comes",
+            shape="p",
+        ),
+    ]
+    settings: Settings  # What the users' models and optimisers are
+    average: Annotated[
+        FloatArray | None,
+        Tensor(
+            "average/weights",
+            "mean weights, to be taken over before the step; NaN in rows that nobody averaged. "
+            "Only where one is due",
+            shape="f w",
+            when="average_round",
+        ),
+    ] = None
+    average_round: Annotated[
+        int, Whole("average-round", "round of that mean; 0 without. Once, too")
+    ] = 0
+    send_weights: Annotated[
+        bool, Flag("send-weights", "whether the answer is to have the users' weights")
+    ] = False
+    checkpoint: Saves = False
+    run: Token = ""
+
+    @property
+    def clients(self) -> IntArray:
+        """Whom it asks."""
+        return self.users
+
+
+@dataclass
+class RelayReply(Message, up="train"):
+    """Client to server: latent vectors, and sums of weights if they were asked for."""
+
+    # The answer to ``train.finish``, too; there only its shape matters.
+
+    server_round: Annotated[int, Whole(ROUND, "as asked")]
+    latent: Annotated[
+        FloatArray, Tensor("arrays/relay", "latent vectors, in the order of `users`", shape="p h")
+    ]
+    weight_sum: Annotated[
+        FloatArray | None,
+        Tensor(
+            "average/weights",
+            "with `send-weights`: the users' weights, added up",
+            shape="f w",
+            dtype="float32 or float64",
+            per="p",
+            when="send_weights",
+        ),
+    ] = None
+    holders: Annotated[
+        IntArray | None,
+        Tensor(
+            "average/holders",
+            "with `send-weights`: how many users have each row",
+            shape="f",
+            dtype="int64",
+            limit=None,
+            when="send_weights",
+        ),
+    ] = None
+    not_saved: NotSaved = ""
+
+    @property
+    def examples(self) -> int:
+        """Count the users."""
+        return int(self.latent.shape[0])
+
+    @classmethod
+    def from_record(
+        cls, content: RecordDict, request: RelayRequest, weight_shape: tuple[int, int]
+    ) -> RelayReply:
+        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
+        (p, h), (f, w) = request.gradient.shape, weight_shape
+        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
+        return cls.read(content, p=p, h=h, f=f, w=w, **asked)
+
+    def check(self, known: Entries) -> None:
+        """Refuse counts that so many users cannot have."""
+        if (holders := self.holders) is None:
+            return
+        users = known["p"]
+        if holders.dtype.kind not in "iu" or holders.min() < 0 or holders.max() > users:
+            raise MalformedReplyError(f"{HOLDERS}: expected counts from 0 to {users}")

@@ -1,0 +1,128 @@
+"""nFedGNN as a method: both halves from a config, and what commands must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from flwr.app import Context
+from flwr.clientapp.typing import Mod
+from torch import Tensor
+
+from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.data import load_graph
+from flower_graph.data.cached import cached_data
+from flower_graph.data.folders.party import client_folder, share
+from flower_graph.data.folders.run_data import USERS, node_data
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.tensors import read_matrix
+from flower_graph.method import Method, Partition
+from flower_graph.models import build_server_model
+from flower_graph.privacy.client_noise import client_noise
+from flower_graph.privacy.local import PrivateRows
+from flower_graph.strategies.split_gradient_relay.config import APP, NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.strategy import (
+    ACTIONS,
+    NodeClient,
+    SplitGradientRelay,
+)
+
+if TYPE_CHECKING:
+    from flower_graph.audit.attacks import Audit
+
+
+class NFedGNN(Method):
+    """Every node of the graph is a client."""
+
+    name = APP
+    schema = NFedGNNConfig
+    client, clients = "user", "users"
+    actions: Sequence[str] = ACTIONS
+    measures = False  # the server judges the noisy vectors that it has
+    tables = ("nfedgnn",)
+
+    def build_strategy(
+        self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> SplitGradientRelay:
+        """Build the server's half."""
+        data = cached_data(config) if folder is None else _server_data(folder)
+        model = build_server_model(
+            config.model.name,
+            hidden=config.model.hidden,
+            heads=config.model.heads,
+            classes=int(data.num_classes),
+            dropout=config.model.dropout,
+            seed=config.seed,
+        )
+        how = config.strategy
+        return SplitGradientRelay(
+            data,
+            model,
+            latent_size=model.latent_size,
+            user_bias=config.model.user_bias,
+            reg_weight=how.reg_weight,
+            learning_rate=how.learning_rate,
+            weight_decay=how.weight_decay,
+            participation=how.participation,
+            average_every=how.average_every,
+            average_over=how.average_over,
+            seed=config.seed,
+            device=config.device,
+            min_nodes=how.min_nodes,
+            **checkpoint_settings(config, out),
+        )
+
+    def build_client(self, config: NFedGNNConfig, context: Context, out: Path | None) -> NodeClient:
+        """Build the client of one SuperNode: its share of the users, dealt by its partition."""
+        x, users = hosted_users(config, context)
+        saved = None if out is None else out / CHECKPOINTS
+        return NodeClient(context, x, users, device=config.device, checkpoint_dir=saved)
+
+    def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
+        """Count the users."""
+        return int(cached_data(config).num_nodes) if folder is None else folder.manifest.num_clients
+
+    def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
+        """Give each user its node."""
+        from flower_graph.data.partition.statistics import node_statistics
+
+        graph = load_graph(config.data, seed=config.seed)
+        return Partition(node_statistics(graph), node_data(graph))
+
+    def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
+        """Build the mod that protects latent vectors, a row for each user."""
+        noise = client_noise(config.privacy, config.rounds)
+        return [PrivateRows(noise)] if noise else []
+
+    def final_figures(
+        self, config: NFedGNNConfig, strategy: SplitGradientRelay, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Give the payload with the last gradients, which travel after the last round's report."""
+        return {"bytes": strategy.users.ledger.payload}
+
+    def audit(self) -> Audit:
+        """Ask which features a user has."""
+        from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
+
+        return RelayAudit()
+
+
+METHOD = NFedGNN()
+
+
+def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tensor]:
+    """Give the features ``[n_c, f]`` and the numbers ``[n_c]`` of a SuperNode's users."""
+    folder = client_folder(config, context)
+    if folder is not None:
+        return read_matrix("x", folder.tensors), folder.tensors[USERS]
+    x = cached_data(config).x
+    here = share(context, x.shape[0])
+    return x[here], torch.arange(here.start, here.stop)
+
+
+def _server_data(folder: RunFolder) -> SimpleNamespace:
+    """Give what a server's folder holds the form of a graph."""
+    return SimpleNamespace(**folder.tensors, num_classes=folder.manifest.classes)

@@ -1,0 +1,159 @@
+"""The server's half of a relayed round, as tensors: one step of ``theta_s``, gradients for users.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.errors import DataError, DivergedError
+from flower_graph.ops.adam import Adam
+from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
+from flower_graph.rng import seeded
+
+
+class ServerData(Protocol):
+    """What the server knows: a graph without its features will do, ``Graph`` or PyG's ``Data``."""
+
+    edge_index: Tensor  # [2, e]
+    y: Tensor  # [n]
+
+    @property
+    def train_mask(self) -> Tensor | None:
+        """Boolean ``[n]``; ``val_mask`` and ``test_mask`` are optional."""
+
+
+@dataclass
+class Losses:
+    """Losses of one step: ``total = cross_entropy + reg_weight * regulariser``."""
+
+    total: float
+    cross_entropy: float
+    regulariser: float
+
+
+class RelayServer:
+    """Everything that the server computes with."""
+
+    def __init__(
+        self,
+        data: ServerData,
+        model: nn.Module,
+        *,
+        latent_size: int,
+        reg_weight: float,
+        learning_rate: float,
+        weight_decay: float,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        _check_numbers(latent_size, reg_weight, learning_rate, weight_decay)
+        n = data.y.shape[0]
+        self.num_nodes, self.device, self.seed, self.reg_weight = n, device, seed, reg_weight
+        self.model = model.to(device)
+        self.y = data.y.to(device)
+        self.masks = {name: _mask(data, name, n, device) for name in ("train", "val", "test")}
+        if not self.masks["train"].any():
+            raise DataError("train_mask: no node is marked; at least one labelled node is needed")
+        self._all_edges = data.edge_index.to(device)
+        self.optimizer = Adam(self.model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        self.latent = torch.zeros(n, latent_size, device=device)
+        self.known = torch.zeros(n, dtype=torch.bool, device=device)
+        self._refresh_graph()
+
+    def receive(self, users: Tensor, latent: Tensor) -> None:
+        """Take in latent vectors ``[p, h]`` of some users ``[p]``."""
+        users = users.to(self.device)
+        self.latent[users] = latent.to(self.device)
+        if not self.known[users].all():
+            self.known[users] = True
+            self._refresh_graph()
+
+    def _refresh_graph(self) -> None:
+        """Keep the edges between users that have answered at least once."""
+        source, target = self._all_edges
+        kept = self.known[source] & self.known[target]
+        self.edges = self._all_edges if kept.all() else self._all_edges[:, kept]
+        self._term = laplacian_term(self.edges, self.num_nodes) if self.reg_weight else None
+
+    def step(self, server_round: int) -> tuple[Losses, Tensor]:
+        """Step ``theta_s`` once and compute the gradient of every latent vector."""
+        latent = self.latent.detach().requires_grad_()
+        train = self.masks["train"] & self.known
+        self.model.train()
+        with seeded(self.device, self.seed, "server-dropout", server_round):
+            logits = self.model(latent, self.edges)
+        # Until a labelled user has answered there is nothing but the regulariser to learn from.
+        entropy = (
+            functional.cross_entropy(logits[train], self.y[train])
+            if train.any()
+            else (0 * logits.sum())
+        )
+        term = self._term
+        smooth = laplacian_regulariser(term, latent) if term else torch.zeros_like(entropy)
+        loss = entropy + self.reg_weight * smooth
+        if not torch.isfinite(loss):
+            raise DivergedError(
+                f"round {server_round}: the loss is {loss.item()}; lower the learning rate"
+            )
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        assert latent.grad is not None
+        return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
+
+    @torch.no_grad()
+    def accuracy(self) -> dict[str, float]:
+        """Return the accuracy over each mask; NaN where a mask is missing or empty."""
+        self.model.eval()
+        right = self.model(self.latent, self.edges).argmax(1) == self.y
+        return {name: _share(right[mask]) for name, mask in self.masks.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that lasts between rounds."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "latent": self.latent,
+            "known": self.known,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.latent = state["latent"].to(self.device)
+        self.known = state["known"].to(self.device)
+        self._refresh_graph()
+
+
+def _check_numbers(
+    latent_size: int, reg_weight: float, learning_rate: float, weight_decay: float
+) -> None:
+    if latent_size < 1:
+        raise ValueError(f"latent_size: {latent_size} is not at least 1")
+    for name, value in (("reg_weight", reg_weight), ("weight_decay", weight_decay)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}: {value} is not at least 0 and finite")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate: {learning_rate} is not above 0 and finite")
+
+
+def _mask(data: ServerData, name: str, n: int, device: torch.device) -> Tensor:
+    mask = getattr(data, f"{name}_mask", None)
+    if mask is None:
+        return torch.zeros(n, dtype=torch.bool, device=device)
+    if mask.shape != (n,):
+        raise DataError(f"{name}_mask: shape {tuple(mask.shape)}, expected ({n},)")
+    return mask.to(device)  # type: ignore[no-any-return]
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / right.numel() if right.numel() else math.nan

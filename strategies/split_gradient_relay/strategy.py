@@ -1,0 +1,329 @@
+"""nFedGNN: node-level federated learning by relaying the gradients of latent vectors.
+
+"One Node Per User: Node-Level Federated Learning for Graph Neural Networks" (anonymous authors).
+Every client, a *user*, is one node of a graph: it holds one feature vector ``x_i`` and its own
+model ``f_u(theta_i, .)``. The server holds the graph ``A``, the labels of some nodes and every
+layer but the first linear map, ``f_s(theta_s, A, .)``.
+
+Round ``t`` of Algorithm 1, in one exchange instead of two. The message that asks for the latent
+vectors of round ``t`` carries the gradients of round ``t - 1``:
+
+1. server -> user ``i``: the gradient of the loss by the latent vector that ``i`` sent last;
+2. user ``i``: back-propagates it and takes an Adam step on ``theta_i`` (lines 11 and 12);
+3. user ``i`` -> server: ``x'_i = f_u(theta_i, x_i)`` (lines 5 and 6);
+4. server: ``Z = f_s(theta_s, A, X')``, ``L = CE(Z, Y) + lambda L_reg`` (equations 5 to 7), an Adam
+   step on ``theta_s``, and the gradients of ``L`` by every ``x'_i`` (lines 8 and 9).
+
+One more message after the last round delivers the last gradients. At the end of step 4 the server
+judges the weights and latent vectors that it then has.
+
+*Absent users.* A user that is not asked or does not answer keeps its weights; the server goes on
+with its last latent vector, and its gradient waits until it is back. A user that has never
+answered has no edges until it does.
+
+*Averaging* (``average_every = K``). In every K-th round the users also send their weights; the
+next message carries the mean, which a user takes over before its step. CNFGNN, the paper's
+baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+
+from flower_graph.engine.device import resolve_device
+from flower_graph.errors import NoClientsError
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.exchange import Replies
+from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.session import Session
+from flower_graph.strategies.split_gradient_relay.client_state import ChosenUsers, UserHost
+from flower_graph.strategies.split_gradient_relay.messages import (
+    Hello,
+    HelloReply,
+    RelayReply,
+    RelayRequest,
+)
+from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, ServerData
+from flower_graph.strategies.split_gradient_relay.server_state import (
+    RelayMembership,
+    RelayServerState,
+)
+from flower_graph.strategies.split_gradient_relay.users import UserSettings
+
+LOG = logging.getLogger(__name__)
+ACTIONS = ("finish",)  # named actions of NodeClient, for make_client_app
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class NodeClient(NumPyClient):
+    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
+    x : Tensor
+        ``[n_c, f]`` the users' features, dense or sparse CSR.
+    users : Tensor
+        ``[n_c]`` the users' numbers in the server's graph.
+    user_model : Module, optional
+        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
+        the paper's linear map, stored by active rows. It runs without dropout, since one latent
+        vector serves training and evaluation; put dropout into the server's model.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where to save the users' weights when the server asks for a checkpoint.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        user_model: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        self.host = UserHost(
+            context,
+            x,
+            users,
+            user_model=user_model,
+            device=resolve_device(device),
+            checkpoint_dir=checkpoint_dir,
+        )
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which users are here; load a checkpoint first if the server resumes a run."""
+        hello = Hello.from_config(config)
+        self.host.restore(hello.settings, hello.resume)
+        shape, handled = self.host.weight_shape(hello.settings), self.host.handled(hello.settings)
+        return HelloReply(self.host.users.numpy(), shape, handled).to_config()
+
+    def fit(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._message(request) as users:
+            self._update(users, request)
+            reply = RelayReply(request.server_round, users.latent())
+            if request.send_weights:
+                reply.weight_sum, reply.holders = users.weight_sum()
+        if request.checkpoint:
+            reply.not_saved = self.host.save(request.settings, request.server_round, request.run)
+        return reply.to_numpy()
+
+    def finish(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Apply the last gradients and forget the run."""
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._message(request) as users:
+            self._update(users, request)
+        self.host.drop()
+        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
+        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+
+    def _message(self, request: RelayRequest) -> AbstractContextManager[ChosenUsers]:
+        """Open the users' state; it must be there if a gradient comes for what it has sent."""
+        follows = bool(request.gradient_round.any())
+        return self.host.message(request.settings, request.users, follows=follows)
+
+    @staticmethod
+    def _update(users: ChosenUsers, request: RelayRequest) -> None:
+        """Take over averaged weights, then step; each at most once per round it belongs to."""
+        if request.average is not None:
+            users.take_average(request.average, request.average_round)
+        users.step(request.gradient, request.gradient_round)
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+class SplitGradientRelay(RoundStrategy):
+    """Server of nFedGNN, for clients that answer as ``NodeClient`` does.
+
+    Parameters
+    ----------
+    data : Data
+        ``edge_index``, ``y``, ``train_mask`` and, for the report, ``val_mask``, ``test_mask``; a
+        PyG ``Data`` will do. Features are not looked at.
+    server_model : Module
+        ``f_s``, called as ``server_model(latent, edge_index)``; returns logits ``[n, c]``.
+    latent_size : int
+        Length of a latent vector, ``h``.
+    user_bias : bool
+        Whether the users' linear map has a bias.
+    reg_weight : float
+        ``lambda`` of equation 7.
+    learning_rate, weight_decay : float
+        Of Adam, on both sides.
+    participation : float
+        Share of the users asked each round, above 0 and at most 1.
+    average_every : int
+        Average the users' weights every so many rounds; 0 for never.
+    average_over : str
+        ``"holders"``: a feature's row over the users that have the feature, the bias not at all;
+        ``"all"``: every row over all users, which needs full participation.
+    seed : int
+        Of initial weights, dropout and the choice of users.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``, for the server's model.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything; 0 for never.
+
+    Notes
+    -----
+    A client must answer ``query`` with the users it hosts, ``train`` with their latent vectors
+    after applying the gradients that the message brings, and ``train.finish`` after applying the
+    last ones (``messages.py`` beside this file).
+    """
+
+    usual_rounds = 200
+    again = ", or resume the run"
+
+    def __init__(
+        self,
+        data: ServerData,
+        server_model: nn.Module,
+        *,
+        latent_size: int,
+        user_bias: bool = False,
+        reg_weight: float = 100.0,
+        learning_rate: float = 0.1,
+        weight_decay: float = 5e-4,
+        participation: float = 1.0,
+        average_every: int = 0,
+        average_over: str = "holders",
+        seed: int = 0,
+        device: str = "cpu",
+        min_nodes: int = 1,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        self.server = RelayServer(
+            data,
+            server_model,
+            latent_size=latent_size,
+            reg_weight=reg_weight,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            seed=seed,
+            device=resolve_device(device),
+        )
+        self.users = RelayServerState(
+            self.server.num_nodes,
+            UserSettings(latent_size, user_bias, learning_rate, weight_decay, seed, average_over),
+            participation=participation,
+            average_every=average_every,
+        )
+        super().__init__(
+            Session(
+                RelayMembership(self.users),
+                min_nodes=min_nodes,
+                participation=participation,
+                seed=seed,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+            )
+        )
+
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        """Take over the server model's initial ``state_dict``."""
+        if initial_arrays is not None:
+            self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
+
+    def ask(self, server_round: int) -> dict[int, RelayRequest]:
+        """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
+        session, users = self.session, self.users
+        requests = users.requests(
+            server_round,
+            session.gather(server_round, "users of this graph"),
+            session.draw(users.num_users, server_round),
+            checkpoint=session.is_due(server_round),
+            run=session.checkpoints.run,
+        )
+        if not requests:
+            no_user = "no connected SuperNode hosts a user who takes part"
+            raise NoClientsError(f"round {server_round}: {no_user}")
+        return requests
+
+    def read(self, node: int, content: RecordDict) -> RelayReply:
+        """Read what step 3 brings."""
+        return RelayReply.from_record(content, self.requests[node], self.users.weight_shape)
+
+    def reply_bytes(self) -> int:
+        """Return the most bytes that a reply to this round's requests may have."""
+        return self.users.reply_bytes(self.requests.values())
+
+    def learn(self, server_round: int, replies: Replies[RelayReply]) -> RoundReport:
+        """Do steps 3 and 4: take in latent vectors, step the server, keep gradients for users."""
+        self.session.must_have(server_round, replies)
+        answered = {node: self.requests[node] for node in replies.values}
+        for node, reply in replies.values.items():
+            latent = torch.tensor(reply.latent, dtype=torch.float32)
+            self.server.receive(torch.from_numpy(answered[node].users), latent)
+        losses, gradient = self.server.step(server_round)
+        self.users.delivered(answered)
+        self.users.keep_gradients(server_round, answered, gradient.cpu().numpy())
+        self.users.average(server_round, list(replies.values.values()))
+        homeless = self.users.homeless(self.session.members.clients)
+        return self.report(
+            server_round,
+            self.session.participation(self.session.clients_of(answered), left_out=homeless),
+            self.server.accuracy(),
+            loss=losses.total,
+            cross_entropy=losses.cross_entropy,
+            regulariser=losses.regulariser,
+            bytes=self.users.ledger.payload,
+        )
+
+    def finish(self, server_round: int) -> None:
+        """Deliver the last gradients, and let the clients forget the run."""
+        self.requests = self.users.requests(server_round, self.session.present())
+        replies = self.send(server_round, "train.finish")
+        self.users.delivered({node: self.requests[node] for node in replies.values})
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        return {"num_users": self.users.num_users, **self.users.settings._asdict()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the server's model and what waits for users."""
+        return {"server": self.server.state_dict(), "book": self.users.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.server.load_state_dict(state["server"])
+        self.users.load_state_dict(state["book"])
+
+    def arrays(self) -> ArrayRecord:
+        """Return the server's model."""
+        state = self.server.model.state_dict()
+        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what the last report was made with: the server's weights, the latent vectors."""
+        model = {f"server.{name}": t for name, t in self.server.model.state_dict().items()}
+        return model | {"latent": self.server.latent}
+
+    def summary(self) -> None:
+        """Log the settings in one line."""
+        LOG.info("SplitGradientRelay: %d users, %s", self.server.num_nodes, self.users.settings)

@@ -1,0 +1,287 @@
+"""Cohorts: the node-clients of one SuperNode, computed in one batched tensor program.
+
+A node-client owns one feature vector ``x_i`` and one model ``f_u(theta_i, .)``. Nothing in a
+cohort mixes users, so any dealing of users to cohorts gives the same numbers. ``LinearCohort``
+is the papers' linear map, stored by active rows; ``ModuleCohort`` takes any module.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flower_graph.ops.active_rows import ActiveRows, adam_, project, sum_by_feature, take
+from flower_graph.rng import generator
+
+Tensors = dict[str, Tensor]
+# What Adam changes, by its name in a cohort's state
+ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
+
+
+class UserSettings(NamedTuple):
+    """What the server tells every user about its model and its optimiser.
+
+    Attributes
+    ----------
+    latent_size : int
+        Length of the latent vector, ``h``.
+    bias : bool
+        Whether the linear map has a bias, ``x_i W_i + b_i``.
+    learning_rate, weight_decay : float
+        Adam's, as in ``torch.optim.Adam``.
+    seed : int
+        The run's seed: all users start from the same weights.
+    average_over : str
+        ``"holders"`` or ``"all"``; see ``Cohort.weight_sum``.
+    """
+
+    latent_size: int
+    bias: bool
+    learning_rate: float
+    weight_decay: float
+    seed: int
+    average_over: str
+
+
+class Cohort(Protocol):
+    """What ``NodeClient`` needs of an engine; ``None`` for ``users`` means all of them."""
+
+    num_users: int
+
+    def tensors(self) -> Tensors:
+        """Return everything that lasts between rounds; changing a tensor changes the cohort."""
+
+    def forward(self, users: Tensor | None) -> Tensor:
+        """Return latent vectors ``[p, h]``."""
+
+    def step(self, users: Tensor | None, gradient: Tensor) -> None:
+        """Back-propagate ``[p, h]`` gradients of the latent vectors and take an Adam step."""
+
+    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the users' weights summed, ``[f, h]`` float64, and counted, ``[f]``."""
+
+    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
+        """Replace the users' weights by averaged ones, ``[f, h]``."""
+
+
+def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
+    """Draw the weights that every user starts from."""
+    weight = torch.empty(num_features, settings.latent_size)
+    nn.init.xavier_uniform_(weight, generator=generator(settings.seed, "user-model"))
+    return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
+
+
+def _adam(
+    rows: ActiveRows, tensors: list[Tensor], gradient: Tensor, step: Tensor, settings: UserSettings
+) -> None:
+    """Take an Adam step on ``ADAM_TENSORS``, in place."""
+    weight, exp_avg, exp_avg_sq = tensors
+    adam_(
+        rows,
+        weight,
+        exp_avg,
+        exp_avg_sq,
+        gradient.to(weight.device),
+        step,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+    )
+
+
+class LinearCohort:
+    """Users with a linear map each, stored by active rows."""
+
+    def __init__(
+        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors | None = None
+    ) -> None:
+        self.rows, self.settings = rows, settings
+        self.num_users = rows.num_users
+        self._state = linear_state(rows, settings) if tensors is None else tensors
+
+    def tensors(self) -> Tensors:
+        """Return weights, moments and step counts; the inactive row's with ``"all"``."""
+        return self._state
+
+    def forward(self, users: Tensor | None) -> Tensor:
+        """Return latent vectors ``[p, h]``."""
+        if users is None:
+            return project(self.rows, self._state["weight"])
+        rows, place = take(self.rows, users)
+        return project(rows, self._state["weight"][place])
+
+    def step(self, users: Tensor | None, gradient: Tensor) -> None:
+        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
+        state = self._state
+        if users is None:
+            state["step"] += 1
+            whole = [state[name] for name in ADAM_TENSORS]
+            _adam(self.rows, whole, gradient, state["step"], self.settings)
+        else:
+            state["step"][users] += 1
+            rows, place = take(self.rows, users)
+            part = [state[name][place] for name in ADAM_TENSORS]
+            _adam(rows, part, gradient, state["step"][users], self.settings)
+            for name, value in zip(ADAM_TENSORS, part, strict=True):
+                state[name][place] = value
+        if "inactive-weight" in state:
+            self._step_inactive()
+
+    def _step_inactive(self) -> None:
+        """Move the rows that users do not store: only weight decay acts on them."""
+        # All users started from the same row and are averaged together, so one matrix stands for
+        # the inactive rows of everybody. It holds only if all users step together.
+        state = self._state
+        f = state["inactive-weight"].shape[0]
+        index = torch.arange(f, dtype=torch.int32, device=state["step"].device)
+        nothing = torch.zeros_like(state["inactive-weight"])
+        rows = ActiveRows(index, index, torch.ones_like(nothing[:, 0]), index, index, f)
+        part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
+        _adam(rows, part, nothing, state["step"][:1].expand(f), self.settings)
+
+    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sum the users' weights."""
+        # With ``"holders"``, a feature's row is summed over the users that have the feature, and
+        # the bias stays personal (its count is 0). With ``"all"``, over all users and all rows.
+        rows, weight = self.rows, self._state["weight"]
+        if users is not None:
+            rows, place = take(self.rows, users)
+            weight = weight[place]
+        total, count = sum_by_feature(rows, weight)
+        if self.settings.average_over == "all":
+            others = (rows.num_users - count).double()[:, None]
+            total += others * self._state["inactive-weight"].double()
+            count = torch.full_like(count, rows.num_users)
+        elif self.settings.bias:
+            total[-1], count[-1] = 0, 0
+        return total, count
+
+    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
+        """Replace the users' weights by ``[f, h]`` means; NaN rows were averaged by nobody."""
+        weight, state = mean.to(self._state["weight"]), self._state
+        rows, place = (self.rows, None) if users is None else take(self.rows, users)
+        new = weight.index_select(0, rows.feature)
+        old = state["weight"] if place is None else state["weight"][place]
+        new = torch.where(new.isnan(), old, new)
+        if place is None:
+            state["weight"].copy_(new)
+        else:
+            state["weight"][place] = new
+        if "inactive-weight" in state:
+            state["inactive-weight"].copy_(weight)
+
+
+def linear_state(rows: ActiveRows, settings: UserSettings) -> Tensors:
+    """Make the tensors of a cohort before its first round."""
+    device = rows.value.device
+    num_features = rows.num_features - int(settings.bias)
+    shared = shared_linear_weight(num_features, settings).to(device)
+    weight = shared.index_select(0, rows.feature)
+    state = {
+        "weight": weight,
+        "exp-avg": torch.zeros_like(weight),
+        "exp-avg-sq": torch.zeros_like(weight),
+        "step": torch.zeros(rows.num_users, dtype=torch.int32, device=device),
+    }
+    if settings.average_over == "all":
+        state |= {
+            "inactive-weight": shared,
+            "inactive-exp-avg": torch.zeros_like(shared),
+            "inactive-exp-avg-sq": torch.zeros_like(shared),
+        }
+    return state
+
+
+class ModuleCohort:
+    """Users with a module of their own kind each, their parameters stacked and run by ``vmap``."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        module: nn.Module,
+        settings: UserSettings,
+        tensors: Tensors | None = None,
+    ) -> None:
+        self.x, self.settings, self.num_users = x, settings, x.shape[0]
+        self._module = copy.deepcopy(module).eval().to(x.device)
+        self._names = [name for name, _ in self._module.named_parameters()]
+        self._state = self._initial() if tensors is None else tensors
+
+    def _initial(self) -> Tensors:
+        state: Tensors = {}
+        for name, parameter in self._module.named_parameters():
+            value = parameter.detach()
+            weight = value.expand(self.num_users, *value.shape).clone()
+            state[f"weight.{name}"] = weight
+            state[f"exp-avg.{name}"] = torch.zeros_like(weight)
+            state[f"exp-avg-sq.{name}"] = torch.zeros_like(weight)
+        state["step"] = torch.zeros(self.num_users, dtype=torch.int32, device=self.x.device)
+        return state
+
+    def tensors(self) -> Tensors:
+        """Return stacked weights, moments and step counts."""
+        return self._state
+
+    def _all(self, users: Tensor | None) -> Tensor:
+        return torch.arange(self.num_users) if users is None else users
+
+    def _call(self, weights: Tensors, x: Tensor) -> Tensor:
+        def one(parameters: Tensors, value: Tensor) -> Tensor:
+            out = torch.func.functional_call(self._module, parameters, (value[None],))
+            return out[0]  # type: ignore[no-any-return]
+
+        return torch.func.vmap(one)(weights, x)
+
+    def _weights(self, users: Tensor) -> Tensors:
+        return {name: self._state[f"weight.{name}"][users] for name in self._names}
+
+    def forward(self, users: Tensor | None) -> Tensor:
+        """Return latent vectors ``[p, h]``."""
+        users = self._all(users)
+        with torch.no_grad():
+            return self._call(self._weights(users), self.x[users])
+
+    def step(self, users: Tensor | None, gradient: Tensor) -> None:
+        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
+        users = self._all(users)
+        run: Callable[[Tensors], Tensor] = lambda weights: self._call(weights, self.x[users])  # noqa: E731
+        pull_back = torch.func.vjp(run, self._weights(users))[1]
+        (grads,) = pull_back(gradient.to(self.x.device))
+        self._state["step"][users] += 1
+        step = self._state["step"][users]
+        for name in self._names:
+            self._adam(name, users, grads[name], step)
+
+    def _adam(self, name: str, users: Tensor, grad: Tensor, step: Tensor) -> None:
+        """Step one parameter of the users: each is a row of width ``w`` with value 1."""
+        keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
+        part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
+        index = torch.arange(users.numel(), dtype=torch.int32, device=grad.device)
+        ones = torch.ones(users.numel(), device=grad.device)
+        rows = ActiveRows(index, index, ones, index, index, users.numel())
+        _adam(rows, part, grad.reshape(users.numel(), -1), step, self.settings)
+        for key, value in zip(keys, part, strict=True):
+            self._state[key][users] = value.view_as(self._state[key][users])
+
+    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sum all parameters over the users, flattened to ``[f, 1]``; every user counts."""
+        users = self._all(users)
+        flat = [self._state[f"weight.{n}"][users].double().sum(0).reshape(-1) for n in self._names]
+        total = torch.cat(flat)[:, None]
+        return total, torch.full((total.shape[0],), users.numel())
+
+    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
+        """Replace the users' parameters by ``[f, 1]`` means."""
+        users = self._all(users)
+        start = 0
+        for name in self._names:
+            weight = self._state[f"weight.{name}"]
+            size = weight[0].numel()
+            value = mean[start : start + size, 0].to(weight).view(weight.shape[1:])
+            weight[users] = value.expand(users.numel(), *value.shape)
+            start += size

@@ -1,0 +1,44 @@
+"""FedGLS: clients with and without edges; and what it is compared with."""
+
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.structure_fedavg.fedproto import FedProto, PrototypeClient
+    from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
+    from flower_graph.strategies.structure_fedavg.networks import StructureSettings
+    from flower_graph.strategies.structure_fedavg.strategy import (
+        LocalClient,
+        LocalTraining,
+        StructureClient,
+        StructureFedAvg,
+        initial_arrays,
+    )
+
+__all__ = [
+    "FedProto",
+    "LearnerSettings",
+    "LocalClient",
+    "LocalTraining",
+    "PrototypeClient",
+    "StructureClient",
+    "StructureFedAvg",
+    "StructureSettings",
+    "initial_arrays",
+]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "FedProto": "flower_graph.strategies.structure_fedavg.fedproto",
+        "LearnerSettings": "flower_graph.strategies.structure_fedavg.graph_learners",
+        "LocalClient": "flower_graph.strategies.structure_fedavg.strategy",
+        "LocalTraining": "flower_graph.strategies.structure_fedavg.strategy",
+        "PrototypeClient": "flower_graph.strategies.structure_fedavg.fedproto",
+        "StructureClient": "flower_graph.strategies.structure_fedavg.strategy",
+        "StructureFedAvg": "flower_graph.strategies.structure_fedavg.strategy",
+        "StructureSettings": "flower_graph.strategies.structure_fedavg.networks",
+        "initial_arrays": "flower_graph.strategies.structure_fedavg.strategy",
+    },
+)

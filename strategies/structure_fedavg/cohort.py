@@ -1,0 +1,340 @@
+"""The clients of one SuperNode that share weights, trained in one batched tensor program.
+
+A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN, its feature encoder
+and the models of all its baselines are *networks* of one kind, each on a graph of its own, and the
+networks of all clients lie in one block-diagonal batch: a cohort takes one forward, one backward
+and one Adam step for all of them. Only the weights' means mix clients, so any dealing of clients
+to cohorts gives the same result up to the rounding of sums.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flower_graph.engine.dropout import Kept, draw_kept, thinned, turn_of
+from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.engine.metrics import Judgement, judge, log_shares
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
+from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.edge_agreement import edge_agreement
+from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate, replace_block
+from flower_graph.ops.graph_learner import to_adjacency, weighted_propagate
+from flower_graph.ops.grouped import group_sum, grouped_add, grouped_linear
+from flower_graph.rng import generator
+from flower_graph.strategies.structure_fedavg.graph_learners import GraphLearners
+from flower_graph.strategies.structure_fedavg.networks import (
+    ENCODER,
+    GNN,
+    KNN,
+    LEARNED,
+    NONE,
+    OWN,
+    StructureSettings,
+    initial_models,
+    network_of,
+    rest_shapes,
+)
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.client_graphs import ClientGraph
+
+LEARNER = "learner."  # keys of the learners' part of the state
+
+
+class Trained(NamedTuple):
+    """What a round of local training gave."""
+
+    # [g] loss L_c of each graphless client before its learner's step; empty without
+    contrast: Tensor
+    # [c] divergence of each client's encoder from its GNN at the last step; empty without
+    distillation: Tensor
+    diverged: list[int]  # Clients whose weights are not finite any more
+
+
+class StructureCohort:
+    """Clients with a community each, some of them without edges."""
+
+    # Clients with edges come first, whatever the order they are given in; networks are the clients'
+    # own in that order, then for FedGLS their feature encoders.
+
+    def __init__(
+        self,
+        graphs: Sequence[ClientGraph],
+        settings: StructureSettings,
+        tensors: Tensors | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.settings, self.device = settings, torch.device(device)
+        self.graphs = sorted(graphs, key=lambda graph: graph.is_graphless)
+        self.with_edges = sum(not graph.is_graphless for graph in graphs)
+        own = [network_of(graph, settings.graphs) for graph in self.graphs]
+        kinds = [self._kind(graph) for graph in self.graphs]
+        if settings.graphs == LEARNED:
+            own += [network_of(graph, NONE) for graph in self.graphs]
+            kinds += [ENCODER] * len(self.graphs)
+        self.batch = pack_graphs(own, device)
+        self.kinds = torch.tensor(kinds)
+        state = tensors
+        if state is None:
+            state = stacked_state(self.batch, initial_models(settings), kinds)
+        self.weights = StackedWeights(state, self.batch, kinds=kinds)
+        self.learners = self._learners(None if tensors is None else tensors)
+        self._state = state
+        if self.learners is not None and tensors is None:
+            found = self.learners.tensors().items()
+            self._state |= {LEARNER + name: value for name, value in found}
+        self._graph: Adjacency | None = None
+        self._turn = turn_of(self.batch.x)
+
+    @property
+    def size(self) -> int:
+        """Number of clients."""
+        return len(self.graphs)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Numbers of the clients."""
+        return self.batch.clients[: self.size]
+
+    @property
+    def nodes(self) -> Tensor:
+        """Number of nodes of each client, ``[c]``."""
+        return torch.tensor(self.batch.ptr).diff()[: self.size]
+
+    def tensors(self) -> Tensors:
+        """Return everything that lasts between rounds; changing a tensor changes the cohort."""
+        return self._state
+
+    # What the strategies ask for
+
+    def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
+        """Train locally: first the graph learners, once, then all networks, ``E`` steps."""
+        # prototypes [k, h]
+        if not self.settings.keep_optimiser:
+            self.weights.forget_moments()
+        contrast = self._learn_structure()
+        kept = self._dropout(server_round)
+        distilled = torch.zeros(0)
+        for epoch in range(self.settings.local_epochs):
+            parts: list[Tensor] = []
+
+            def loss(
+                first: Tensor, rest: Tensor, epoch: int = epoch, parts: list[Tensor] = parts
+            ) -> Tensor:
+                hidden = self._hidden(
+                    first, rest, None if kept.inputs is None else kept.inputs[epoch]
+                )
+                dropped = hidden if kept.hidden is None else hidden * kept.hidden[epoch]
+                logits = self._logits(dropped, rest)
+                shares = log_shares(logits)
+                total = self._classification(shares)
+                if prototypes is not None:
+                    total = total + self._prototype_loss(hidden, prototypes)
+                if self.settings.graphs != LEARNED:
+                    return total
+                parts.append(self._distillation(shares))
+                return total + parts[0].sum()
+
+            self.weights.step(
+                loss,
+                learning_rate=self.settings.learning_rate,
+                weight_decay=self.settings.weight_decay,
+            )
+            distilled = parts[0].detach() if parts else distilled
+        return Trained(contrast, distilled, self._diverged())
+
+    def start_from(self, models: Sequence[ModelWeights]) -> None:
+        """Replace the networks' weights by the server's models; moments stay as they are."""
+        self.weights.start_from(*models)
+
+    def mean_models(self, left_out: Sequence[int]) -> tuple[list[ModelWeights], list[float], int]:
+        """Average the clients' models, weighted by nodes (equation 12)."""
+        good = torch.tensor([client not in left_out for client in self.clients])
+        weight = self.nodes * good
+        nodes = int(weight.sum())
+        if not nodes:
+            raise ValueError(f"clients {sorted(left_out)}: weights are not finite; nobody is left")
+        share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
+        models = self.weights.weighted_sums(share)
+        parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]
+        return models, parts, nodes
+
+    @torch.no_grad()
+    def evaluate(self) -> Judgement:
+        """Measure accuracy and loss of each client's GNN, or whatever it classifies with."""
+        # Both are NaN where the loss is no number: then the largest logit says nothing.
+        first, rest = self.weights.weights()
+        logits = self._logits(self._hidden(first, rest), rest)
+        accuracy, loss = (part[: self.size] for part in judge(self.batch, logits))
+        none = ~loss.isfinite()
+        return Judgement(
+            accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)
+        )
+
+    @torch.no_grad()
+    def class_sums(self, left_out: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Add up training nodes' hidden vectors by class, ``[k, h]``, and count them, ``[k]``."""
+        # FedProto's prototype of a class is their mean.
+        first, rest = self.weights.weights()
+        absent = [place for place, client in enumerate(self.clients) if client in left_out]
+        gone = torch.isin(self.batch.node_client, torch.tensor(absent, device=self.device))
+        rows = (self.batch.masks["train"] & ~gone).nonzero().flatten()
+        y, hidden = self.batch.y[rows], self._hidden(first, rest)[rows].double()
+        k = self.settings.num_classes
+        sums = hidden.new_zeros(k, hidden.shape[1]).index_add_(0, y, hidden)
+        return sums, torch.bincount(y, minlength=k)
+
+    def structure(self) -> dict[str, Tensor] | None:
+        """Compare the graphs that graphless clients use with their true ones."""
+        graphless = self.graphs[self.with_edges :]
+        hidden = [graph.hidden_edges for graph in graphless]
+        true = [edges for edges in hidden if edges is not None]
+        if self.learners is None or not graphless or len(true) < len(hidden):
+            return None
+        ptr = self._bounds(self._graphless)
+        shifted = [edges + start for edges, start in zip(true, ptr, strict=False)]
+        y = self.batch.y[self._nodes(self._graphless)]
+        return edge_agreement(self.learners.neighbours(), torch.cat(shifted, 1), y, ptr)
+
+    # Which networks, and where
+
+    @property
+    def _graphless(self) -> slice:
+        """Places of the graphless clients' networks."""
+        return slice(self.with_edges, self.size)
+
+    def _nodes(self, places: slice) -> slice:
+        """Return the rows of the nodes of neighbouring networks."""
+        return slice(self.batch.ptr[places.start], self.batch.ptr[places.stop])
+
+    def _bounds(self, places: slice) -> list[int]:
+        """Return the bounds of neighbouring networks' nodes, counted from the first of them."""
+        first = self.batch.ptr[places.start]
+        return [start - first for start in self.batch.ptr[places.start : places.stop + 1]]
+
+    def _kind(self, graph: ClientGraph) -> int:
+        return ENCODER if self.settings.graphs == OWN and graph.is_graphless else GNN
+
+    def _learners(self, tensors: Tensors | None) -> GraphLearners | None:
+        if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
+            return None
+        held = None
+        if tensors is not None:
+            cut = len(LEARNER)
+            held = {key[cut:]: t for key, t in tensors.items() if key.startswith(LEARNER)}
+        learner = self.settings.learner._replace(seed=self.settings.seed)
+        if self.settings.graphs == KNN:  # no layer: the features themselves are compared
+            learner = learner._replace(encoder="attentive", layers=0)
+        return GraphLearners(self.batch, self._graphless, learner, held)
+
+    # How it is computed
+
+    def _learn_structure(self) -> Tensor:
+        """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
+        if self.learners is None or self.settings.graphs != LEARNED:
+            return torch.zeros(0)
+        first, rest = self.weights.weights()
+        with torch.no_grad():
+            lifted = propagate(self.batch.x, first)
+        places = self._graphless
+        encoders = slice(self.size + places.start, self.size + places.stop)
+        ptr, gnn = self._bounds(places), self._split(rest[places])
+        own = self._split(rest[encoders])
+        features = F.relu(grouped_add(lifted[self._nodes(encoders)], own[0], ptr))
+        z = grouped_linear(features, own[1], own[2], ptr).detach()
+        x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
+        found: list[Tensor] = []
+
+        def loss(edges: Tensor, weight: Tensor) -> Tensor:
+            hidden = F.relu(grouped_add(weighted_propagate(edges, weight, x), gnn[0], ptr))
+            around = weighted_propagate(edges, weight, hidden)
+            h = grouped_linear(around, gnn[1], gnn[2], ptr)
+            every = torch.arange(ptr[-1], device=self.device)
+            found.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
+            return found[0].sum()
+
+        self.learners.step(loss)
+        self._graph = None
+        return found[0].detach().cpu()
+
+    def _adjacency(self) -> Adjacency:
+        """Return the batch's graph, with what the learners say in the graphless clients' part."""
+        if self.learners is None:
+            return self.batch.graph
+        if self._graph is None:
+            nodes = self._nodes(self._graphless)
+            n = nodes.stop - nodes.start
+            if self.settings.graphs == KNN:  # as a graph that somebody recorded: no weights
+                block = gcn_adjacency(self.learners.neighbours(), n)
+            else:
+                block = to_adjacency(*self.learners.edges(), n)
+            self._graph = replace_block(self.batch.graph, nodes.start, block)
+        return self._graph
+
+    def _hidden(self, first: Tensor, rest: Tensor, kept: Tensor | None = None) -> Tensor:
+        """First layer of all networks, ``[n, h]``; ``kept`` is dropout on the features."""
+        x = self.batch.x if kept is None else thinned(self.batch.x, self._turn, kept)
+        lifted = propagate(self._adjacency(), propagate(x, first))
+        return F.relu_(grouped_add(lifted, self._split(rest)[0], self.batch.ptr))
+
+    def _logits(self, hidden: Tensor, rest: Tensor) -> Tensor:
+        """Second layer, ``H`` and ``Z``, ``[n, k]``."""
+        _, weight, bias = self._split(rest)
+        # Weights after the neighbours' sum give the same and take the bias along.
+        return grouped_linear(propagate(self._adjacency(), hidden), weight, bias, self.batch.ptr)
+
+    def _classification(self, shares: Tensor) -> Tensor:
+        """Cross-entropy, mean over each client's training nodes, summed over clients (10)."""
+        nodes = self.batch.ptr[self.size]
+        y, share = self.batch.y[:nodes].clamp(min=0), self.batch.train_share[:nodes]
+        return -(shares[:, :nodes].gather(0, y[None])[0] @ share)
+
+    def _distillation(self, shares: Tensor) -> Tensor:
+        """``KL(softmax(H) || softmax(Z))`` with ``H`` fixed, ``[c]`` means over nodes (11)."""
+        nodes = self.batch.ptr[self.size]
+        teacher, student = shares[:, :nodes].detach(), shares[:, nodes:]
+        apart = (teacher.exp() * (teacher - student)).sum(0)
+        ptr = self.batch.ptr[: self.size + 1]
+        return group_sum(apart, ptr) / self.nodes.to(self.device)
+
+    def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared distance of training nodes to their class's prototype, over all clients."""
+        goal = prototypes.to(self.device)[self.batch.y.clamp(min=0)]
+        known = ~goal.isnan().any(1)
+        apart = (hidden - torch.where(known[:, None], goal, 0.0)).square().mean(1) * known
+        return self.settings.prototype_weight * (apart @ self.batch.train_share)
+
+    def _dropout(self, server_round: int) -> Kept:
+        """Draw what dropout leaves in a round: by client, model and round alone."""
+        settings = self.settings
+        chances = [
+            generator(settings.seed, "dropout", client, place >= self.size, server_round)
+            for place, client in enumerate(self.batch.clients)
+        ]
+        return draw_kept(
+            self.batch,
+            chances,
+            steps=settings.local_epochs,
+            hidden=settings.hidden,
+            input_rate=settings.input_dropout,
+            hidden_rate=settings.dropout,
+        )
+
+    def _diverged(self) -> list[int]:
+        """Name the clients whose weights are not finite, and let these begin anew."""
+        places: list[int] = (~self.weights.largest().isfinite()).nonzero().flatten().tolist()
+        if places:
+            self.weights.restart(places, *initial_models(self.settings))
+        return sorted({self.batch.clients[place] for place in places})
+
+    def _split(self, rest: Tensor) -> list[Tensor]:
+        shapes = list(rest_shapes(self.settings).values())
+        parts = rest.split([torch.Size(shape).numel() for shape in shapes], dim=1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,122 @@
+"""Settings of FedGLS and its baselines: one community per client, some of them without edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_graph.config.common import DataConfig, PatientSection, RunConfig
+from flower_graph.config.partition import PartitionSection
+from flower_graph.config.robust import NO_DEFENCE, RobustSection
+from flower_graph.config.rules import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    FRACTION,
+    NOT_NEGATIVE,
+    at_least,
+    choice,
+)
+from flower_graph.config.schema import section, setting
+
+APP = "fedgls"
+FEDGLS = "structure-fedavg"
+METHODS = (
+    FEDGLS,
+    "fed-mlp",
+    "fed-gnn-mlp",
+    "fedproto",
+    "local-gnn-knn",
+    "fed-gnn-knn",
+    "fed-gnn",
+)
+# Whose replies are one client's weights and nothing else
+AVERAGING = (FEDGLS, "fed-mlp", "fed-gnn-knn", "fed-gnn")
+SHARES = "what travels are sums and how much of each there is, whose quotient no such average gives"
+NOT_ROBUST = {
+    "fed-gnn-mlp": SHARES,
+    "fedproto": SHARES,
+    "local-gnn-knn": "nothing is averaged",
+}
+ENCODERS = ("attentive", "mlp")
+SIMILARITIES = ("cosine", "euclidean", "inner")
+OPTIMISERS = ("keep", "reset")
+
+
+@dataclass
+class GraphConfig:
+    """Which clients have no edges, and how a graph is made or learnt there."""
+
+    graphless_ratio: float = setting(0.5, FRACTION, help="share of the clients that have no edges")
+    neighbours: int = setting(15, at_least(1), help="others that each node keeps as neighbours, k")
+    encoder: str = setting(
+        "attentive", choice(*ENCODERS), help="what turns features into what is compared"
+    )
+    layers: int = setting(2, at_least(1), help="layers of the encoder")
+    width: int = setting(64, at_least(1), help="numbers in each of its layers; `mlp` only")
+    similarity: str = setting("cosine", choice(*SIMILARITIES), help="how nodes are compared")
+    learning_rate: float = setting(
+        0.001, NOT_NEGATIVE, help="Adam's step size of the graph learner; 0: it stays as it starts"
+    )
+    tau: float = setting(0.2, ABOVE_ZERO, help="temperature of the contrastive loss")
+
+
+@dataclass
+class ModelConfig:
+    """The GNN and the feature encoder: two layers each."""
+
+    hidden: int = setting(
+        16, at_least(1), help="numbers in the hidden layer of GNN and feature encoder"
+    )
+    dropout: float = setting(0.5, BELOW_ONE, help="share of the hidden layer dropped in training")
+    input_dropout: float = setting(0.0, BELOW_ONE, help="share of the features dropped in training")
+
+
+@dataclass
+class StrategyConfig(RobustSection, PatientSection):
+    """How the clients train, and what they share."""
+
+    name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")
+    local_epochs: int = setting(5, at_least(1), help="epochs that a client trains in a round, E")
+    learning_rate: float = setting(
+        0.01, ABOVE_ZERO, help="Adam's step size of GNN and feature encoder"
+    )
+    weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
+    optimiser: str = setting(
+        "keep", choice(*OPTIMISERS), help="whether a client's Adam lasts from round to round"
+    )
+    prototype_weight: float = setting(
+        1.0, NOT_NEGATIVE, help="weight of the distance to the prototypes; `fedproto` only"
+    )
+
+    def validate(self) -> None:
+        """Refuse values that no run can have; ``ConfigError`` names key and value."""
+        self.refuse_robust(self.name, NOT_ROBUST)
+
+
+@dataclass
+class FedGLSConfig(RunConfig):
+    """Everything that a run of FedGLS or one of its baselines needs to be repeated."""
+
+    # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
+    # only splits the nodes of clients that come without masks.
+
+    app: str = APP
+    rounds: int = 100
+    # The graph's own split plays no part: every client splits its nodes by ``partition``. Features
+    # stay as they are: scaled down, they learn slowly, and weight decay wins.
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], normalize=False)
+    partition: PartitionSection = section(PartitionSection)
+    graph: GraphConfig = section(GraphConfig)
+    model: ModelConfig = section(ModelConfig)
+    strategy: StrategyConfig = section(StrategyConfig)
+
+    def validate(self) -> None:
+        """Refuse values that no run can have; ``ConfigError`` names key and value."""
+        choice(APP).check("app", self.app)
+        super().validate()
+        if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
+            why = "the noise is for a mean, and one client can move this average further"
+            self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)
+        self.privacy.require_averaging(self.strategy.name, AVERAGING)
+        if self.strategy.name not in AVERAGING:
+            why = "noise is for weights, and it sends none, or more than weights"
+            self.privacy.refuse_with(f"strategy.name={self.strategy.name}", why)

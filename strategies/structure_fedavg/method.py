@@ -1,0 +1,297 @@
+"""FedGLS and its baselines as a method: both halves from a config, and what commands must know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.cached import cached_clients
+from flower_graph.data.folders.run_data import RunData, graph_data
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.sources.names import folder_path
+from flower_graph.errors import ConfigError
+from flower_graph.method import GraphMethod, Partition
+from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.local import require_one_client
+from flower_graph.server.robust import make_robust
+from flower_graph.strategies.structure_fedavg import fedproto
+from flower_graph.strategies.structure_fedavg import strategy as structure_fedavg
+from flower_graph.strategies.structure_fedavg.config import (
+    APP,
+    FEDGLS,
+    FedGLSConfig,
+)
+from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
+from flower_graph.strategies.structure_fedavg.networks import (
+    KNN,
+    LEARNED,
+    NONE,
+    OWN,
+    TRUE,
+    StructureSettings,
+)
+
+if TYPE_CHECKING:
+    from flower_graph.audit.attacks import Audit
+    from flower_graph.report.rounds import RoundReport
+
+LOG = logging.getLogger(__name__)
+GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
+NUM_NODES = "nodes"  # another, of the server alone
+TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
+# Which graphs the clients of each method work on
+GRAPHS = {
+    FEDGLS: LEARNED,
+    "fed-mlp": NONE,
+    "fed-gnn-mlp": OWN,
+    "fedproto": OWN,
+    "local-gnn-knn": KNN,
+    "fed-gnn-knn": KNN,
+    "fed-gnn": TRUE,
+}
+
+# Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
+# and classes. The edges are close to ours if each counts in both directions.
+TABLE_4_FIGURES = (
+    "clients",
+    "features",
+    "nodes-per-client",
+    "directed-edges-per-client",
+    "classes",
+)
+TABLE_4 = {
+    "cora": (8, 1433, 192, 695, 7),
+    "citeseer": (8, 3703, 149, 535, 6),
+    "pubmed": (16, 500, 1079, 4367, 3),
+    "flickr": (20, 500, 4441, 28663, 7),
+    "ogbn-arxiv": (16, 128, 8948, 50397, 40),
+}
+
+
+class Census(NamedTuple):
+    """What server and clients must know of the whole run's data."""
+
+    clients: int
+    graphless: int
+    features: int
+    classes: int
+
+
+class FedGLS(GraphMethod):
+    """Every client is a community of the graph; some have no edges."""
+
+    name = APP
+    schema = FedGLSConfig
+    client, clients = "community", "communities"
+    has_true_edges = True
+    tables = ("fedgls",)
+
+    def build_strategy(
+        self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> structure_fedavg.StructureFedAvg:
+        """Build the server's half of the method that ``strategy.name`` names."""
+        how, settings = config.strategy, structure_settings(config, folder)
+        own: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
+        own |= checkpoint_settings(config, out) | {"num_nodes": _num_nodes(config, folder)}
+        own["patience"] = how.patience
+        match how.name:
+            case "fed-gnn-mlp":
+                return structure_fedavg.SharewiseFedAvg(settings, **own)
+            case "local-gnn-knn":
+                return structure_fedavg.LocalTraining(settings, **own)
+            case "fedproto":
+                return fedproto.FedProto(settings, **own)
+        strategy = make_robust(structure_fedavg.StructureFedAvg, how.average, settings, **own)
+        strategy.central_noise = central_noise(config.privacy, config.rounds)
+        return strategy
+
+    def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
+        """Build the client of one SuperNode, for its share of the communities."""
+        graphs, folder = self.hosted(config, context)
+        require_one_client(config.privacy, [graph.client for graph in graphs])
+        settings = structure_settings(config, folder)
+        match config.strategy.name:
+            case "local-gnn-knn":
+                kind: type[structure_fedavg.StructureClient] = structure_fedavg.LocalClient
+            case "fedproto":
+                kind = fedproto.PrototypeClient
+            case _:
+                kind = structure_fedavg.StructureClient
+        saved = None if out is None else out / CHECKPOINTS
+        return kind(context, graphs, settings, device=config.device, checkpoint_dir=saved)
+
+    def hosted(
+        self, config: FedGLSConfig, context: Context
+    ) -> tuple[list[ClientGraph], RunFolder | None]:
+        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        here, folder = super().hosted(config, context)
+        if folder is not None:
+            _check_each(here, config)
+        return here, folder
+
+    def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
+        """Make the clients once a process, and check that the method can work with them."""
+        return cached_clients(self._checked, config, config.strategy.name)
+
+    def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
+        graphs = self.load_graphs(config)
+        _check_mix(len(graphs), sum(graph.is_graphless for graph in graphs), config)
+        _check_each(graphs, config)
+        return graphs
+
+    def graphless_ratio(self, config: FedGLSConfig) -> float:
+        """Say which share of the clients has no edges."""
+        return config.graph.graphless_ratio
+
+    def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
+        """Cut the graph into communities, or read the clients of a folder."""
+        graphs = self.load_graphs(config)
+        note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
+        if config.strategy.name != TRUE_GRAPHS or true_edges:
+            note = ""
+        data = folder_data(graphs, self.count_classes(config, graphs), true_edges=true_edges)
+        return Partition(self.statistics(config, graphs), data, note)
+
+    def paper_figures(self, config: FedGLSConfig) -> dict[str, int]:
+        """Give Table 4's row, where the config asks for its partition."""
+        row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
+        if config.partition.method != "louvain" or row is None:
+            return {}
+        same = row[0] == config.partition.clients
+        return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
+
+    def default_supernodes(self, config: FedGLSConfig) -> int | None:
+        """Give each client a SuperNode of its own where replies get noise."""
+        alone = config.privacy.is_on
+        return self.num_clients(config) if alone else None
+
+    def final_figures(
+        self, config: FedGLSConfig, strategy: Any, folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Give the whole payload and the graphless clients."""
+        if folder is None:
+            graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
+        else:
+            graphless = folder.detail(GRAPHLESS, list)
+        return {"bytes": strategy.payload, "graphless": graphless}
+
+    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        """Draw how learned graphs compare with the true ones, where a round compared them."""
+        if any(report.structure for report in reports):
+            from flower_graph.strategies.structure_fedavg.plots import save_structure
+
+            save_structure(out / "structure.png", reports, title=title)
+
+    def audit(self) -> Audit:
+        """Ask what a client's model says about its data."""
+        from flower_graph.strategies.structure_fedavg.attack import ModelAudit
+
+        return ModelAudit()
+
+
+METHOD = FedGLS()
+
+
+def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:
+    """Give each client its graph, and the server counts and who is graphless."""
+    # A graphless client's true edges are in its folder only with `true_edges`; who is graphless,
+    # the server alone learns.
+    held = graphs if true_edges else [replace(graph, hidden_edges=None) for graph in graphs]
+    graphless = [graph.client for graph in graphs if graph.is_graphless]
+    count = {NUM_GRAPHLESS: len(graphless)}
+    nodes = sum(int(graph.x.shape[0]) for graph in graphs)
+    server = {GRAPHLESS: graphless, NUM_NODES: nodes, **count}
+    return graph_data(held, classes, server_details=server, client_details=count)
+
+
+def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
+    """Refuse FedGLS without a graphless client; warn if all are."""
+    name = config.strategy.name
+    if name == FEDGLS and not graphless:
+        key, value = "graph.graphless_ratio", f"{config.graph.graphless_ratio:g}"
+        if folder_path(config.data.name) is not None:
+            key, value = "data.name", repr(config.data.name)
+        raise ConfigError(
+            f"{key}: {value} leaves none of {clients} clients without edges, and "
+            f"strategy.name={FEDGLS} has no graph to learn; set strategy.name=fed-gnn"
+        )
+    if name == FEDGLS and graphless == clients:
+        LOG.warning(
+            "all %d clients are graphless: nobody has structure to learn from, so the graphs stay "
+            "those of nearest neighbours, as with strategy.name=fed-gnn-knn",
+            clients,
+        )
+
+
+def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
+    """Check that the method can work with each of some clients."""
+    name = config.strategy.name
+    unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
+    if GRAPHS[name] == TRUE and unknown:
+        raise ConfigError(
+            f"strategy.name: {name} works on every client's true edges, and nobody has those of "
+            f"client {unknown[0]}; set strategy.name=fed-gnn-knn, or make data folders with "
+            "`flower-graph partition --true-edges`"
+        )
+    if GRAPHS[name] in (LEARNED, KNN):
+        check_neighbours(graphs, config.graph.neighbours)
+
+
+def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
+    """Collect what server and clients must agree on."""
+    census, how = _census(config, folder), config.strategy
+    kind = GRAPHS[how.name]
+    if kind == LEARNED and census.graphless == census.clients:
+        kind = KNN
+    learner = config.graph
+    return StructureSettings(
+        num_features=census.features,
+        num_classes=census.classes,
+        graphs=kind,
+        hidden=config.model.hidden,
+        dropout=config.model.dropout,
+        input_dropout=config.model.input_dropout,
+        learning_rate=how.learning_rate,
+        weight_decay=how.weight_decay,
+        local_epochs=how.local_epochs,
+        keep_optimiser=how.optimiser == "keep",
+        seed=config.seed,
+        learner=LearnerSettings(
+            encoder=learner.encoder,
+            layers=learner.layers,
+            width=learner.width,
+            similarity=learner.similarity,
+            neighbours=learner.neighbours,
+            learning_rate=learner.learning_rate,
+        ),
+        tau=learner.tau,
+        prototype_weight=how.prototype_weight,
+    )
+
+
+def _census(config: FedGLSConfig, folder: RunFolder | None) -> Census:
+    """Count what the whole run has, by its folder if there is one."""
+    if folder is None:
+        graphs = METHOD.graphs(config)
+        graphless = sum(graph.is_graphless for graph in graphs)
+        features = int(graphs[0].x.shape[1])
+        return Census(len(graphs), graphless, features, METHOD.count_classes(config, graphs))
+    there = folder.manifest
+    graphless = folder.detail(NUM_GRAPHLESS, int)
+    _check_mix(there.num_clients, graphless, config)
+    return Census(there.num_clients, graphless, there.features, there.classes)
+
+
+def _num_nodes(config: FedGLSConfig, folder: RunFolder | None) -> int:
+    """Count the nodes of all clients."""
+    if folder is not None:
+        return folder.detail(NUM_NODES, int)
+    return sum(int(graph.x.shape[0]) for graph in METHOD.graphs(config))

@@ -1,0 +1,301 @@
+"""FedGLS: federated graph learning with graphless clients.
+
+Fu et al., "Federated Graph Learning with Graphless Clients", TMLR 2024. Every client has node
+features; some, the *graphless* ones, have no edges. All train a GNN ``H = GNN(X, A; theta)`` and a
+feature encoder ``Z = MLP(X; omega)`` that learns to say the same without edges. A graphless client
+also has a graph learner ``A^ = P(Gen(X; phi))`` and puts ``A^`` in the place of ``A``. Theta and
+omega together carry what structure means from client to client.
+
+Round ``t``:
+
+1. server -> clients: ``theta``, ``omega``;
+2. graphless client: one step of phi on ``L_c``, NT-Xent between ``h_i`` and ``z_i`` of each node
+   (equations 8 and 9); phi never leaves the client. Then ``A^`` is made anew and stands;
+3. client, ``E`` times: theta steps on the cross-entropy of its labelled nodes (equation 10), omega
+   on ``KL(softmax(H) || softmax(Z))`` with ``H`` fixed (equation 11);
+4. client -> server: theta, omega, and its number of nodes;
+5. server: the mean weighted by nodes (equation 12), which is Flower's ``FedAvg``;
+6. server -> clients: the new means, to be measured (Flower's ``evaluate``).
+
+The server's half adds nothing to the averaging, so any Flower strategy that averages arrays can
+take its place: ``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=100)``.
+
+A SuperNode with several clients trains them in one program and answers with their mean weighted by
+nodes, under the sum of their nodes: the server's mean is what it is with one client each.
+
+*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``), Fed-GNN (``true``), Fed-MLP (``none``);
+and below Fed-GNNMLP (``own``, with ``SharewiseFedAvg``) and Local-GNN_k (``LocalTraining``).
+FedProto has a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.device import resolve_device
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.messages.client_means import mean_of
+from flower_graph.messages.keys import SERVER_ROUND
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
+from flower_graph.server.client_reply import ClientReply
+from flower_graph.server.combined_arrays import Combined
+from flower_graph.strategies.structure_fedavg.client_state import StructureHost, check_models
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
+from flower_graph.strategies.structure_fedavg.messages import (
+    CONTRAST,
+    DISTILLATION,
+    LOSS,
+    SHARE_END,
+    STRUCTURE_NAMES,
+    SharedModels,
+    measurements,
+    training_metrics,
+)
+from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings, initial_models
+
+Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class StructureClient(NumPyClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; optimisers and graph learners live behind it.
+    graphs : sequence of ClientGraph
+        The clients' data, some without edges.
+    settings : StructureSettings
+        Models and training, the same at all clients and at the server.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        graphs: Sequence[ClientGraph],
+        settings: StructureSettings,
+        *,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+    ) -> None:
+        self.settings = settings
+        where = resolve_device(device)
+        self.host = StructureHost(context, graphs, settings, where, checkpoint_dir)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        restore_if_asked(self.host.restore, config)
+        return self.host.presence().to_properties()
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+        """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
+        start = self._models(parameters)
+        with self.host.opened() as cohort:
+            cohort.start_from(start)
+            trained = cohort.train(int(config[SERVER_ROUND]))
+        # Out here: if nobody is left to average, the clients still keep what they have.
+        models, shares, nodes = cohort.mean_models(trained.diverged)
+        shared = SharedModels(models, shares if self.settings.graphs == OWN else None)
+        return training_answer(shared.to_arrays(), nodes, cohort.size, trained)
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure the server's models on every client (step 6)."""
+        start = self._models(parameters)
+        with self.host.opened() as cohort:
+            cohort.start_from(start)
+            answer = measured(cohort)
+        return save_if_asked(self.host.save, config, answer)
+
+    def _models(self, parameters: list[NDArray[Any]]) -> list[ModelWeights]:
+        shared = SharedModels.from_arrays(parameters, self.settings.num_models)
+        check_models(shared.models, self.settings)
+        return shared.models
+
+
+class LocalClient(StructureClient):
+    """Clients that train alone (Local-GNN_k): no array travels."""
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+        """Train every client's own model."""
+        with self.host.opened() as cohort:
+            trained = cohort.train(int(config[SERVER_ROUND]))
+            nodes = int(cohort.nodes.sum())
+        return training_answer({}, nodes, cohort.size, trained)
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure every client's own model."""
+        with self.host.opened() as cohort:
+            answer = measured(cohort)
+        return save_if_asked(self.host.save, config, answer)
+
+
+def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:
+    """Answer an ``evaluate``: mean loss, number of clients, measurements."""
+    metrics = measurements(cohort.evaluate(), cohort.structure())
+    return mean_of(metrics, LOSS), cohort.size, dict(metrics)
+
+
+def training_answer(
+    arrays: dict[str, NDArray[Any]], weight: int, clients: int, trained: Trained
+) -> Answer:
+    """Answer a ``train``: arrays, their weight, losses and who is left out."""
+    losses = {CONTRAST: trained.contrast, DISTILLATION: trained.distillation}
+    left_out = [f"client {client}: weights are not finite" for client in trained.diverged]
+    metrics = training_metrics(losses, weight, clients, list(arrays), left_out)
+    return list(arrays.values()), weight, metrics
+
+
+# Server ------------------------------------------------------------------------------------------
+
+
+def initial_arrays(settings: StructureSettings) -> ArrayRecord:
+    """Give the models that a run starts from, for any Flower strategy's ``start``."""
+    models = initial_models(settings)
+    shares = [1.0] * len(models) if settings.graphs == OWN else None
+    arrays = SharedModels(models, shares).to_arrays()
+    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+
+
+class StructureFedAvg(ReportedFedAvg):
+    """Flower's ``FedAvg`` for ``StructureClient``, with a report a round.
+
+    Parameters
+    ----------
+    settings : StructureSettings
+        What the clients have too.
+    participation : float
+        Share of the SuperNodes asked each round, above 0 and at most 1.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    num_nodes : int, optional
+        Nodes of all clients together: more than that no reply can weigh.
+    **more
+        As for ``ReportedFedAvg``.
+    """
+
+    def __init__(
+        self,
+        settings: StructureSettings,
+        *,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        num_nodes: int | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
+        )
+        self.settings, self.num_nodes = settings, num_nodes
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        num_rounds: int = 100,
+        timeout: float = 600.0,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Run the method.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, of any kind.
+        num_rounds : int
+            Rounds.
+        timeout : float
+            Seconds that an exchange may take.
+        on_round : callable, optional
+            Called with every round's report.
+        resume : bool
+            Go on from the last checkpoint.
+
+        Returns
+        -------
+        Result
+            Flower's result; its ``arrays`` are the last models.
+        """
+        arrays = self.first_arrays()
+        return self.run(grid, arrays, num_rounds, timeout, on_round, resume=resume)
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        return super().fixed_settings() | self.settings._asdict()
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return what a SuperNode has said, and no more than there is."""
+        known = [super().most_examples(node, training=training)]
+        known.append(self.num_nodes if training else None)
+        return min((most for most in known if most is not None), default=None)
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give what the first round sends."""
+        return initial_arrays(self.settings)
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn Flower's means of what clients measured into the fields of a report."""
+        loss = mean_of(evaluated, LOSS)
+        figures = {name: mean_of(evaluated, name) for name in STRUCTURE_NAMES}
+        return {
+            "loss": loss,
+            "cross_entropy": loss,
+            "regulariser": mean_of(trained, CONTRAST),
+            "train_accuracy": mean_of(evaluated, "train"),
+            "val_accuracy": mean_of(evaluated, "val"),
+            "test_accuracy": mean_of(evaluated, "test"),
+            "structure": {name: value for name, value in figures.items() if value == value},
+        }
+
+
+class SharewiseFedAvg(StructureFedAvg):
+    """Means where not every client has a part in every array (Fed-GNNMLP, FedProto)."""
+
+    # Such an array ``a`` comes as a sum over the clients that have a part, with ``a-share``, how
+    # much they are; both are divided by ``num-examples``. Flower averages both, and their quotient
+    # is the mean. Where nobody had a part, the last mean stays.
+
+    def combine(self, replies: Sequence[ClientReply]) -> Combined:
+        """Average, then divide by the shares."""
+        arrays = super().combine(replies)
+        if not isinstance(arrays, ArrayRecord):
+            return arrays
+        mean, found = {name: array.numpy() for name, array in arrays.items()}, {}
+        for name, values in mean.items():
+            share = mean[name.partition("-")[0] + SHARE_END]
+            wide = share.reshape(share.shape + (1,) * (values.ndim - share.ndim))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                fresh = values if name.endswith(SHARE_END) else values / wide
+            found[name] = np.where(wide > 0, fresh, self.arrays[name].numpy()).astype(np.float32)
+        return ArrayRecord({name: Array(values) for name, values in found.items()})
+
+
+class LocalTraining(StructureFedAvg):
+    """The server's half for ``LocalClient``: collects what clients measure."""
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give no array."""
+        return ArrayRecord()

@@ -1,0 +1,88 @@
+"""SuperNodes that die and come back with their files: the run ends as if they had not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import ALL, EVERY, METHODS, PERSONAL, Done, Setup
+
+from flower_graph.client import state
+
+OWN = [METHODS[name] for name in PERSONAL]
+AVERAGES = ("fedgls", *PERSONAL)  # the loss of a client's state is not noticed: weights come anew
+KEEPS_STATE = [name for name in METHODS if name not in AVERAGES]
+IDS = pytest.mark.parametrize("new_id", [True, False], ids=["new-id", "same-id"])
+
+
+def play(setup: Setup, out: Path, rounds: int = 4, **how: object) -> Done:
+    """Run with three SuperNodes."""
+    nodes = setup.supernodes if setup in OWN else min(3, setup.supernodes)
+    more = {"supernodes": nodes, "final": setup.final, **how}
+    return setup.run(out, f"rounds={rounds}", "strategy.timeout=5", **more)
+
+
+def assert_same(setup: Setup, left: Done, right: Done) -> None:
+    """Hold figures and what is left against the other run's: sums are added in another order."""
+    np.testing.assert_allclose(left.figures, right.figures, rtol=setup.atol, atol=setup.atol)
+    assert [r.answered for r in left.reports] == [r.answered for r in right.reports]
+    kept, other = left.kept, right.kept
+    assert kept.keys() == other.keys()
+    for name, value in kept.items():
+        np.testing.assert_allclose(value, other[name], rtol=setup.atol, atol=setup.atol)
+
+
+@IDS
+@pytest.mark.parametrize("name", EVERY)
+def test_they_go_on_where_they_were(
+    name: str, new_id: bool, tmp_path: Path, outcome: Callable[[str, str, str], None]
+) -> None:
+    setup, where = ALL[name], tmp_path / "state"
+    whole = play(setup, tmp_path / "whole")
+    restarts = {1: [0], 2: [1, 2], 3: [0, 2]}
+    ended = play(setup, tmp_path / "out", new_id=new_id, restarts=restarts, state_dir=where)
+    assert ended.grid.restarted == 5
+    assert ended.result["rejected"] == 0
+    assert_same(setup, ended, whole)
+    for file in where.rglob("*.*"):
+        assert file.is_dir() or file.stat().st_mode & 0o777 == 0o600
+    if name in METHODS:
+        outcome(
+            "a SuperNode is restarted in mid-run",
+            setup.name,
+            "five restarts in four rounds, with the same node id and with another: the figures are "
+            "those of the run without them",
+        )
+
+
+@pytest.mark.parametrize("name", [*METHODS, "deepwalk, secure"])
+def test_they_go_on_with_files_of_any_size(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors above a limit lie in files of their own."""
+    setup = ALL[name]
+    whole = play(setup, tmp_path / "whole")
+    monkeypatch.setattr(state, "SMALL_BYTES", 0)
+    ended = play(setup, tmp_path / "out", new_id=True, restarts={2: [0, 1]})
+    assert ended.result["rejected"] == 0
+    assert_same(setup, ended, whole)
+
+
+@pytest.mark.parametrize("name", ["nfedgnn", "fedscem"])
+def test_nothing_is_left_after_a_run_that_ends_with_a_message(name: str, tmp_path: Path) -> None:
+    play(METHODS[name], tmp_path / "out", restarts={2: [1]}, state_dir=tmp_path / "state")
+    assert not [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+
+
+@IDS
+@pytest.mark.parametrize("name", [*KEEPS_STATE, "deepwalk, secure", "deepwalk, alone"])
+def test_without_a_place_what_is_lost_is_said_and_the_run_goes_on(
+    name: str, new_id: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = play(ALL[name], tmp_path, 5, new_id=new_id, restarts={2: [1]}, state_dir=None)
+    assert np.isfinite(ended.reports[-1].loss)
+    assert ended.reports[-1].answered == ended.reports[0].answered, "it takes part again"
+    said = [r.getMessage() for r in caplog.records if "has lost its state" in r.getMessage()]
+    assert len(said) == 1, said

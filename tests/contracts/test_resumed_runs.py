@@ -1,0 +1,129 @@
+"""A run that goes on from a checkpoint ends, to the bit, where the uninterrupted one does."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation import ALL, EVERY, METHODS, Done
+
+from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.errors import CheckpointError
+from flower_graph.storage import checkpoint
+
+ROUNDS = 4
+
+
+def assert_same(whole: Done, resumed: Done, first: int = 1) -> None:
+    """Hold every round from ``first`` on, and what is left, against the other run's."""
+    assert len(whole.reports) == len(resumed.reports)
+    for one, other in zip(whole.reports[first - 1 :], resumed.reports[first - 1 :], strict=True):
+        left, right = one.to_record(), other.to_record()
+        for key in ("seconds", "parts", "wire-bytes"):
+            left.pop(key), right.pop(key)
+        assert repr(left) == repr(right), f"round {one.round}"
+    left_, right_ = whole.kept, resumed.kept
+    assert left_.keys() == right_.keys()
+    for name, value in left_.items():
+        assert torch.equal(value, right_[name]), name
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_interrupted_after_any_round(name: str, tmp_path: Path) -> None:
+    """Interrupted twice in one run, and with half of the clients in each round."""
+    setup = ALL[name]
+    whole = setup.run(tmp_path / "whole", f"rounds={ROUNDS}")
+    every = (f"rounds={ROUNDS}", "checkpoint_every=1")
+    out = tmp_path / "out"
+    for stop_at in range(2, ROUNDS):  # a round is reported before its checkpoint is made
+        setup.run(out, *every, resume=stop_at > 2, stop_at=stop_at)
+    assert_same(whole, setup.run(out, *every, resume=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_some_of_the_clients_every_client_has_its_part(name: str, tmp_path: Path) -> None:
+    setup = METHODS[name].with_("strategy.participation=0.5", f"rounds={ROUNDS}")
+    whole = setup.run(tmp_path / "whole")
+    out = tmp_path / "out"
+    setup.run(out, "checkpoint_every=2", stop_at=3)
+    assert_same(whole, setup.run(out, "checkpoint_every=2", resume=True))
+    found = sorted(tmp_path.glob(f"out*/**/round-{ROUNDS:06d}/*"))
+    clients = [path.name for path in found if path.name != "server.pt"]
+    assert clients == [f"client-{k}.safetensors" for k in range(setup.supernodes)]
+    assert len(clients) == len(found) - 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_last_two_are_kept_and_a_longer_run_goes_on(name: str, tmp_path: Path) -> None:
+    setup, out = METHODS[name], tmp_path / "out"
+    whole = setup.run(tmp_path / "whole", f"rounds={ROUNDS}")
+    setup.run(out, "rounds=2", "checkpoint_every=1")
+    assert checkpoint.complete_rounds(out / CHECKPOINTS) == [1, 2]
+    longer = (f"rounds={ROUNDS}", "checkpoint_every=1")
+    ended = setup.run(out, *longer, resume=True)
+    assert_same(whole, ended, first=3)  # what the shorter run's end cost is in its last round
+    again = setup.run(out, *longer, resume=True)  # nothing is left to do
+    assert_same(ended, again)
+    with pytest.raises(CheckpointError, match="num_rounds: 1 is less than round 4"):
+        setup.run(out, "rounds=1", "checkpoint_every=1", resume=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
+    name: str, tmp_path: Path
+) -> None:
+    setup = METHODS[name]
+
+    def away(partition: int, server_round: int, kind: str) -> str:
+        return "error" if partition == 1 and server_round in (2, 2 + setup.late) else "good"
+
+    out = tmp_path / "out"
+    done = setup.run(out, f"rounds={ROUNDS}", "checkpoint_every=2", faults=away)
+    found = checkpoint.complete_rounds(out / CHECKPOINTS)
+    assert 2 not in found and found[-1] == ROUNDS
+    assert any(report.rejected for report in done.reports)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+    setup, out = METHODS[name], tmp_path / "out"
+    setup.run(out, "rounds=1", "checkpoint_every=1")
+    more: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
+        ({}, ("seed=4",), "its seed is 0, this run's is 4"),
+        ({"supernodes": setup.supernodes - 1}, (), "with as many SuperNodes as before"),
+    )
+    for how, words, said in more:
+        with pytest.raises(CheckpointError, match=said):
+            setup.run(out, "rounds=2", "checkpoint_every=1", *words, resume=True, **how)
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        setup.run(tmp_path / "other", "rounds=2", "checkpoint_every=1", resume=True)
+
+
+def _damage(out: Path, pattern: str) -> None:
+    file = sorted(out.parent.glob(f"{out.name}*/**/{pattern}"))[0]
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_a_good_checkpoint_all_reasons_are_named(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup, out = METHODS[name], tmp_path / "out"
+    setup.run(out, "rounds=2", "checkpoint_every=1")
+    for number in (1, 2):
+        _damage(out, f"round-{number:06d}/client-0.safetensors")
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(CheckpointError, match=r"round 2.*round 1.*No earlier checkpoint is left"),
+    ):
+        setup.run(out, "rounds=3", "checkpoint_every=1", resume=True)
+
+
+def test_every_registered_method_is_tried() -> None:
+    from flower_graph.config.registry import known_apps
+
+    tried = {setup.load().app for setup in METHODS.values()}
+    assert tried == set(known_apps()), "give the others small settings in tests/frozen/runs.py"

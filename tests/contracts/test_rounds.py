@@ -1,0 +1,107 @@
+"""Who takes part in a round, and that it does not matter which SuperNode hosts whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import ALL, EVERY, METHODS, PERSONAL, Done, Faults, Setup
+
+from flower_graph.errors import NoClientsError
+
+BAD = 2
+
+
+def checked(done: Done, clients: int) -> Done:
+    """Hold every round against what must hold in each."""
+    for report, who in zip(done.reports, done.who, strict=True):
+        parts = [who.answered, set(who.failed), set(who.left_out)]
+        together = set().union(*parts)
+        assert sum(map(len, parts)) == len(together), "a client in two places"
+        assert len(together) == clients, f"round {report.round}"
+        if "evaluate" not in done.grid.kinds:  # where all evaluate, the report counts these
+            assert len(who.answered) == report.answered, f"round {report.round}"
+        assert all(reason for reason in [*who.failed.values(), *who.left_out.values()])
+    return done
+
+
+def clients_of(setup: Setup) -> int:
+    """Count the clients: users of nFedGNN are nodes."""
+    return {"nfedgnn/cora": 90}.get(setup.config, setup.supernodes)
+
+
+def once(word: str, late: int = 0) -> Faults:
+    """Let one SuperNode go wrong in one round."""
+
+    def fault(partition: int, server_round: int, kind: str) -> str:
+        is_then = (partition, server_round) == (1, BAD + late) and kind == "train"
+        return word if is_then else "good"
+
+    return fault
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_any_assignment_gives_the_same(name: str, tmp_path: Path) -> None:
+    """One SuperNode for all clients, some for each, one for each."""
+    setup = ALL[name]
+    if name in PERSONAL:
+        with pytest.raises(NoClientsError, match="it needs a SuperNode for each"):
+            setup.run(tmp_path, "rounds=3", supernodes=2)
+        return
+    one, two, each = (
+        checked(setup.run(tmp_path / str(n), "rounds=3", supernodes=n), clients_of(setup))
+        for n in (1, 2, setup.supernodes)
+    )
+    for other in (one, two):
+        np.testing.assert_allclose(other.figures, each.figures, rtol=1e-4, atol=setup.atol)
+        assert other.kept.keys() == each.kept.keys()
+        for key, value in each.kept.items():
+            np.testing.assert_allclose(other.kept[key], value, rtol=1e-3, atol=1e-4)
+
+
+# The secure consensus refuses participation
+@pytest.mark.parametrize("name", [one for one in EVERY if "secure" not in str(one.values[0])])
+def test_some_of_the_clients(name: str, tmp_path: Path) -> None:
+    setup = ALL[name]
+    done = checked(setup.run(tmp_path, "rounds=3", "strategy.participation=0.5"), clients_of(setup))
+    half = clients_of(setup) / 2
+    for who in done.who:
+        assert half - 1 <= len(who.answered) <= half + 1
+        assert set(who.left_out.values()) == {"not drawn"}
+    assert len({frozenset(who.answered) for who in done.who}) > 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("word", ["error", "empty", "lost"])
+def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
+    name: str, word: str, tmp_path: Path
+) -> None:
+    """A client that fails before its work, whose reply is lost or has nothing in it."""
+    setup = METHODS[name]
+    run = ("rounds=4", "strategy.timeout=0.1")
+    whole = setup.run(tmp_path / "whole", *run)
+    done = checked(
+        setup.run(tmp_path / "bad", *run, faults=once(word, setup.late)), clients_of(setup)
+    )
+    missed = [number for number, who in enumerate(done.who, start=1) if who.failed]
+    assert missed == [BAD]
+    assert done.reports[BAD - 1].rejected
+    assert done.who[-1].answered == whole.who[-1].answered, "it takes part again"
+    assert done.reports[0].loss == whole.reports[0].loss
+    if word == "error":
+        silent = setup.run(tmp_path / "silent", *run, faults=once("silent", setup.late))
+        assert silent.figures == pytest.approx(done.figures, nan_ok=True, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
+    setup = METHODS[name]
+
+    def comes(partition: int, server_round: int, kind: str) -> str:
+        return "gone" if partition == 1 and server_round < 3 and kind == "connect" else "good"
+
+    run = ("rounds=5", "strategy.timeout=0.1", f"strategy.min_nodes={setup.supernodes - 1}")
+    done = setup.run(tmp_path, *run, faults=comes)
+    counts = [report.answered for report in done.reports]
+    assert counts[0] < counts[-1] == clients_of(setup)

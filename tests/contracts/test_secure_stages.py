@@ -1,0 +1,59 @@
+"""Clients that are killed between the stages of a secure sum."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federation import ONE_EACH, run
+
+from flower_graph.server.participation import Participation
+
+ROUNDS, BAD = 6, 3
+SECURE = ONE_EACH["PPFL-GNN"].with_("strategy.alignment=secure")
+# What a client is busy with when it is killed
+STAGES = {
+    "FedSCem": (ONE_EACH["FedSCem"], ("train", "train.unmask")),
+    "PPFL-GNN": (SECURE, ("train", "train.sum_unmask")),
+}
+CASES = [(method, stage) for method, (_, stages) in STAGES.items() for stage in stages]
+
+
+@pytest.mark.parametrize(("method", "stage"), CASES)
+@pytest.mark.parametrize("after", [0.001, 0.1], ids=["at its begin", "later"])
+def test_killed_between_the_stages(
+    method: str,
+    stage: str,
+    after: float,
+    tmp_path: Path,
+    outcome: Callable[[str, str, str], None],
+) -> None:
+    setup, seen = STAGES[method][0], set()
+
+    def killed(partition: int, server_round: int, kind: str) -> str:
+        seen.add(kind)
+        return "killed" if (partition, server_round, kind) == (1, BAD, stage) else "good"
+
+    config = setup.load(f"rounds={ROUNDS}", "strategy.timeout=0.5")
+    moments = itertools.repeat(after)
+    done = run(
+        config, tmp_path / "o", supernodes=setup.supernodes, faults=killed, kill_after=moments
+    )
+    assert stage in seen, f"there is no such stage: {sorted(seen)}"
+    taken = [Participation.from_record(report.participation) for report in done.reports]
+    # Before its vector came it is missing in the sum; after that its masks are taken off with the
+    # others' shares. It is named, and part of the last sums again.
+    assert any(report.rejected for report in done.reports)
+    assert stage != "train" or any(one.failed for one in taken)
+    assert taken[-1].answered == taken[0].answered
+    assert all(math.isfinite(report.loss) for report in done.reports[-2:])
+    outcome(
+        "a client is killed between the stages of a secure sum",
+        method,
+        f"killed in {' or '.join(f'`{one}`' for one in STAGES[method][1])}: before its vector came "
+        "the sum is made without it, or skipped whole; later the others' shares take its masks "
+        "off. It is named and takes part again",
+    )

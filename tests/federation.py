@@ -1,0 +1,351 @@
+"""Every method on small federations, and one grid on which anything can go wrong."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import load_file
+
+from flower_graph.apps.run import client_app, run_server
+from flower_graph.client import state
+from flower_graph.client.state import forget_run
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config
+from flower_graph.messages.keys import CONFIG, SERVER_ROUND
+from flower_graph.report.rounds import RoundReport, read_reports
+from flower_graph.secure import secret_store
+from flower_graph.server.participation import Participation
+from flower_graph.simulation import InProcessGrid
+
+sys.path.insert(0, str(Path(__file__).parent / "frozen"))
+from runs import METHODS as FROZEN
+
+# (partition, round, message type) -> word; see Federation
+Faults = Callable[[int, int, str], str]
+NAMES = {"nfedgnn": "nFedGNN", "fedscem": "FedSCem", "fedgls": "FedGLS", "ppfl": "PPFL-GNN"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A method with its settings on a small federation.
+
+    ``final`` is the type of a round's last message. ``late`` rounds pass before a report tells
+    of an exchange. ``atol`` is by how much figures differ where clients lie otherwise.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    supernodes: int
+    final: str = "train"
+    late: int = 0
+    atol: float = 1e-5
+
+    @property
+    def name(self) -> str:
+        """The method as a reader knows it."""
+        app = self.config.partition("/")[0]
+        return NAMES.get(app, app)
+
+    def with_(self, *overrides: str, **changes: Any) -> Setup:
+        """Change settings."""
+        return replace(self, overrides=(*self.overrides, *overrides), **changes)
+
+    def load(self, *overrides: str) -> RunConfig:
+        """Load the config."""
+        return load_config(self.config, [*self.overrides, *overrides])
+
+    def run(self, out: Path, *overrides: str, **how: Any) -> Done:
+        """Run it with one SuperNode for each client, or as many as ``how`` says."""
+        return run(self.load(*overrides), out, **{"supernodes": self.supernodes, **how})
+
+
+# Each client is answered with a model of its own, and needs a SuperNode of its own
+PERSONAL = ("fedgta", "fedpub")
+FINAL = {
+    "fedscem": "train.unmask",
+    "fedgls": "evaluate",
+    "fedgta": "evaluate",
+    "fedpub": "evaluate",
+}
+# One SuperNode for each client, and enough of them that a sum can do without one
+FOUR = ("data.nodes=160", "partition.clients=4")
+MORE: dict[str, tuple[int, tuple[str, ...]]] = {
+    "nfedgnn": (5, ()),
+    "fedscem": (6, ("strategy.dropout=0.5",)),
+    "deepwalk": (4, FOUR),
+    "gat": (4, FOUR),
+}
+# All that are registered, PPFL-GNN with two models. A new method stands in tests/frozen/runs.py.
+METHODS = {
+    key: Setup(
+        config,
+        (*small, *MORE.get(key, (0, ()))[1]),
+        MORE.get(key, (supernodes, ()))[0],
+        FINAL.get(key, "train"),
+        int(key == "fedscem"),
+    )
+    for key, (config, small, supernodes) in FROZEN.items()
+}
+ONE_EACH = {setup.name: setup for setup in METHODS.values()}
+PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
+# What of a method is a path of its own through the server or the client
+VARIANTS = {
+    "nfedgnn, averaged": METHODS["nfedgnn"].with_("strategy.average_every=2"),
+    "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
+    "fedscem, blinded": METHODS["fedscem"].with_("strategy.alignment=polynomial"),
+    "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
+    "fedscem, shared": METHODS["fedscem"].with_(
+        "strategy.model_sharing=fedavg", "strategy.resolution=1e-6"
+    ),
+    **{
+        f"fedscem, {name}": METHODS["fedscem"].with_(f"strategy.name={name}", final=final, late=0)
+        for name, final in (
+            ("self-training", "train"),
+            ("fedavg", "evaluate"),
+            ("local-sage", "train"),
+            ("fed-sage", "evaluate"),
+        )
+    },
+    "fedgls, proto": METHODS["fedgls"].with_("strategy.name=fedproto"),
+    "fedgls, alone": METHODS["fedgls"].with_("strategy.name=local-gnn-knn"),
+    "fedgls, reset": METHODS["fedgls"].with_("strategy.optimiser=reset"),
+    "deepwalk, alone": METHODS["deepwalk"].with_("strategy.name=local"),
+    "deepwalk, consensus": METHODS["deepwalk"].with_("strategy.alignment=consensus"),
+    "deepwalk, secure": METHODS["deepwalk"].with_(
+        "strategy.alignment=secure", final="train.sum_unmask"
+    ),
+}
+ALL = METHODS | VARIANTS
+QUICK = {*METHODS, "fedscem, plain", "deepwalk, secure"}
+# For a test of all: most variants only in `make test-slow`
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that ended, and what is left of it."""
+
+    out: Path
+    result: dict[str, Any]
+    reports: list[RoundReport]
+    grid: Federation
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Test accuracy of every round."""
+        return [report.test_accuracy for report in self.reports]
+
+    @property
+    def figures(self) -> list[float]:
+        """Whatever a fault would change: losses and accuracies of every round."""
+        names = ("loss", "regulariser", "val_accuracy", "test_accuracy")
+        return [getattr(report, name) for report in self.reports for name in names]
+
+    @property
+    def who(self) -> list[Participation]:
+        """Who took part, by round."""
+        return [Participation.from_record(report.participation) for report in self.reports]
+
+    @property
+    def kept(self) -> dict[str, torch.Tensor]:
+        """What is left at the end: the server's weights, the clients' embeddings."""
+        files = sorted(self.out.glob("weights.safetensors"))
+        found = {name: value for file in files for name, value in load_file(file).items()}
+        for file in sorted(self.out.glob("embeddings/*.npz")):
+            with np.load(file) as arrays:
+                found |= {f"{file.stem}/{k}": torch.as_tensor(v) for k, v in arrays.items()}
+        return found
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    *,
+    supernodes: int,
+    resume: bool = False,
+    stop_at: int = 0,
+    **of_grid: Any,
+) -> Done:
+    """Run a config in this process, every output included.
+
+    After round ``stop_at`` somebody presses Ctrl-C. Other parameters are the grid's.
+    """
+    where = {"state_dir": out.with_name(f"{out.name}-state"), **of_grid}
+    grid = Federation(client_app(config, out), num_supernodes=supernodes, **where)
+
+    def stop(report: RoundReport) -> None:
+        if report.round == stop_at:
+            raise KeyboardInterrupt
+
+    result: dict[str, Any] = {}
+    try:
+        result = run_server(config, grid, out, engine="in-process", resume=resume, on_round=stop)
+    except KeyboardInterrupt:
+        assert stop_at
+    finally:
+        forget_run(grid.run.run_id)
+    return Done(out, result, read_reports(out / "metrics.jsonl"), grid)
+
+
+def good(partition: int, server_round: int, message_type: str) -> str:
+    """Let nothing go wrong."""
+    return "good"
+
+
+class Federation(InProcessGrid):
+    """Does to each message what a word for (partition, round, message type) says.
+
+    ``silent``: it never reaches the client. ``error``: the client fails. ``lost``: the client does
+    its work and the reply never arrives. ``late``: the reply comes after the deadline, in the next
+    exchange. ``empty``: the reply has no records. ``killed``: the client works in a process of its
+    own, which the kernel ends after ``kill_after`` seconds; files that it was writing stay as they
+    are. ``gone``: the SuperNode is not connected (message type ``connect``).
+
+    ``restarts`` says which partitions are started anew once a round is done, that is once its
+    message of type ``final`` was sent: memory and context are gone, and with ``new_id`` they get
+    another id, as SuperNodes without authentication do. Without a ``state_dir`` nothing lasts.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        num_supernodes: int,
+        state_dir: Path | None,
+        faults: Faults = good,
+        kill_after: Iterable[float] = (),
+        restarts: Mapping[int, Iterable[int]] | None = None,
+        final: str = "train",
+        new_id: bool = False,
+    ) -> None:
+        # As in a deployment: what a client keeps is in its context and in files, not in memory.
+        where = {"state-dir": "" if state_dir is None else str(state_dir)}
+        super().__init__(app, num_supernodes=num_supernodes, node_config=where)
+        self.faults, self.final, self.new_id = faults, final, new_id
+        self.killed = self.restarted = self.done = 0
+        self.kinds: set[str] = set()  # types of messages that were sent
+        self._kill_after = iter(kill_after)
+        self._restarts = {done: list(nodes) for done, nodes in (restarts or {}).items()}
+        self._late: dict[str, Message] = {}
+        self._round, self._is_trained = 0, False
+
+    def word(self, node_id: int, server_round: int, message_type: str) -> str:
+        """Say what happens to a message."""
+        partition = int(self.contexts[node_id].node_config["partition-id"])
+        return self.faults(partition, server_round, message_type)
+
+    def get_node_ids(self) -> list[int]:
+        """Start anew whom it is time for; return who is connected in the round that comes."""
+        for partition in self._restarts.pop(self.done, []):
+            self._restart(partition)
+        connected = super().get_node_ids()
+        return [n for n in connected if self.word(n, self._round + 1, "connect") != "gone"]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Deliver the messages, or what is left of them."""
+        self._replies.update(self._late)
+        self._late, ids, kind = {}, [], ""
+        for message in messages:
+            kind = message.metadata.message_type
+            server_round = round_of(message)
+            self._round = max(self._round, server_round)
+            ids.append(self._deliver(message, self.word_of(message, server_round)))
+        self.kinds.add(kind)
+        self._is_trained |= kind == "train"
+        if kind == self.final and self._is_trained:
+            self.done, self._is_trained = self.done + 1, False
+        return [one for one in ids if one]
+
+    def word_of(self, message: Message, server_round: int) -> str:
+        """Say what happens to a message; to a SuperNode that left, nothing does."""
+        meta = message.metadata
+        if meta.dst_node_id not in self.contexts:
+            return "unknown"
+        return self.word(meta.dst_node_id, server_round, meta.message_type)
+
+    def _deliver(self, message: Message, word: str) -> str:
+        """Deliver one message; return its number, empty where nobody has this id."""
+        if word == "silent":
+            return self._number(message)
+        if word == "killed":
+            number = self._number(message)
+            self._die(message)
+            return number
+        if word == "error":
+            return self._fail(message)
+        numbers = super().push_messages([message])
+        if not numbers:
+            return ""
+        if word in ("lost", "late"):
+            reply = self._replies.pop(numbers[0])
+            if word == "late":
+                self._late[numbers[0]] = reply
+        if word == "empty" and self._replies[numbers[0]].has_content():
+            self._replies[numbers[0]].content = RecordDict()
+        return numbers[0]
+
+    def _fail(self, message: Message) -> str:
+        """Let the client fail before it begins."""
+
+        def broken(*_: Any) -> Message:
+            raise OSError("the disk is full")
+
+        app, self.client_app = self.client_app, broken  # type: ignore[assignment]
+        try:
+            return super().push_messages([message])[0]
+        finally:
+            self.client_app = app
+
+    def _die(self, message: Message) -> None:
+        """Have the client work in a process that is killed; it keeps nothing but its files."""
+        forget_live(self.run.run_id)
+        process = os.fork()
+        if process == 0:  # the client
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.setitimer(signal.ITIMER_REAL, next(self._kill_after))
+                super().push_messages([message])
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
+        next(self._kill_after)
+        _, status = os.waitpid(process, 0)
+        assert os.WIFSIGNALED(status)
+        self.killed += 1
+
+    def _restart(self, partition: int) -> None:
+        """End a SuperNode and start it anew: memory and context are gone."""
+        old = next(c for c in self.contexts.values() if c.node_config["partition-id"] == partition)
+        forget_live(old.run_id, old.node_id)
+        del self.contexts[old.node_id]
+        number = secrets.randbits(63) if self.new_id else old.node_id
+        self.contexts[number] = Context(
+            old.run_id, number, old.node_config, RecordDict(), old.run_config
+        )
+        self.restarted += 1
+
+
+def round_of(message: Message) -> int:
+    """Read a message's round: its group, or where Flower's ``FedAvg`` writes it."""
+    config = message.content.config_records.get(CONFIG, {})
+    return int(message.metadata.group_id or config.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
+
+
+def forget_live(*key: int) -> None:
+    """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
+    kept_by = [state._LIVE, state._TOKENS, state._FIXED, state._MAPS]
+    if len(key) == 2:  # a SuperNode that ends takes its secrets with it
+        kept_by.append(secret_store._LIVE)  # type: ignore[arg-type]
+    for kept in kept_by:
+        for one in [one for one in kept if one[: len(key)] == key]:
+            del kept[one]

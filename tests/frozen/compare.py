@@ -1,0 +1,451 @@
+"""Compare what runs give with what is frozen in ``frozen.json``, or with another checkout.
+
+    python tests/frozen/compare.py [--against CHECKOUT] [--write] [--ray] [--only REGEX]
+
+All runs of a tree (``runs.py``) are done in one child process, which enters the project only by
+its command line and ``flower_graph.simulation.InProcessGrid``, so that it works on both sides of a
+refactoring. Against the file, floats may differ by 1e-5 and hashes are left out, because other
+machines round otherwise; against a checkout everything is compared to the bit. The runs of a
+``--write`` replace those of the same names in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from runs import Run, in_process, on_ray
+
+TREE = Path(__file__).resolve().parents[2]
+FILE = Path(__file__).resolve().with_name("frozen.json")
+TOLERANCE = 1e-5
+DIGITS = 8  # of a float in the file
+HASH = "sha256"
+# What another time, machine or folder changes
+UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$")
+EMPTY: tuple[Any, ...] = ("", [], {})
+AS = "as "  # in the file: the same as in the run of this name
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "MPLBACKEND": "Agg",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+# In the child ------------------------------------------------------------------------------------
+
+
+class Messages:
+    """What the grid carried, summed up for each round and message type."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, Counter[str]] = {}
+        self.keys: dict[str, dict[str, set[str]]] = {}
+
+    def record(self) -> dict[str, Any]:
+        """Give the sums as plain data, sorted."""
+        sizes = {name: dict(sorted(one.items())) for name, one in sorted(self.sizes.items())}
+        keys = {
+            name: {place: sorted(known) for place, known in sorted(records.items())}
+            for name, records in sorted(self.keys.items())
+        }
+        return {"sizes": sizes, "keys": keys}
+
+    def note(self, message: Any, side: str) -> None:
+        """Add a request or a reply."""
+        about = message.metadata
+        sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
+        if message.has_error():
+            sums["errors"] += 1
+            return
+        sums[side] += 1
+        keys = self.keys.setdefault(f"{about.message_type} {side}", {})
+        for name, record in message.content.items():
+            place = f"{name} ({type(record).__name__})"
+            sums[f"{side}-bytes"] += _size(record)
+            known = keys.setdefault(place, set())
+            known |= {f"{_any_number(key)}: {_kind(record[key])}" for key in record}
+
+    def listen(self, grid: Any) -> None:
+        """Hear all messages of all grids from now on."""
+        push, pull = grid.push_messages, grid.pull_messages
+
+        def push_messages(self_: Any, messages: Iterable[Any]) -> Any:
+            given = list(messages)
+            for message in given:
+                self.note(message, "request")
+            return push(self_, given)
+
+        def pull_messages(self_: Any, message_ids: Iterable[str]) -> Any:
+            replies = pull(self_, message_ids)
+            for reply in replies:
+                self.note(reply, "reply")
+            return replies
+
+        grid.push_messages, grid.pull_messages = push_messages, pull_messages
+
+
+def _size(record: Any) -> int:
+    """Count the bytes of a record's names and values."""
+    return sum(len(key) + _value_size(record[key]) for key in record)
+
+
+def _value_size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_value_size(one) for one in value)
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode())
+    return len(value.data) if hasattr(value, "data") else 8  # an array, or a number
+
+
+def _kind(value: Any) -> str:
+    """Name the type of a wire value: an array's dtype and number of dimensions, or Python's."""
+    if hasattr(value, "dtype"):
+        return f"{value.dtype} {len(value.shape)}d"
+    if isinstance(value, list):
+        return "list of " + " or ".join(sorted({type(one).__name__ for one in value}))
+    return type(value).__name__
+
+
+def _any_number(key: str) -> str:
+    return re.sub(r"\d+", "#", key)
+
+
+def child(names: Sequence[str], out: Path) -> None:
+    """Do runs in the tree that ``PYTHONPATH`` names, and write what they gave."""
+    tree = Path(os.environ["PYTHONPATH"])
+    main = _entry(tree)
+    messages = Messages()
+    _settle(messages)
+    given: dict[str, Any] = {}
+    for run in [*in_process(), *on_ray()]:
+        if run.name in names:
+            messages.sizes, messages.keys = {}, {}
+            with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
+                began = time.perf_counter()
+                given[run.name] = _give(run, main, Path(folder) / "out", messages)
+                if os.environ.get("FROZEN_TIMES"):
+                    print(f"{time.perf_counter() - began:7.2f} s {run.name}", file=sys.stderr)
+    out.write_text(json.dumps(given))
+
+
+def _entry(tree: Path) -> Any:
+    """Find the command's function by the tree's ``pyproject.toml``."""
+    project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["flower-graph"].partition(":")
+    found = importlib.import_module(module)
+    assert Path(found.__file__ or "").resolve().is_relative_to(tree.resolve()), found.__file__
+    return getattr(found, function)
+
+
+def _settle(messages: Messages) -> None:
+    """Listen on the grid; draw noise from one seed; save pictures as empty files, which is fast."""
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+
+    torch.set_num_threads(1)
+    simulation = importlib.import_module("flower_graph.simulation")
+    messages.listen(simulation.InProcessGrid)
+    seed = np.random.seed
+    # Noise of differential privacy is drawn after NumPy got whole arrays of the system's entropy.
+    np.random.seed = lambda value=None: seed(0 if np.size(value) > 1 else value)
+    Figure.savefig = lambda self, file, *_, **__: (
+        file.write(b"") if hasattr(file, "write") else Path(file).write_bytes(b"")
+    )
+
+
+def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
+    """Do one run and collect what it gave."""
+    words = run.words()
+    if run.command != "show":
+        words += ["--out", str(out)]
+    given: dict[str, Any] = {"exit": None}
+    given["exit"], said = _call(main, words)
+    if run.again and given["exit"] == 0:
+        given["checkpoint"] = _lose_the_last(out)
+        given["exit"], said = _call(main, ["run", "--resume", str(out), *_nodes(run)])
+    if given["exit"] != 0:
+        print(f"{run.name}: exit {given['exit']}\n{said}", file=sys.stderr)
+        # Its last line is what a user reads; folders are others each time.
+        given["error"] = re.sub(r"/\S*/", "", said.strip().splitlines()[-1])
+    if run.command == "show":
+        given["text"] = said.splitlines()
+    if messages.sizes:
+        given["messages"] = messages.record()
+    return {**given, **_written(out)}
+
+
+def _nodes(run: Run) -> list[str]:
+    return ["--supernodes", str(run.supernodes)]
+
+
+def _call(main: Any, words: list[str]) -> tuple[Any, str]:
+    """Call the command; give its exit status and what it said."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
+        except Exception:
+            traceback.print_exc()
+            status = "exception"
+    return status or 0, said.getvalue()
+
+
+def _lose_the_last(out: Path) -> dict[str, Any]:
+    """Make a run one that was stopped after its last but one checkpoint; give what that holds."""
+    folders = sorted(out.rglob("round-*"), key=lambda path: int(path.name.split("-")[1]))
+    shutil.rmtree(folders[-1])
+    (out / "result.json").unlink()
+    files = (file for file in folders[-2].rglob("*") if file.is_file())
+    names = Counter(_any_number(file.name) for file in files)
+    return {"rounds": [folder.name for folder in folders], "files": dict(sorted(names.items()))}
+
+
+def _written(out: Path) -> dict[str, Any]:
+    """Collect what lies in an output folder."""
+    given: dict[str, Any] = {}
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    names = Counter(_any_number(str(path.relative_to(out))) for path in files)
+    given["files"] = dict(sorted(names.items()))
+    clients = hashlib.sha256()
+    for path in files:
+        name = str(path.relative_to(out))
+        summary = None if "checkpoints" in path.parts else _summary(path)
+        if re.match(r"client-(?!0+/)", name):  # the first client's stand for all
+            clients.update(json.dumps([name, summary]).encode())
+        elif summary is not None:
+            given[name] = summary
+    return {**given, f"clients-{HASH}": clients.hexdigest()}
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    """Sum up a file of figures or tensors; None for what is neither."""
+    if path.suffix == ".jsonl":
+        lines = path.read_text().splitlines()
+        return _columns([_stable(json.loads(line)) for line in lines])
+    if path.suffix == ".json":
+        figures: dict[str, Any] = _stable(json.loads(path.read_text()))
+        return figures
+    return _tensors(path) if path.suffix == ".safetensors" else None
+
+
+def _stable(value: Any) -> Any:
+    """Leave out what another time or machine changes."""
+    if isinstance(value, dict):
+        return {key: _stable(one) for key, one in value.items() if not UNSTABLE.search(key)}
+    return [_stable(one) for one in value] if isinstance(value, list) else value
+
+
+def _columns(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Turn rounds with figures into figures with one value a round; leave out what is empty."""
+    flat = [dict(_leaves(one)) for one in rounds]
+    keys = dict.fromkeys(key for one in flat for key, value in one.items() if value not in EMPTY)
+    return {key: [one.get(key, "absent") for one in flat] for key in keys}
+
+
+def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, one in value.items():
+        if isinstance(one, dict) and one:
+            yield from _leaves(one, f"{prefix}{key}/")
+        else:
+            yield prefix + key, one
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """Sum up a file of weights: names, sizes, one norm and one hash for all of them."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    arrays = dict(sorted(load_file(path).items()))
+    digest, squares = hashlib.sha256(), 0.0
+    kinds: Counter[str] = Counter()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+        squares += float(np.square(array.astype(np.float64)).sum())
+        kinds[f"{_any_number(name)} {array.dtype} {array.ndim}d"] += array.size
+    return {"numbers": dict(kinds), "norm": math.sqrt(squares), HASH: digest.hexdigest()}
+
+
+# In the parent -----------------------------------------------------------------------------------
+
+
+def collect(tree: Path, runs: Sequence[Run]) -> dict[str, Any]:
+    """Do runs in a child process that imports the given tree."""
+    with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
+        out = Path(folder) / "given.json"
+        names = "\n".join(run.name for run in runs)
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(tree)}
+        command = [sys.executable, __file__, "--child", str(out)]
+        subprocess.run(command, input=names, text=True, check=True, cwd=folder, env=environment)
+        given: dict[str, Any] = json.loads(out.read_text())
+    return given
+
+
+def differences(old: Any, new: Any, *, exact: bool, place: str = "") -> Iterator[str]:
+    """Name what differs, by run, file or part, key, and round in brackets."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            one = f"{place} {key}".strip()
+            if key not in old or key not in new:
+                yield f"{one}: {'appeared' if key in new else 'is gone'}"
+            else:
+                yield from differences(old[key], new[key], exact=exact, place=one)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (before, after) in enumerate(zip(old, new, strict=True), start=1):
+            yield from differences(before, after, exact=exact, place=f"{place} [{number}]")
+    elif not _same(old, new, exact):
+        yield f"{place}: {old!r} -> {new!r}"
+
+
+def _same(old: Any, new: Any, exact: bool) -> bool:
+    if not exact and {type(old), type(new)} in ({float}, {float, int}):
+        return math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return type(old) is type(new) and bool(old == new)
+
+
+def write(given: dict[str, Any]) -> None:
+    """Put runs into the file, in the place of those of the same names; drop runs that are gone."""
+    frozen = read()
+    known = [run.name for run in [*in_process(), *on_ray()]]
+    frozen = {name: {**frozen, **given}[name] for name in known if name in {**frozen, **given}}
+    FILE.write_text(_text(_shorter(_for_file(frozen))) + "\n")
+
+
+def read() -> dict[str, Any]:
+    """Read the file, if there is one, with everything in full."""
+    frozen: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    full: dict[tuple[str, str], Any] = {}
+    for name, given in frozen.items():
+        for part, key, path in _alike(given):
+            if isinstance(part[key], str) and part[key].startswith(AS):
+                part[key] = full[path, part[key].removeprefix(AS)]
+            full[path, name] = part[key]
+    return frozen
+
+
+def _shorter(frozen: dict[str, Any]) -> dict[str, Any]:
+    """Write what many runs have in common only at the first, whose name the others have there."""
+    first: dict[tuple[str, str], str] = {}
+    for name, given in frozen.items():
+        for part, key, path in _alike(given):
+            text = json.dumps(part[key])
+            same = first.setdefault((path, text), name)
+            if same != name and len(text) > len(AS + same) + 2:
+                part[key] = AS + same
+    return frozen
+
+
+def _alike(given: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Give the parts of a run that are often another's too: where, under which key, its path."""
+    for name in given:
+        if name != "exit":
+            yield given, name, name
+    deeper = [("result.json", given.get("result.json"))]
+    if isinstance(messages := given.get("messages"), dict):
+        deeper += [("sizes", messages["sizes"]), ("keys", messages["keys"])]
+    for place, part in deeper:
+        if isinstance(part, dict):
+            for key, value in part.items():
+                if not isinstance(value, str) or value.startswith(AS):
+                    yield part, key, f"{place} {key}"
+
+
+def _for_file(value: Any) -> Any:
+    """Round floats, and leave out hashes."""
+    if isinstance(value, dict):
+        return {key: _for_file(one) for key, one in value.items() if not _is_hash(one)}
+    if isinstance(value, list):
+        return [_for_file(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _is_hash(value: Any) -> bool:
+    """Tell a SHA-256, which is compared to the bit or not at all."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _text(value: Any, depth: int = 0) -> str:
+    """Write JSON with one line for whatever fits into one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or (depth and len(line) + depth <= 100):
+        return line
+    if isinstance(value, dict):
+        parts = [
+            f"{json.dumps(key, ensure_ascii=False)}: {_text(one, depth + 1)}"
+            for key, one in value.items()
+        ]
+    else:
+        parts = [_text(one, depth + 1) for one in value]
+        if not any(isinstance(one, dict | list) for one in value):
+            # Words are whole values: a blank inside one is no place to break.
+            text = " ".join(f"{part},".replace(" ", "\0") for part in parts)
+            words = textwrap.wrap(text, 90, break_long_words=False, break_on_hyphens=False)
+            parts = [line.rstrip(",").replace("\0", " ") for line in words]
+    left, right = "{}" if isinstance(value, dict) else "[]"
+    inside = ",\n".join(" " * (depth + 1) + part for part in parts)
+    return f"{left}\n{inside}\n{' ' * depth}{right}"
+
+
+def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TREE) -> list[str]:
+    """Do runs, here and perhaps in another checkout; say what differs, one line each."""
+    new = collect(tree, runs)
+    if against is not None:
+        return list(differences(collect(against.resolve(), runs), new, exact=True))
+    frozen = read()
+    old = {run.name: frozen[run.name] for run in runs if run.name in frozen}
+    return list(differences(old, _for_file(new), exact=False))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 if nothing changed."""
+    parser = argparse.ArgumentParser(description="Compare runs with what is frozen.")
+    help_against = "another checkout, compared to the bit"
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help=help_against)
+    parser.add_argument("--write", action="store_true", help="freeze anew")
+    parser.add_argument("--ray", action="store_true", help="the runs on Ray, and only these")
+    parser.add_argument("--only", default="", metavar="REGEX", help="runs whose name has this")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.child is not None:
+        child(sys.stdin.read().splitlines(), args.child)
+        return 0
+    every = on_ray() if args.ray else in_process()
+    runs = [run for run in every if re.search(args.only, run.name)]
+    if args.write:
+        write(collect(TREE, runs))
+        print(f"{len(runs)} runs frozen")
+        return 0
+    found = compare(runs, against=args.against)
+    for line in found:
+        print(line)
+    print(f"{len(found)} differences in {len(runs)} runs" if found else "nothing changed")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""Every message that is declared: what is written is read, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages import codec, fields, packed
+from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.codec import Message, fields_of
+from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
+from flower_graph.secure.align import plaintext_messages as plaintext
+from flower_graph.secure.align.messages import BlindReply, EvaluateReply, Hosts
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
+from flower_graph.strategies.fed_sage import messages as sage
+from flower_graph.strategies.masked_embedding_averaging import messages as ego
+from flower_graph.strategies.procrustes_alignment import messages as public
+from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import SumOrder
+from flower_graph.strategies.split_gradient_relay import messages as relay
+
+SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
+PRIME = 2**31 - 1
+SHAPES = {name: (2, 3) for name in (*sage.FEATURE_NAMES, *sage.CLASSIFIER_NAMES)}
+# What only these can have; the rest is drawn
+VALUES: dict[type, dict[str, Any]] = {
+    UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
+    BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
+    plaintext.PolynomialRequest: {"prime": PRIME},
+    plaintext.PairRequest: {"prime": PRIME},
+    plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
+    sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
+    sage.SageScores: {"counts": np.array([[[1, 0, 0], [2, 1, 0]]] * 2)},
+    relay.HelloReply: {"users": np.array([4, 0, 2]), "weight_shape": (3, 2)},
+    relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
+    public.PublicHello: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
+    ego.EgoReply: {"entries": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
+}
+# What their reader knows
+KNOWN: dict[type, dict[str, Any]] = {
+    MaskedReply: {"total": np.arange(3, dtype="<u8")},
+    plaintext.PolynomialReply: {"prime": PRIME},
+    plaintext.PatternReply: {"w": 2},
+    SumOrder: {"sizes": [2, 1]},
+    relay.HelloReply: {"num_nodes": 100},
+    relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
+    sage.Generators: {"shapes": SHAPES},
+    sage.Judgement: {"a": 2, "shapes": SHAPES},
+    sage.SageScores: {"p": 2},
+    sage.MeanClassifier: {"shapes": SHAPES},
+    ego.EgoReply: {"L": 3},
+    ego.PlainPresence: {"asked": np.arange(100)},
+}
+# With fields that depend on one another: their own tests have them
+BY_HAND = (public.PublicRequest, public.PublicReply, ego.EgoRequest)
+
+
+def declared(base: type = Message) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from declared(kind)
+
+
+MESSAGES = sorted(
+    {
+        kind
+        for kind in declared()
+        if kind.__module__.startswith("flower_graph.") and kind not in BY_HAND
+    },
+    key=lambda kind: (kind.__module__, kind.__qualname__),
+)
+
+
+def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
+    """Draw what a field may be."""
+    shape = [
+        int(s) if s.isdecimal() else sizes.get(s, 3) for s in getattr(field, "shape", "").split()
+    ]
+    match field:
+        case fields.Whole():
+            return int(rng.integers(field.least or 0, min(field.most or 99, 99)))
+        case fields.Real():
+            return float(rng.random())
+        case fields.Flag():
+            return bool(rng.integers(2))
+        case fields.Word():
+            return f"word {rng.integers(99)}"
+        case fields.Raw():
+            return rng.bytes(field.size)
+        case fields.Reasons():
+            return {3: "value: nan", -1: ""}
+        case fields.Lines():
+            return ["client 3: gone"]
+        case sage.Losses():
+            return rng.random(shape)
+        case fields.Numbers():
+            numbers = rng.integers(1, 99, shape).tolist()
+            return numbers if field.whole else [number / 2 for number in numbers]
+        case packed.Clients() | Hosts():
+            return rng.choice(100, shape, replace=False)
+        case packed.Sizes():
+            return np.array([0, sizes["n"] - 2, 2])
+        case packed.Ragged():
+            return [rng.integers(-9, 9, size) for size in (2, 1)]
+        case packed.Flags():
+            return rng.random(shape) < 0.5
+        case packed.Block():
+            return rng.integers(256, size=shape, dtype=np.uint8)
+        case packed.Exact():
+            is_residue = isinstance(field, plaintext.Modular)
+            return rng.integers(1, PRIME, shape).astype(np.uint64 if is_residue else np.int64)
+        case codec.Tensor():
+            return rng.random(shape).astype(np.float32)
+        case codec.Named():
+            head = [sizes.get(field.first, 2)] if field.first else []
+            return {n: rng.random((*head, 2, 3)).astype(np.float32) for n in field.names}
+        case codec.Part():
+            return field.make(**{n: draw(part, rng, sizes) for n, part in field.parts.items()})
+    raise AssertionError(field)
+
+
+def instance(kind: Any, seed: int = 0) -> Any:
+    rng, given = np.random.default_rng(seed), dict(VALUES.get(kind, {}))
+    sizes = SIZES | {letter: given.pop(letter) for letter in list(given) if len(letter) == 1}
+    others = {n: v for n, v in KNOWN.get(kind, {}).items() if n == "total"}
+    return kind(
+        **{
+            name: given[name] if name in given else draw(field, rng, sizes)
+            for name, field in fields_of(kind).items()
+        },
+        **others,
+    )
+
+
+def reply(message: Any) -> RecordDict:
+    """What the server gets: numbers in one record, arrays in theirs, all else in another."""
+    arrays, examples, entries = message.to_numpy()
+    names = entries.pop(ARRAY_NAMES, [])
+    if "query" in type(message).up:
+        return RecordDict({CONFIG: ConfigRecord(entries)})
+    numbers = {NUM_EXAMPLES: examples} | {
+        key: value for key, value in entries.items() if is_number(value)
+    }
+    others = {key: value for key, value in entries.items() if key not in numbers}
+    content = RecordDict({METRICS: MetricRecord(numbers), CONFIG: ConfigRecord(others)})
+    for name, values in zip(names, arrays, strict=True):
+        record, slash, key = name.partition("/")
+        record, key = (record, key) if slash else (ARRAYS, record)
+        content.setdefault(record, ArrayRecord())[key] = encode_array(key, values)
+    return content
+
+
+def is_number(value: Any) -> bool:
+    probe = value[0] if isinstance(value, list) else value
+    return isinstance(probe, (int, float)) and not isinstance(probe, bool)
+
+
+def has_arrays(kind: Any) -> bool:
+    return any(isinstance(f, (codec.Tensor, codec.Named)) for f in fields_of(kind).values())
+
+
+def is_read_alone(kind: Any) -> bool:
+    """Whether it is a whole answer; the others are entries among those of other messages."""
+    return (
+        bool(kind.up)
+        and (has_arrays(kind) or kind.__module__.split(".")[1] == "strategies")
+        and (kind is not ego.PlainPresence)
+    )
+
+
+def read(kind: Any, content: RecordDict) -> Any:
+    known = KNOWN.get(kind, {})
+    if is_read_alone(kind):
+        return kind.read(content, **known)
+    arrays = [
+        decode_array(key, array)
+        for record in content.array_records.values()
+        for key, array in record.items()
+    ]
+    config = {
+        k: v for r in content.values() if not isinstance(r, ArrayRecord) for k, v in r.items()
+    }
+    return kind.from_numpy(arrays, config, **known) if arrays else kind.from_config(config, **known)
+
+
+def written(message: Any) -> RecordDict:
+    return reply(message) if is_read_alone(type(message)) else message.to_record()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and one and isinstance(one[0], np.ndarray):
+        return all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return np.shape(one) == np.shape(other) and np.array_equal(one, other)
+    return bool(one == other)
+
+
+def test_all_are_here() -> None:
+    assert len(MESSAGES) >= 35
+    assert {MaskedReply, EvaluateReply, relay.RelayReply, ego.EgoReply} <= set(MESSAGES)
+    assert fields_of(Ring) == {}, "a class without declared fields"
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("seed", range(3))
+def test_there_and_back(kind: Any, seed: int) -> None:
+    message = instance(kind, seed)
+    found = read(kind, written(message))
+    for name in fields_of(kind):
+        sent, came = getattr(message, name), getattr(found, name)
+        if not getattr(fields_of(kind)[name], "when", "") or came is not None:
+            assert name == "entries" or same(sent, came), name
+
+
+ENTRIES = [
+    (kind, field)
+    for kind in MESSAGES
+    for name, field in fields_of(kind).items()
+    if not isinstance(field, (codec.Tensor, codec.Named, codec.Part, ego.Seconds, ego.Rest))
+    and not isinstance(field, (fields.Word, fields.Lines))
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), ENTRIES, ids=lambda v: getattr(v, "key", getattr(v, "__name__", ""))
+)
+def test_every_entry_is_checked(kind: Any, field: Any) -> None:
+    for bad in (None, "text", b"odd"):
+        content = written(instance(kind))
+        if bad is None and field.optional:
+            continue
+        for record in (CONFIG, METRICS):
+            if field.key in content.get(record, {}):
+                del content[record][field.key]
+        if bad is not None:
+            content[CONFIG][field.key] = bad
+        with pytest.raises(MalformedReplyError, match=field.key.split("*")[0]):
+            read(kind, content)
+
+
+TENSORS = [
+    (kind, field)
+    for kind in MESSAGES
+    if is_read_alone(kind)
+    for field in fields_of(kind).values()
+    if isinstance(field, (codec.Tensor, codec.Named))
+]
+
+
+def spoil(values: np.ndarray, value: float) -> np.ndarray:
+    wrong = values.astype(np.float64)
+    wrong.flat[-1] = value
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), TENSORS, ids=lambda v: getattr(v, "key", getattr(v, "__name__", ""))
+)
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda a: None, "missing"),
+        (lambda a: a[:-1], "has shape"),
+        (lambda a: a[None], "has shape"),
+        (lambda a: spoil(a, np.nan), "NaN or infinite"),
+        (lambda a: spoil(a, -np.inf), "NaN or infinite"),
+        (lambda a: spoil(a, 1e300), "NaN or infinite values in float32"),
+        (lambda a: spoil(a, 1e30), "at most"),
+        (lambda a: a.astype(np.complex64), "expected numbers"),
+        (lambda a: a > 0, "expected numbers"),
+        (lambda a: a.astype("U3"), "expected numbers"),
+        (lambda a: a.astype(">f8"), "of another machine"),
+    ],
+)
+def test_every_array_of_a_reply_is_checked(kind: Any, field: Any, change: Any, why: str) -> None:
+    if why == "at most" and getattr(field, "limit", 1) is None:
+        return
+    content = reply(instance(kind))
+    record, _, key = field.key.partition("/")
+    key = field.names[-1] if isinstance(field, codec.Named) else key
+    wrong = change(content[record][key].numpy())
+    if wrong is None:
+        del content[record][key]
+    else:
+        content[record][key] = Array(wrong)
+    with pytest.raises(MalformedReplyError, match=f"{key}.*{why}"):
+        read(kind, content)

@@ -1,0 +1,131 @@
+"""FED-PUB: the random graph, masks, and averages by what models do, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.config.load import load_config
+from flower_graph.errors import ConfigError
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fed_pub import METHOD, Masked, random_graph, softmax_weights
+
+SMALL = (
+    *("data.name=csbm", "data.nodes=90", "data.classes=3", "data.degree=5", "data.features=24"),
+    *("data.active=6", "device=cpu", "partition.clients=4", "partition.ratios=[0.3,0.3,0.4]"),
+    *("model.hidden=6", "rounds=3", "strategy.block_nodes=20"),
+)
+
+
+def small(*settings: str) -> Any:
+    return load_config("fedpub/cora-linqs", [*SMALL, *settings])
+
+
+def run(config: Any) -> tuple[Any, list[Any]]:
+    """Run a config and give the server and its reports."""
+    app = make_client_app(lambda context: METHOD.build_client(config, context, None))
+    server, reports = METHOD.build_strategy(config, None), list[Any]()
+    grid = InProcessGrid(app, num_supernodes=4, seed=0)
+    server.start(grid, num_rounds=config.rounds, on_round=reports.append)
+    return server, reports
+
+
+class Linear(nn.Module):
+    """A module that takes a graph and does not look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.bias = nn.Parameter(torch.tensor([10.0, 20.0]))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+# --- formulas
+
+
+def test_the_random_graph_has_dense_blocks_and_nothing_between_them() -> None:
+    x, edges = random_graph(6, 3, 40, 0.25, seed=0)
+    assert x.shape == (120, 6)
+    assert float(x.mean()) == pytest.approx(0, abs=0.15)
+    assert float(x.std()) == pytest.approx(1, abs=0.1)
+    source, target = edges
+    assert torch.equal(source // 40, target // 40) and not bool((source == target).any())
+    pairs = set(map(tuple, edges.t().tolist()))
+    assert len(pairs) == edges.shape[1]
+    assert pairs == {(b, a) for a, b in pairs}
+    assert len(pairs) / (3 * 40 * 39) == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_random_graph_depends_on_the_seed_alone() -> None:
+    one, same, other = (random_graph(4, 5, 20, 0.1, seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not torch.equal(one[0], other[0])
+    full = random_graph(2, 1, 3, 1.0, 0)[1]
+    assert sorted(map(tuple, full.t().tolist())) == [
+        (a, b) for a in range(3) for b in range(3) if a != b
+    ]
+
+
+def test_weights_are_a_softmax_of_scaled_cosines_by_hand() -> None:
+    found = softmax_weights(np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), 3.0)
+    high, low = math.exp(3) / (2 * math.exp(3) + 1), 1 / (2 * math.exp(3) + 1)
+    assert found[0] == pytest.approx([high, low, high])
+    assert found[1] == pytest.approx(np.array([1, math.exp(3), 1]) / (2 + math.exp(3)))
+    assert softmax_weights(np.eye(2), 0.0).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert softmax_weights(np.eye(2), 5000.0).tolist() == [[1, 0], [0, 1]]
+
+
+def test_a_mask_is_multiplied_in_and_a_small_one_is_nothing_in_evaluation() -> None:
+    masked = Masked(Linear(), threshold=0.1)
+    x, nothing = torch.tensor([[1.0, 1.0]]), torch.zeros(2, 0, dtype=torch.long)
+    assert masked(x, nothing).tolist() == [[13, 27]]
+    with torch.no_grad():
+        masked.masks["weight"].copy_(torch.tensor([[0.5, -0.05], [1.0, 2.0]]))
+    assert masked(x, nothing).tolist()[0] == pytest.approx([10.4, 31])
+    assert masked.eval()(x, nothing).tolist()[0] == pytest.approx([10.5, 31])
+    assert float(masked.size().detach()) == pytest.approx(3.55)
+    masked.size().backward()
+    assert masked.masks["weight"].grad.tolist() == [[1, -1], [1, 1]]
+
+
+# --- both halves
+
+
+def test_masks_never_leave_a_client_and_each_client_has_its_own_model() -> None:
+    server, reports = run(small())
+    assert not any(report.rejected or report.skipped for report in reports)
+    weights = server.weights()
+    names = {name.partition(".")[2] for name in weights}
+    assert names == {f"module.{layer}.{part}" for layer in ("first", "second")
+                     for part in ("weight", "bias")}  # fmt: skip
+    assert not np.array_equal(
+        weights["client-0.module.first.weight"], weights["client-1.module.first.weight"]
+    )
+
+
+def test_without_a_scale_all_clients_have_one_mean() -> None:
+    server, _ = run(small("strategy.masks=false", "strategy.norm_scale=0"))
+    weights = server.weights()
+    assert {name.partition(".")[2] for name in weights} >= {"first.weight", "second.bias"}
+    for name in ("first.weight", "second.weight"):
+        for client in (1, 2, 3):
+            assert np.array_equal(weights[f"client-0.{name}"], weights[f"client-{client}.{name}"])
+
+
+def test_a_client_that_stays_away_keeps_its_model() -> None:
+    server, reports = run(small("strategy.participation=0.5"))
+    assert [report.asked for report in reports] == [4, 4, 4]  # all measure
+    assert set(server.own_arrays) <= {0, 1, 2, 3}
+
+
+def test_a_budget_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not allowed with app=fedpub: noise is for weights"):
+        small("privacy.epsilon=1")

@@ -1,0 +1,243 @@
+"""Any torch module on clients' graphs: against a loop by hand, however clients are spread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context
+from flwr.serverapp.strategy import FedProx
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.client.module_cohort import first_module
+from flower_graph.ops.graph import gcn_adjacency, propagate
+from flower_graph.report.rounds import RoundReport
+from flower_graph.rng import seeded
+from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.module_averaging import ModuleFedAvg
+from flower_graph.simulation import InProcessGrid
+from tests.structure_helpers import toy_clients
+
+GRAPHS = toy_clients()
+FEATURES, CLASSES = GRAPHS[0].x.shape[1], 1 + max(int(graph.y.max()) for graph in GRAPHS)
+SETTINGS = ModuleSettings(learning_rate=0.05, local_epochs=2, seed=3)
+
+
+class Net(nn.Module):
+    """A GCN layer with everything that a state can have: counters, drop-out, a part of its own."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        # Without a bias, whose gradient would be nothing but rounding, blown up by Adam
+        self.first = nn.Linear(FEATURES, width, bias=False)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hidden = propagate(gcn_adjacency(edge_index, x.shape[0]), self.first(x))
+        hidden = functional.dropout(self.norm(hidden).relu(), 0.3, self.training)
+        return self.head(hidden)
+
+
+class Wide(Net):
+    """Too large for a context: 1.2 MB."""
+
+    def __init__(self) -> None:
+        super().__init__(width=300_000 // (FEATURES + CLASSES + 4))
+
+
+def run(
+    rounds: int = 3,
+    supernodes: int = 2,
+    settings: ModuleSettings = SETTINGS,
+    kind: type[ModuleFedAvg] = ModuleFedAvg,
+    make: Any = Net,
+    client: type[ModuleClient] = ModuleClient,
+    resume: bool = False,
+    node_config: dict[str, Any] | None = None,
+    clients: Path | None = None,
+    **options: Any,
+) -> tuple[ModuleFedAvg, list[RoundReport]]:
+    def client_fn(context: Context) -> ModuleClient:
+        own = GRAPHS[int(context.node_config["partition-id"]) :: supernodes]
+        return client(context, own, make, settings, checkpoint_dir=clients)
+
+    app = make_client_app(client_fn)
+    grid = InProcessGrid(app, num_supernodes=supernodes, node_config=node_config)
+    strategy, reports = kind(make, settings, **options), list[RoundReport]()
+    strategy.start(grid, rounds, 30.0, on_round=reports.append, resume=resume)
+    return strategy, reports
+
+
+def by_hand(rounds: int, settings: ModuleSettings) -> dict[str, Tensor]:
+    """Train one client after the other, without Flower."""
+    model = first_module(Net, settings.seed).state_dict()
+    weights = [float(graph.train_mask.sum()) for graph in GRAPHS]
+    kept: dict[int, Any] = {}
+    for number in range(1, rounds + 1):
+        total: dict[str, Any] = dict.fromkeys(model, 0.0)
+        for graph, weight in zip(GRAPHS, weights, strict=True):
+            net = Net()
+            net.load_state_dict(model)
+            adam = torch.optim.Adam(net.parameters(), lr=settings.learning_rate)
+            if settings.keep_optimiser and graph.client in kept:
+                adam.load_state_dict(kept[graph.client])
+            edges = graph.edge_index
+            edges = torch.zeros((2, 0), dtype=torch.int64) if edges is None else edges
+            with seeded(torch.device("cpu"), settings.seed, "module-client", graph.client, number):
+                for _ in range(settings.local_epochs):
+                    adam.zero_grad()
+                    logits = net(graph.x.to_dense(), edges)[graph.train_mask]
+                    functional.cross_entropy(logits, graph.y[graph.train_mask]).backward()
+                    adam.step()
+            kept[graph.client] = adam.state_dict()
+            for name, value in net.state_dict().items():
+                total[name] = total[name] + weight * value.double()
+        mean = {name: value / sum(weights) for name, value in total.items()}
+        model = {n: v.round().long() if "num_b" in n else v.float() for n, v in mean.items()}
+    return model
+
+
+def assert_like(strategy: ModuleFedAvg, wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
+    found = strategy.weights()
+    assert list(found) == list(wanted)
+    for name, values in found.items():
+        value = torch.as_tensor(wanted[name]).double()
+        torch.testing.assert_close(
+            torch.as_tensor(values).double(), value, atol=tolerance, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("supernodes", [1, len(GRAPHS)])
+def test_it_is_what_a_loop_by_hand_gives(keep: bool, supernodes: int):
+    settings = SETTINGS._replace(keep_optimiser=keep)
+    strategy, reports = run(3, supernodes, settings)
+    assert_like(strategy, by_hand(3, settings))
+    assert all(report.rejected == [] and report.skipped == "" for report in reports)
+
+
+def test_what_is_measured_is_the_mean_over_clients():
+    strategy, reports = run(1, 2)
+    net = Net()
+    net.load_state_dict({n: torch.as_tensor(v) for n, v in strategy.weights().items()})
+    net.eval()
+    for role in ("train", "val", "test"):
+        shares = []
+        for graph in GRAPHS:
+            edges = graph.edge_index
+            edges = torch.zeros((2, 0), dtype=torch.int64) if edges is None else edges
+            mask = getattr(graph, f"{role}_mask")
+            right = net(graph.x.to_dense(), edges).argmax(1) == graph.y
+            if mask.any():
+                shares.append(float(right[mask].double().mean()))
+        wanted = sum(shares) / len(shares)
+        assert getattr(reports[0], f"{role}_accuracy") == pytest.approx(wanted)
+    assert reports[0].asked == reports[0].answered == len(GRAPHS)
+
+
+def test_a_part_that_stays_at_the_client():
+    settings = SETTINGS._replace(local=("head.*", "norm.num_*"))
+    strategy, _ = run(2, len(GRAPHS), settings)
+    shared = ["first.weight", "norm.weight", "norm.bias"]
+    assert list(strategy.weights()) == [*shared, "norm.running_mean", "norm.running_var"]
+    together, _ = run(2, 1, settings)
+    assert_like(together, strategy.weights())
+    alone, _ = run(2, 1, SETTINGS)
+    assert not (alone.weights()["first.weight"] == together.weights()["first.weight"]).all()
+
+
+@pytest.mark.parametrize("make", [Net, Wide])
+def test_it_is_saved_and_resumed(tmp_path: Path, make: Any):
+    settings = SETTINGS._replace(keep_optimiser=True, local=("head.*",))
+    options: dict[str, Any] = {"settings": settings, "make": make}
+    whole, reports = run(4, **options)
+    saving = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "clients": tmp_path}
+    run(2, **options, **saving)
+    again, more = run(4, resume=True, **options, **saving)
+    assert_like(again, whole.weights(), tolerance=0)
+    assert [report.loss for report in more] == [report.loss for report in reports[2:]]
+
+
+@pytest.mark.parametrize("make", [Net, Wide])
+def test_where_state_is_kept_changes_nothing(tmp_path: Path, make: Any):
+    settings = SETTINGS._replace(keep_optimiser=True, local=("head.*",))
+    inside, _ = run(2, settings=settings, make=make)
+    outside, _ = run(2, settings=settings, make=make, node_config={"state-dir": str(tmp_path)})
+    assert_like(outside, inside.weights(), tolerance=0)
+
+
+def test_flowers_fedprox_draws_clients_back():
+    class Proximal(ModuleFedAvg, FedProx):
+        """FedProx with reports."""
+
+    settings = SETTINGS._replace(local_epochs=5)
+    plain, _ = run(1, settings=settings)
+    drawn, _ = run(1, settings=settings, kind=Proximal, proximal_mu=100.0)
+    first = first_module(Net, 3).state_dict()["head.weight"].numpy()
+    moved = [abs(one.weights()["head.weight"] - first).max() for one in (plain, drawn)]
+    assert moved[1] < moved[0]
+
+
+class Scaled(ModuleClient):
+    """Says besides how large its head is."""
+
+    def extras(self, module: Any, graph: Any) -> dict[str, Tensor]:
+        return {"size": module.head.weight.norm(), "class": torch.full((CLASSES,), graph.client)}
+
+
+class Personal(ModuleFedAvg):
+    """Each client goes on from what it sent."""
+
+    personal = True
+
+    def extras(self):
+        return {"size": (), "class": (CLASSES,)}
+
+    def combine(self, replies: Any) -> Combined:
+        for reply in replies:
+            assert (reply.extras["class"] == reply.client).all() and reply.extras["size"] > 0
+        return {reply.client: reply.arrays for reply in replies}
+
+
+def test_a_personal_method_with_extras():
+    strategy, reports = run(2, len(GRAPHS), kind=Personal, client=Scaled)
+    assert all(report.rejected == [] for report in reports)
+    assert sorted(strategy.own_arrays) == sorted(graph.client for graph in GRAPHS)
+    nobody = GRAPHS[:1]
+    (client,) = nobody
+    alone = f"client-{client.client}.first.weight"
+    other = f"client-{GRAPHS[1].client}.first.weight"
+    assert not (strategy.weights()[alone] == strategy.weights()[other]).all()
+
+
+def test_a_client_that_diverges_is_named():
+    class Breaks(ModuleClient):
+        def loss(self, module: nn.Module, graph: Any) -> Tensor:
+            return super().loss(module, graph) * (torch.nan if graph.client == 21 else 1.0)
+
+    strategy, reports = run(1, 1, client=Breaks)
+    assert reports[0].rejected[0]["reason"] == "client 21: weights are not finite"
+    assert all(torch.as_tensor(v).isfinite().all() for v in strategy.weights().values())
+
+
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        ([], "graphs: none is given"),
+        ([GRAPHS[0], GRAPHS[0]], "are not all different"),
+        (
+            [replace(GRAPHS[0], train_mask=torch.zeros_like(GRAPHS[0].train_mask))],
+            "has no training node",
+        ),
+    ],
+)
+def test_impossible_graphs(graphs: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        ModuleClient(None, graphs, Net, SETTINGS)  # type: ignore[arg-type]

@@ -1,0 +1,241 @@
+"""Methods that do not ship: by module, by entry point, and refused on deployed SuperNodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.cli.launch import flwr_run
+from flower_graph.apps.client_app import app as client_app
+from flower_graph.apps.run import simulate
+from flower_graph.config import of_app, registry
+from flower_graph.config.load import load_config
+from flower_graph.config.of_app import allowed_methods, configured
+from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.simulation import InProcessGrid
+
+Captured = pytest.CaptureFixture[str]
+# A method of somebody else's, in one file: FedGLS's clients under another name
+MINE = """
+from dataclasses import dataclass
+
+from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
+from flower_graph.strategies.structure_fedavg.method import FedGLS
+
+
+@dataclass
+class Settings(FedGLSConfig):
+    app: str = "{name}"
+
+    def validate(self) -> None:
+        self.strategy.validate()
+
+
+class Mine(FedGLS):
+    name = "{name}"
+    schema = Settings
+    client, clients = "hamlet", "hamlets"
+    tables = ()
+
+    def default_supernodes(self, config):
+        return self.num_clients(config)
+
+    def audit(self):
+        return None
+
+
+METHOD = Mine()
+"""
+YAML = """
+app: {app}
+rounds: 1
+data: {{name: csbm, nodes: 90, classes: 3, degree: 6, features: 40, active: 4}}
+partition: {{clients: 4, method: random}}
+graph: {{neighbours: 3}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Put a folder for others' packages on the path, and forget what was read of it."""
+    place = tmp_path / "site"
+    (place / "strangers").mkdir(parents=True)
+    (place / "strangers" / "__init__.py").touch()
+    (place / "strangers" / "mine.py").write_text(MINE.format(name="strangers.mine"))
+    monkeypatch.syspath_prepend(place)
+    yield place
+    for name in [name for name in sys.modules if name.partition(".")[0] == "strangers"]:
+        del sys.modules[name]
+    registry._announced.cache_clear()
+    of_app._configuration.cache_clear()
+
+
+def announce(place: Path, name: str, value: str) -> None:
+    """Lay down what an installer would: the metadata of a package with an entry point."""
+    folder = place / "strangers-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(f"[flower_graph.methods]\n{name} = {value}\n")
+    registry._announced.cache_clear()
+
+
+def small_yaml(folder: Path, app: str = "strangers.mine") -> str:
+    file = folder / "mine.yaml"
+    file.write_text(YAML.format(app=app), encoding="utf-8")
+    return str(file)
+
+
+def test_a_module_is_a_method_for_every_command(tmp_path: Path, capsys: Captured) -> None:
+    yaml = small_yaml(tmp_path)
+    assert cli.main(["show", yaml]) == 0
+    assert capsys.readouterr().out.startswith("app: strangers.mine\n")
+    assert cli.main(["run", yaml, "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr()
+    assert "mine.yaml: 4 hamlets, 1 rounds, seed 0" in shown.out and "per hamlet" in shown.out
+    assert "  4/4 hamlets  " in shown.err
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["config"]["app"], result["clients"]) == ("strangers.mine", 4)
+    assert cli.main(["partition", yaml, "--out", str(tmp_path / "cut")]) == 0
+    folders = sorted(path.name for path in (tmp_path / "cut").iterdir() if path.is_dir())
+    assert folders == [*(f"client-000{number}" for number in range(4)), "server"]
+    manifest = json.loads((tmp_path / "cut" / "client-0000" / "manifest.json").read_text())
+    assert manifest["app"] == "strangers.mine"
+    assert cli.main(["audit", yaml]) == 2
+    assert "app: strangers.mine has no audit" in capsys.readouterr().err
+
+
+def test_an_announced_method_is_known_by_its_name(
+    tmp_path: Path, strangers: Path, capsys: Captured
+) -> None:
+    announce(strangers, "hamlets", "strangers.mine")
+    assert cli.main(["list"]) == 0
+    assert "\n  hamlets\n" in capsys.readouterr().out
+    config = load_config(small_yaml(tmp_path, "hamlets"))
+    assert config.app == "hamlets"
+    assert [report.answered for report in simulate(config)] == [4]
+
+
+def test_a_shipped_name_is_never_looked_for_elsewhere(
+    strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(strangers, "fedgls", "strangers.mine")
+    assert registry.method_named("fedgls").clients == "communities"
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "_announced", lambda: pytest.fail("looked through"))
+        for app in registry._SHIPPED:
+            assert registry.schema_of(app, frozenset()) is registry.method_named(app).schema
+            assert registry.method_named(app).name == app
+
+
+@pytest.mark.parametrize("command", ["run", "show", "partition", "audit"])
+@pytest.mark.parametrize(
+    ("app", "complaint"),
+    [
+        ("fedgsl", "did you mean fedgls?"),
+        ("strangers.nobody", "nor a module package.module"),
+        ("no module", "nor a module package.module"),
+    ],
+)
+def test_an_unknown_app_is_refused_by_every_command(
+    command: str, app: str, complaint: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert cli.main([command, small_yaml(tmp_path, app)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: app: {app!r} is not one of nfedgnn, ") and complaint in said
+
+
+def test_reproduce_refuses_what_has_no_tables(capsys: Captured) -> None:
+    assert cli.main(["reproduce", "strangers.mine"]) == 2
+    assert "'strangers.mine'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("import nothing_of_this_name", "cannot be imported (ModuleNotFoundError: No module named"),
+        ("1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("x = 1", "the module strangers.mine has no METHOD"),
+        ("METHOD = 3", "has METHOD = 3; it must be a flower_graph.method.Method"),
+    ],
+)
+def test_an_unfit_module_is_told(
+    text: str, complaint: str, tmp_path: Path, strangers: Path
+) -> None:
+    (strangers / "strangers" / "mine.py").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(small_yaml(tmp_path))
+    assert complaint in str(error.value)
+
+
+def context_of(run_config: dict[str, Any], **node_config: Any) -> Context:
+    return Context(1, 2, node_config, RecordDict(), run_config)
+
+
+def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path: Path, strangers: Path) -> None:
+    given = {"config": small_yaml(tmp_path)}
+    context = context_of(given)
+    with pytest.raises(ConfigError, match=r"node config allows no such module \(methods: none\)"):
+        configured(context, allowed_methods(context))
+    context = context_of(given, methods="other.one, third")
+    with pytest.raises(ConfigError, match=r"\(methods: other.one, third\).*methods=.strangers.min"):
+        configured(context, allowed_methods(context))
+    assert "strangers.mine" not in sys.modules
+    # The override of a run is as little trusted as a file.
+    context = context_of({"config": "fedgls/cora", "overrides": "app=strangers.mine"})
+    with pytest.raises(ConfigError, match="allows no such module"):
+        configured(context, allowed_methods(context))
+    context = context_of(given, methods="other.one, strangers.mine")
+    config, _ = configured(context, allowed_methods(context))
+    assert config.app == "strangers.mine"
+    announce(strangers, "hamlets", "strangers.mine")
+    context = context_of({"config": small_yaml(tmp_path, "hamlets")})
+    assert configured(context, allowed_methods(context))[0].app == "hamlets"
+
+
+def test_node_config_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="node-config methods: 3 is no text"):
+        allowed_methods(context_of({}, methods=3))
+
+
+def test_actors_of_ray_may_import_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allowed_methods(context_of({})) == frozenset()
+    for is_connected, allowed in ((True, None), (False, frozenset())):
+        ray = SimpleNamespace(is_initialized=lambda answer=is_connected: answer)
+        monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+        assert allowed_methods(context_of({})) == allowed
+
+
+def test_the_client_app_refuses_and_answers(tmp_path: Path) -> None:
+    config = load_config(small_yaml(tmp_path))
+    method = registry.method_of(config)
+    given = {"config": small_yaml(tmp_path)}
+    reports: list[Any] = []
+    grid = InProcessGrid(client_app, num_supernodes=4, run_config=given)
+    with pytest.raises(NoClientsError, match=r"ConfigError: app: 'strangers.mine' .* allows no"):
+        method.build_strategy(config, None).start(grid, num_rounds=1, timeout=1)
+    allowing = {"methods": "strangers.mine"}
+    grid = InProcessGrid(client_app, num_supernodes=4, run_config=given, node_config=allowing)
+    method.build_strategy(config, None).start(grid, num_rounds=1, on_round=reports.append)
+    assert [report.answered for report in reports] == [4]
+
+
+@pytest.mark.flwr
+def test_a_module_is_a_method_on_ray(
+    tmp_path: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(strangers), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    yaml, out = small_yaml(tmp_path), tmp_path / "ray"
+    result = flwr_run(yaml, [], out, supernodes=2, echo=lambda _: None)
+    (alone,) = simulate(load_config(yaml), supernodes=2)
+    assert (result["clients"], result["config"]["app"]) == (4, "strangers.mine")
+    assert result["loss"] == pytest.approx(alone.loss, abs=1e-5)

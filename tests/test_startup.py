@@ -1,0 +1,119 @@
+"""What each command imports before it is done, and what deployed clients of each method import.
+
+Each line was a second or more of every start. Ratios are measured by ``benchmarks/startup.py``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# What takes longer to import than the commands take
+HEAVY = {
+    "flwr",
+    "gensim",
+    "igraph",
+    "matplotlib",
+    "networkx",
+    "numba",
+    "numpy",
+    "pandas",
+    "ray",
+    "requests",
+    "scipy",
+    "sklearn",
+    "sympy",
+    "mpmath",
+    "torch",
+    "torch._dynamo",
+    "torch_geometric",
+}
+# The method's own YAML, and what it needs besides Flower and PyTorch
+CLIENTS = {
+    "nfedgnn": ("model: {hidden: 4}\n", set[str]()),
+    "fedscem": ("partition: {clients: 3, min_nodes: 6}\n", set[str]()),
+    "fedgls": ("partition: {clients: 3, method: random}\n", set[str]()),
+    "ppfl": (
+        "judge: {folds: 2, mlp: false}\nmodel: {name: gat}\n"
+        "partition: {clients: 3, private_share: 0.2}\n",
+        {"mpmath", "pandas", "scipy", "sklearn", "sympy"},  # all by scikit-learn
+    ),
+}
+DATA = (
+    "data: {name: csbm, nodes: 60, classes: 2, degree: 6, features: 20, active: 5,"
+    " split: random, ratios: [0.4, 0.3, 0.3]}\n"
+)
+ROUND = """
+from pathlib import Path
+from flower_graph.apps.client_app import app
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders.party import server_folder
+from flower_graph.simulation import InProcessGrid
+
+config, data = load_config("mine.yaml"), Path("data").absolute()
+own = [{"data-folder": str(folder)} for folder in sorted(data.glob("client*"))]
+grid = InProcessGrid(app, num_supernodes=len(own), node_configs=own)
+for context in grid.contexts.values():
+    context.run_config = {"config": "mine.yaml"}
+server = server_folder(config, str(data / "server"))
+strategy = method_of(config).build_strategy(config, None, server)
+strategy.start(grid, num_rounds=1)
+"""
+
+
+def imported(code: str, folder: Path) -> set[str]:
+    """Return which heavy modules a fresh interpreter then has."""
+    last = f"\nimport sys\nprint('\\nhas', *({HEAVY!r} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code + last],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.rpartition("\nhas")[2].split())
+
+
+def command(*words: str) -> str:
+    return f"""
+import sys
+from flower_graph.apps.cli.main import main
+try:
+    main({list(words)!r})
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        (["--help"], set()),
+        (["list"], set()),
+        (["show", "quickstart"], set()),
+        (["show", "fedgls/cora", "graph.taw=1"], set()),
+        (["run", "quickstart", "strategy.reg_wieght=1"], {"numpy"}),
+        (["run", "quickstart", "rounds=1"], {"flwr", "matplotlib", "numpy", "torch"}),
+    ],
+    ids=lambda words: " ".join(sorted(words) if isinstance(words, set) else words),
+)
+def test_commands_import_what_they_need(
+    words: list[str], allowed: set[str], tmp_path: Path
+) -> None:
+    assert imported(command(*words), tmp_path) <= allowed
+
+
+@pytest.mark.parametrize("app", CLIENTS)
+def test_a_round_from_data_folders_imports_what_the_method_needs(app: str, tmp_path: Path) -> None:
+    """Server and clients in one process, so that each alone imports no more."""
+    own, allowed = CLIENTS[app]
+    (tmp_path / "mine.yaml").write_text(f"app: {app}\n{DATA}{own}", encoding="utf-8")
+    imported(command("partition", "mine.yaml", "--out", "data"), tmp_path)
+    assert imported(ROUND, tmp_path) <= {"flwr", "numpy", "torch"} | allowed
