@@ -34,17 +34,17 @@ def settings_of(
     alone: bool,
 ) -> list[Setting]:
     """Say which runs an audit has: the config's own first, then its counterparts."""
-    own = load_config(name, overrides)
-    audit = _audit_of(own)
-    count = min(own.rounds, audit.rounds) if rounds is None else rounds
+    local = load_config(name, overrides)
+    audit = _audit_of(local)
+    count = min(local.rounds, audit.rounds) if rounds is None else rounds
     noisy = [[f"privacy.epsilon={budget:g}"] for budget in epsilons]
-    more = [[]] if alone else audit.counterparts(own, noisy)
-    found: list[Setting] = []
+    more = [[]] if alone else audit.counterparts(local, noisy)
+    result: list[Setting] = []
     for extra in more:
-        config = load_config(name, [*overrides, *extra, f"rounds={count}", *audit.shorten(own)])
-        if all(config != other.config for other in found):
-            found.append(Setting(audit.label(config), config))
-    return found
+        config = load_config(name, [*overrides, *extra, f"rounds={count}", *audit.shorten(local)])
+        if all(config != other.config for other in result):
+            result.append(Setting(audit.label(config), config))
+    return result
 
 
 def audit_run(config: RunConfig) -> tuple[list[Finding], float]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.metrics import Judgement
+from flower_graph.engine.metrics import Metrics
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 
 
@@ -27,8 +27,8 @@ class Overlap:
         return (total / self._count)[self._slot[self.place]]
 
 
-def engine_round(chosen: ChosenEgos, overlap: Overlap) -> Judgement:
+def engine_round(chosen: ChosenEgos, overlap: Overlap) -> Metrics:
     """Train, average the embeddings, fuse and judge all clients."""
     chosen.train()
     chosen.fuse(Shared(overlap.place, overlap.mean(chosen.embed())))
-    return chosen.judge(chosen.embed())
+    return chosen.evaluate(chosen.embed())

@@ -118,7 +118,7 @@ def _is_here(name: str) -> bool:
 
 
 def _on_ray(name: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Time ``flwr run`` with two SuperNodes; beside it the same dealing in process."""
+    """Time ``flwr run`` with two SuperNodes; beside it the same assignment in process."""
     found = engines.measure(name, 2, FLWR_ROUNDS, single=False)
     same = next(e for e in entries if e["supernodes"] == 2 and e["config"] == name)
     above = found["round"]["median"] - same["round"]["median"]

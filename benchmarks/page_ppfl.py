@@ -154,8 +154,8 @@ def _ray(entries: list[dict[str, Any]], aim: float) -> Iterable[str]:
         return
     yield (
         "**`flwr run` on Ray** with a SuperNode for each client. *Own work* is what the clients "
-        "learn and judge, from the table above on one thread, dealt over as many actors as there "
-        "are cores; *above* is the rest of the iteration: Flower's engine, the messages, the "
+        "learn and judge, from the table above on one thread, shared out over as many actors as "
+        "there are cores; *above* is the rest of the iteration: Flower's engine, the messages, the "
         "server, the clients' state, and what work loses when all cores are busy. Idle runs show "
         "it almost alone."
     )

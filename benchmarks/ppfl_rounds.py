@@ -26,10 +26,10 @@ from flower_graph.engine.memory import peak_memory
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     EmbeddingModel,
     FloatArray,
     IntArray,
-    Member,
 )
 from flower_graph.strategies.procrustes_alignment.method import METHOD, make_member
 from flower_graph.strategies.procrustes_alignment.strategy import (
@@ -67,7 +67,7 @@ class Workbook:
         self._spent.clear()
         return spent
 
-    def watched(self, member: Member) -> Member:
+    def watched(self, member: EmbeddingClient) -> EmbeddingClient:
         """Return a client whose model and judge are timed."""
 
         def timed(part: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +178,7 @@ def measure_exchange(form: str, size: Sequence[int], threads: int, rounds: int) 
     wanted = Size(*size)
     rows = np.arange(wanted.nodes)
     members = [
-        Member(client, rows, rows, wanted.dimension, lambda own=own: Fixed(own))
+        EmbeddingClient(client, rows, rows, wanted.dimension, lambda own=own: Fixed(own))
         for client, own in enumerate(embeddings(wanted).numpy())
     ]
     grid = InProcessGrid(_app(members), num_supernodes=1)
@@ -189,7 +189,7 @@ def measure_exchange(form: str, size: Sequence[int], threads: int, rounds: int) 
     return {**about, "round": seconds, "payload-bytes": payload, "peak-bytes": peak_memory()}
 
 
-def _app(members: Sequence[Member]) -> ClientApp:
+def _app(members: Sequence[EmbeddingClient]) -> ClientApp:
     return make_client_app(lambda context: PublicNodeClient(context, members))
 
 

@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, RecordDict
 from benchmarks.measure import exponent, say, summary
 from flower_graph.secure.partners import plan
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.server import Skipped, SumServer
 from flower_graph.server.ledger import count_bytes
@@ -41,7 +41,7 @@ class Sum:
     def __init__(self, hosted: dict[int, range], length: int, word: int) -> None:
         self.server, self.length = SumServer(), length
         self.ring = Ring.fit(sum(map(len, hosted.values())), LIMIT, STEPS[word])
-        self.hosts = {node: SumHost(self.server.run_id, own) for node, own in hosted.items()}
+        self.hosts = {node: SumClient(self.server.run_id, own) for node, own in hosted.items()}
         for node, host in self.hosts.items():
             self.server.enroll(node, host.keys())
         self.vector = self.ring.encode(np.random.default_rng(0).uniform(-1, 1, length))
@@ -81,17 +81,17 @@ class Sum:
         requests = self.server.open_round(number, self.server.clients)
         self.hosts[node].prepare(requests[node])
         started = time.perf_counter()
-        self.hosts[node] = SumHost.from_bytes(self.hosts[node].to_bytes())
+        self.hosts[node] = SumClient.from_bytes(self.hosts[node].to_bytes())
         return time.perf_counter() - started
 
-    def _mask(self, host: SumHost, request: Any) -> MaskedReply:
+    def _mask(self, host: SumClient, request: Any) -> MaskedReply:
         present = request.clients.tolist()
         return host.mask(request, present, self.vector * self.vector.dtype.type(len(present)))
 
     def _stage(
         self,
         requests: dict[int, Any],
-        answer: Callable[[SumHost, Any], Any],
+        answer: Callable[[SumClient, Any], Any],
         take: Callable[[int, Any], None],
     ) -> None:
         for node, request in requests.items():

@@ -131,8 +131,8 @@ class SplitSAGE(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, 2 h]``: own, then neighbours."""
         graph = self._graph(edge_index, x.shape[0])
-        own, sent = functional.dropout(x, self.dropout, self.training).chunk(2, dim=1)
-        x = functional.relu(own + propagate(graph, sent) + self.bias)
+        local, sent = functional.dropout(x, self.dropout, self.training).chunk(2, dim=1)
+        x = functional.relu(local + propagate(graph, sent) + self.bias)
         x = functional.dropout(x, self.dropout, self.training)
         return self.own(x) + propagate(graph, self.neighbours(x))  # type: ignore[no-any-return]
 

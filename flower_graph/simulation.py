@@ -99,7 +99,7 @@ class InProcessGrid(Grid):
         self.contexts: dict[int, Context] = {}
         for partition in range(num_supernodes):
             node_id = _node_id(seed, partition)
-            own: dict[str, UserConfigValue] = {
+            local: dict[str, UserConfigValue] = {
                 "partition-id": partition,
                 "num-partitions": num_supernodes,
                 "state-dir": ":memory:",
@@ -109,7 +109,7 @@ class InProcessGrid(Grid):
             self.contexts[node_id] = Context(
                 run_id=self._run.run_id,
                 node_id=node_id,
-                node_config=own,
+                node_config=local,
                 state=RecordDict(),
                 run_config=dict(run_config or {}),
             )
@@ -172,8 +172,8 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Hand over, and forget, the replies to the given messages."""
-        found = (self._replies.pop(message_id, None) for message_id in message_ids)
-        return [reply for reply in found if reply is not None]
+        result = (self._replies.pop(message_id, None) for message_id in message_ids)
+        return [reply for reply in result if reply is not None]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -226,11 +226,11 @@ def _node_id(seed: int, partition: int) -> int:
 
 def _own_records(content: RecordDict) -> RecordDict:
     """Copy the records and their lists; the arrays' bytes are immutable and stay shared."""
-    own: dict[str, Any] = {name: record.copy() for name, record in content.items()}
-    for record in own.values():
+    local: dict[str, Any] = {name: record.copy() for name, record in content.items()}
+    for record in local.values():
         if not isinstance(record, ArrayRecord):
             record.update({k: list(v) for k, v in record.items() if isinstance(v, list)})
-    return RecordDict(own)
+    return RecordDict(local)
 
 
 def _describe(error: Exception) -> str:

@@ -16,10 +16,10 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     EmbeddingModel,
     FloatArray,
     IntArray,
-    Member,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import (
     ProcrustesAlignment,
@@ -73,7 +73,7 @@ def toy_judge(embeddings: FloatArray, server_round: int, is_last: bool) -> dict[
     return found | ({"mlp-test": 0.25} if is_last else {})
 
 
-def toy_members(count: int = 4, dimension: int = 3) -> list[Member]:
+def toy_members(count: int = 4, dimension: int = 3) -> list[EmbeddingClient]:
     """Clients of six nodes each; ids 10, 11, 12 are public at all, and client 0 lacks 12."""
     members = []
     for number in range(count):
@@ -81,15 +81,19 @@ def toy_members(count: int = 4, dimension: int = 3) -> list[Member]:
         nodes = np.array([10, *own, 11, 12 if number else 13])
         rows = np.array([0, 4, 5] if number else [4, 0])
         start = np.random.default_rng(number).normal(size=(6, dimension)).astype(np.float32)
-        members.append(Member(number, nodes, rows, dimension, partial(ToyModel, start), toy_judge))
+        members.append(
+            EmbeddingClient(number, nodes, rows, dimension, partial(ToyModel, start), toy_judge)
+        )
     return members
 
 
-def still_member(number: int, vectors: Sequence[Sequence[float]], ids: Sequence[int]) -> Member:
+def still_member(
+    number: int, vectors: Sequence[Sequence[float]], ids: Sequence[int]
+) -> EmbeddingClient:
     """A client whose nodes are all public and never move."""
     values, nodes = np.array(vectors, np.float32), np.array(ids)
     build: Callable[[], EmbeddingModel] = partial(StillModel, values)
-    return Member(number, nodes, np.arange(nodes.size), values.shape[1], build)
+    return EmbeddingClient(number, nodes, np.arange(nodes.size), values.shape[1], build)
 
 
 class Outcome(NamedTuple):
@@ -102,7 +106,7 @@ class Outcome(NamedTuple):
 
 
 def make_grid(
-    members: Sequence[Member],
+    members: Sequence[EmbeddingClient],
     supernodes: int,
     *,
     mods: list[Mod] | None = None,
@@ -120,7 +124,7 @@ def make_grid(
 
 
 def run(
-    members: Sequence[Member],
+    members: Sequence[EmbeddingClient],
     *,
     rounds: int = 3,
     supernodes: int | None = None,

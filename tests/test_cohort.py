@@ -234,18 +234,18 @@ DEALINGS = [
 ]
 
 
-@pytest.mark.parametrize("dealing", DEALINGS[1:])
+@pytest.mark.parametrize("assignment", DEALINGS[1:])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dealing_does_not_change_the_latents(kind: str, dealing: list[list[int]]):
+def test_dealing_does_not_change_the_latents(kind: str, assignment: list[list[int]]):
     """Bit by bit for active rows; ``vmap`` runs batched products whose order may differ."""
     settings = SETTINGS._replace(bias=True)
     whole = KINDS[kind](settings)
-    parts = [KINDS[kind](settings, users) for users in dealing]
+    parts = [KINDS[kind](settings, users) for users in assignment]
     for gradient in gradients(6):
         whole.step(None, gradient)
-        for part, users in zip(parts, dealing, strict=True):
+        for part, users in zip(parts, assignment, strict=True):
             part.step(None, gradient[users])
-        for part, users in zip(parts, dealing, strict=True):
+        for part, users in zip(parts, assignment, strict=True):
             got, want = part.forward(None), whole.forward(None)[users]
             if kind == "linear":
                 assert torch.equal(got, want)
@@ -257,10 +257,10 @@ def test_dealing_does_not_change_the_latents(kind: str, dealing: list[list[int]]
 def test_dealing_does_not_change_the_averages(over: str):
     settings = SETTINGS._replace(bias=True, average_over=over)
     results = []
-    for dealing in DEALINGS:
-        cohorts = [linear(settings, users) for users in dealing]
+    for assignment in DEALINGS:
+        cohorts = [linear(settings, users) for users in assignment]
         for gradient in gradients(5):
-            for cohort, users in zip(cohorts, dealing, strict=True):
+            for cohort, users in zip(cohorts, assignment, strict=True):
                 cohort.step(None, gradient[users])
             mean = average(cohorts)
             for cohort in cohorts:

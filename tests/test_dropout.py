@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.engine.dropout import draw_kept, draw_mask, thinned, turn_of
+from flower_graph.engine.dropout import draw_kept, draw_mask, turn_of, with_dropout
 from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.strategies.structure_fedavg.networks import Network
 
@@ -66,7 +66,7 @@ def test_without_rates_nothing_is_drawn():
 def test_thinned_features_are_the_same_matrix_both_ways():
     x = pack_graphs(NETWORKS).x
     factors = torch.tensor([0.0, 2.0, 2.0, 0.0, 2.0])  # 1, 2 | 3, 4 | 5
-    new = thinned(x, turn_of(x), factors)
+    new = with_dropout(x, turn_of(x), factors)
     values = [[0.0, 0.0, 4.0, 0.0], [0.0, 6.0, 0.0, 0.0], [0.0, 0.0, 0.0, 10.0]]
     assert new.matrix.to_dense().tolist() == values
     assert torch.equal(new.transpose.to_dense(), new.matrix.to_dense().T)

@@ -48,7 +48,7 @@ def test_one_client_with_the_whole_graph_is_judged_like_itself() -> None:
     chosen = cohort.choose([whole.client])
     for epoch in epochs:
         chosen.train()
-        judged = chosen.judge(chosen.embed())
+        judged = chosen.evaluate(chosen.embed())
         assert epoch.test_accuracy == pytest.approx(float(judged.accuracy[0, 2]))
         assert epoch.cross_entropy == pytest.approx(float(judged.loss[0]), rel=1e-5)
 

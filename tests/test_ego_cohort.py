@@ -1,4 +1,4 @@
-"""Cohorts of ego-networks against plain PyG clients, one by one, and for any dealing."""
+"""Cohorts of ego-networks against plain PyG clients, one by one, and for any assignment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ego_helpers import (
 from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.metrics import judge
+from flower_graph.engine.metrics import evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
@@ -80,11 +80,11 @@ CONTRAST: Step = (
 
 def test_training_returns_the_logits_from_before():
     chosen = everyone(toy_egos())
-    before = chosen.judge(chosen.embed())
-    found = judge(chosen.batch, chosen.train())
+    before = chosen.evaluate(chosen.embed())
+    found = evaluate(chosen.batch, chosen.train())
     torch.testing.assert_close(found.accuracy, before.accuracy, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found.loss, before.loss, rtol=0, atol=0, equal_nan=True)
-    assert not torch.equal(chosen.judge(chosen.embed()).loss, before.loss)
+    assert not torch.equal(chosen.evaluate(chosen.embed()).loss, before.loss)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_equals_plain_pyg_clients(steps: list[Step], projection: int):
                 wanted_loss = client.losses(means)[1].item() if means.place.numel() else torch.nan
                 assert contrast[place].item() == pytest.approx(wanted_loss, abs=1e-5, nan_ok=True)
             theirs(client, means)
-    judged = chosen.judge(chosen.embed())
+    judged = chosen.evaluate(chosen.embed())
     for place, client in enumerate(plain):
         model = client.model()
         wanted = [client.embed().detach(), _active(chosen, place, model.first), model.rest]
@@ -128,7 +128,7 @@ def test_accuracy_is_of_each_client_and_role():
     for _ in range(30):
         chosen.train()
     h = chosen.embed()
-    accuracy, loss = chosen.judge(h)
+    accuracy, loss = chosen.evaluate(h)
     for place, (ego, own) in enumerate(
         zip(egos, h.split([e.y.numel() for e in egos]), strict=True)
     ):
@@ -152,7 +152,7 @@ def test_all_clients_start_alike_as_pyg_and_pytorch_do():
     assert not torch.equal(initial_weights(SETTINGS._replace(seed=4)).first, start.first)
 
 
-# --- any dealing, any choice
+# --- any assignment, any choice
 
 
 @pytest.mark.parametrize("size", [1, 6])
@@ -161,13 +161,13 @@ def test_any_dealing_gives_the_same(size: int):
     together = everyone(egos)
     for _ in range(4):
         full_round(together)
-    dealt: dict[int, list[Tensor]] = {}
+    assigned: dict[int, list[Tensor]] = {}
     for begin in range(0, 12, size):
         cohort = everyone(egos[begin : begin + size])
         for _ in range(4):
             full_round(cohort)
-        dealt |= by_client(cohort)
-    assert_same(by_client(together), dealt, 1e-6)
+        assigned |= by_client(cohort)
+    assert_same(by_client(together), assigned, 1e-6)
 
 
 def test_a_choice_is_these_clients_alone_and_leaves_the_others():
@@ -292,7 +292,7 @@ def test_a_client_of_unlabelled_nodes_only():
     chosen = everyone(egos)
     for _ in range(3):
         full_round(chosen)
-    accuracy, loss = chosen.judge(chosen.embed())
+    accuracy, loss = chosen.evaluate(chosen.embed())
     assert accuracy[2].isnan().all() and loss[2].isnan()
     assert all(p.isfinite().all() for parts in by_client(chosen).values() for p in parts)
     # The others do not notice.
@@ -306,8 +306,8 @@ def test_a_client_of_unlabelled_nodes_only():
 def test_learning_learns():
     egos = toy_egos()
     chosen, shared = everyone(egos), toy_shared(egos)
-    loss, contrast = chosen.judge(chosen.embed()).loss.nanmean(), chosen.fuse(shared).nanmean()
+    loss, contrast = chosen.evaluate(chosen.embed()).loss.nanmean(), chosen.fuse(shared).nanmean()
     for _ in range(60):
         chosen.fuse(shared)
-    assert chosen.judge(chosen.embed()).loss.nanmean() < 0.9 * loss
+    assert chosen.evaluate(chosen.embed()).loss.nanmean() < 0.9 * loss
     assert chosen.fuse(shared).nanmean() < contrast

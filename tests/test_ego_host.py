@@ -16,10 +16,10 @@ from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.resume import Resume
-from flower_graph.strategies.masked_embedding_averaging.client_state import EgoHost
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (
-    EgoHello,
+    EgoEnrolment,
     EgoReply,
     EgoRequest,
     write_save,
@@ -27,7 +27,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 
 RUN = b"0123456789abcdef"
 RUN_TOKEN = "ab" * 16
-HELLO = EgoHello(SETTINGS, RUN, "plain")
+HELLO = EgoEnrolment(SETTINGS, RUN, "plain")
 EGOS = toy_egos()[:3]
 NUMBERS = np.array([100, 101, 102])
 
@@ -41,8 +41,8 @@ def context() -> Context:
 
 def host_of(
     context: Context, egos: list[EgoNetwork] | None = None, folder: Path | None = None
-) -> EgoHost:
-    return EgoHost(context, egos or EGOS, device=torch.device("cpu"), checkpoint_dir=folder)
+) -> EgoCohortClient:
+    return EgoCohortClient(context, egos or EGOS, device=torch.device("cpu"), checkpoint_dir=folder)
 
 
 def ask(context: Context, number: int, **more: Any) -> EgoReply:
@@ -99,7 +99,7 @@ def test_the_last_request_trains_nothing(context: Context) -> None:
 
 def test_what_a_host_refuses(context: Context) -> None:
     with pytest.raises(ValueError, match="egos: none is given"):
-        EgoHost(context, [], device=torch.device("cpu"), checkpoint_dir=None)
+        EgoCohortClient(context, [], device=torch.device("cpu"), checkpoint_dir=None)
     with pytest.raises(ValueError, match=r"client numbers \[100, 100\] are not all different"):
         host_of(context, [EGOS[0], EGOS[0]])
     with pytest.raises(ValueError, match="client 100 has 7 features, the run has 8"):

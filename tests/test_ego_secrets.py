@@ -9,13 +9,21 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.errors import StateLostError
 from flower_graph.secure import secret_store as vault
-from flower_graph.secure.align.client import AlignHost
-from flower_graph.secure.align.plaintext_client import PlainHost, PolynomialHost
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.plaintext_client import (
+    PlaintextAlignmentClient,
+    PolynomialAlignmentClient,
+)
 from flower_graph.strategies.masked_embedding_averaging.secrets import EgoSecrets
 
 RUN = b"0123456789abcdef"
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
-FORMS = {"psi": AlignHost, "polynomial": PolynomialHost, "plain": PlainHost, "none": PlainHost}
+FORMS = {
+    "psi": AlignmentClient,
+    "polynomial": PolynomialAlignmentClient,
+    "plain": PlaintextAlignmentClient,
+    "none": PlaintextAlignmentClient,
+}
 
 
 def context_of() -> Context:

@@ -28,7 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Sums,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import (
-    Writing,
+    VectorEncoding,
     add_up,
     contrast_scale,
     mean_weights,
@@ -63,7 +63,7 @@ def table_of(held: dict[int, list[int]], num_slots: int, *, has_pads: bool) -> S
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[int, list[dict[int, list[int]]]]:
-    """Draw slots, the clients that hold them (-1: nobody else's node) and a dealing to hosts."""
+    """Draw slots, the clients that hold them (-1: nobody else's node) and a assignment to hosts."""
     num_slots, m = draw(st.integers(1, 6)), draw(st.integers(2, MOST))
     hosts: list[dict[int, list[int]]] = [{} for _ in range(draw(st.integers(1, m)))]
     for client in range(m):
@@ -90,7 +90,7 @@ def test_reading_the_sum_gives_the_means(
             chosen,
             h,
             np.ones((len(held), len(SUMMED_NAMES))),
-            Writing(layout, table, ring, RUN, ROUND),
+            VectorEncoding(layout, table, ring, RUN, ROUND),
         )
         assert (sorted(present), left_out) == (sorted(held), {})
         parts.append((chosen, table, h, words))
@@ -119,7 +119,7 @@ HELD = {0: [0, 1], 1: [1, -1], 2: [0]}
 
 def written(h: torch.Tensor, metrics: np.ndarray | None = None, limit: float = 8.0) -> tuple:
     ring = Ring.fit(3, limit, 2.0**-10, guard=True)
-    writing = Writing(Layout(2, HIDDEN), table_of(HELD, 2, has_pads=True), ring, RUN, ROUND)
+    writing = VectorEncoding(Layout(2, HIDDEN), table_of(HELD, 2, has_pads=True), ring, RUN, ROUND)
     metrics = np.zeros((3, len(SUMMED_NAMES))) if metrics is None else metrics
     return add_up(chosen_of(HELD), h, metrics, writing)
 
@@ -167,8 +167,10 @@ def test_pads_hide_the_sum_and_change_with_the_round() -> None:
     ring = Ring.fit(3, 8.0, 2.0**-10, guard=True)
     table = table_of(HELD, 2, has_pads=True)
     metrics = np.zeros((3, len(SUMMED_NAMES)))
-    later = Writing(Layout(2, HIDDEN), table, ring, RUN, ROUND + 1)
-    in_clear = Writing(Layout(2, HIDDEN), table_of(HELD, 2, has_pads=False), ring, RUN, ROUND)
+    later = VectorEncoding(Layout(2, HIDDEN), table, ring, RUN, ROUND + 1)
+    in_clear = VectorEncoding(
+        Layout(2, HIDDEN), table_of(HELD, 2, has_pads=False), ring, RUN, ROUND
+    )
     hidden = Layout(2, HIDDEN).counts.stop
     for writing in (later, in_clear):
         words, _, _ = add_up(chosen_of(HELD), h, metrics, writing)
@@ -184,7 +186,7 @@ def test_weights_are_added_up_densely() -> None:
     first, rest = mean_weights(chosen)
     size = first.size + rest.size
     layout, ring = Layout(0, HIDDEN, size), Ring.fit(len(egos), 8.0, 2.0**-24)
-    writing = Writing(layout, open_table(0, {}), ring, RUN, ROUND)
+    writing = VectorEncoding(layout, open_table(0, {}), ring, RUN, ROUND)
     slots = {ego.client: np.full(ego.nodes.numel(), -1, np.int64) for ego in egos}
     writing = replace(writing, table=open_table(0, slots))
     metrics = np.zeros((len(egos), len(SUMMED_NAMES)))
@@ -203,7 +205,7 @@ def test_weights_are_added_up_densely() -> None:
 def test_measurements_by_hand() -> None:
     egos = [ego for ego in toy_egos() if ego.client in (100, 107)]
     chosen = EgoCohort(egos, SETTINGS).choose([100, 107])
-    judged = chosen.judge(chosen.embed())
+    judged = chosen.evaluate(chosen.embed())
     measured = measure(judged, torch.tensor([0.5, math.nan]), 0.125)
     measured = measure(judged, torch.tensor([0.5, math.nan]), 0.125)
     found = dict(zip(METRIC_NAMES, measured.T, strict=True))

@@ -1,4 +1,4 @@
-"""Judgement of embeddings by scikit-learn's classifiers."""
+"""Metrics of embeddings by scikit-learn's classifiers."""
 
 from __future__ import annotations
 

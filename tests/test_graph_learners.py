@@ -1,4 +1,4 @@
-"""The learners of a cohort against a dense learner for each client; dealing, state, memory."""
+"""The learners of a cohort against a dense learner for each client; assignment, state, memory."""
 
 from __future__ import annotations
 

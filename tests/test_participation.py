@@ -23,10 +23,10 @@ from flower_graph.server.participation import (
     NOT_CONNECTED,
     NOT_DRAWN,
     Participation,
+    account_for,
     known_clients,
     numbers,
     ranges,
-    roll_call,
     states,
     summarise_participation,
 )
@@ -72,7 +72,7 @@ def test_records_come_back(answered: set[int], failed: dict[int, str]) -> None:
 
 
 def test_a_client_is_in_one_place_with_its_reason() -> None:
-    who = roll_call(
+    who = account_for(
         {1: [0, 1], 2: [2], 3: [3, 4], 4: [5], 5: [6]},
         [1, 2, 3, 5],
         {1: [0, 1], 2: [2], 3: [3]},
@@ -97,14 +97,14 @@ def test_a_client_is_in_one_place_with_its_reason() -> None:
 
 
 def test_a_client_that_came_back_at_another_supernode_is_there_once() -> None:
-    who = roll_call({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={})
+    who = account_for({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={})
     assert (who.answered, who.failed, who.left_out) == ({0}, {}, {})
 
 
 def test_reasons_are_in_the_order_of_the_clients_whatever_their_supernodes() -> None:
     silent = {7: "late", 3: "error"}
     records = [
-        roll_call(hosted, hosted, hosted, [], silent=silent).to_record()
+        account_for(hosted, hosted, hosted, [], silent=silent).to_record()
         for hosted in ({7: [0, 2], 3: [1]}, {3: [1], 7: [2, 0]})
     ]
     assert records[0] == records[1]
@@ -116,7 +116,7 @@ def test_ten_thousand_clients_cost_milliseconds_and_few_bytes() -> None:
 
     def seconds() -> float:
         started = time.process_time()
-        who = roll_call(hosted, hosted, hosted, set(hosted), silent={}).to_record()
+        who = account_for(hosted, hosted, hosted, set(hosted), silent={}).to_record()
         assert len(json.dumps(who)) < 100
         return time.process_time() - started
 

@@ -23,7 +23,7 @@ from flower_graph.secure.align.identities import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumServer
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import client_state as ego_host
+from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_host
 from flower_graph.strategies.masked_embedding_averaging.messages import Layout
 from flower_graph.strategies.masked_embedding_averaging.strategy import (
     ACTIONS,

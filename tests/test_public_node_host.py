@@ -15,11 +15,14 @@ from public_helpers import ToyModel, still_member, toy_members
 from torch import Tensor
 
 from flower_graph.client import state
-from flower_graph.strategies.procrustes_alignment.client_state import PublicNodeHost, disagreement
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
+    EmbeddingCohortClient,
+    disagreement,
+)
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     FloatArray,
     IntArray,
-    Member,
 )
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 
@@ -28,7 +31,7 @@ def context(**config: Any) -> Context:
     return Context(1, 2, config, RecordDict(), {})
 
 
-def ask(host: PublicNodeHost, number: int, targets: Any = None, **more: Any) -> PublicReply:
+def ask(host: EmbeddingCohortClient, number: int, targets: Any = None, **more: Any) -> PublicReply:
     clients = list(host.members)
     nodes = [member.public for member in host.members.values()]
     request = PublicRequest(number, clients, nodes, targets or [None] * len(clients), 3, **more)
@@ -43,10 +46,10 @@ def rows_of(reply: PublicReply, place: int = 0) -> FloatArray:
 
 def test_hosts_need_clients_with_different_numbers() -> None:
     with pytest.raises(ValueError, match="members: none is given"):
-        PublicNodeHost(context(), [])
+        EmbeddingCohortClient(context(), [])
     one = toy_members(1)[0]
     with pytest.raises(ValueError, match=r"client numbers \[0, 0\] are not all different"):
-        PublicNodeHost(context(), [one, one])
+        EmbeddingCohortClient(context(), [one, one])
 
 
 def test_targets_reach_the_model_at_the_public_rows() -> None:
@@ -61,8 +64,8 @@ def test_targets_reach_the_model_at_the_public_rows() -> None:
         def embed(self) -> FloatArray:
             return np.eye(2, 3, dtype=np.float32)
 
-    member = Member(5, member.nodes, np.array([1]), 3, Watching)
-    host = PublicNodeHost(context(), [member])
+    member = EmbeddingClient(5, member.nodes, np.array([1]), 3, Watching)
+    host = EmbeddingCohortClient(context(), [member])
     ask(host, 1)
     reply = ask(host, 2, [np.array([[0, 2, 0]], np.float32)])
     assert seen == [([1], None), ([1], [[0, 2, 0]])]
@@ -81,7 +84,7 @@ def test_models_go_on_in_another_process(
     for number in (1, 2, 3):
         if how != "live":
             state._LIVE.clear()
-        reply = ask(PublicNodeHost(where, members), number)
+        reply = ask(EmbeddingCohortClient(where, members), number)
     for place, member in enumerate(plain):
         model = member.build()
         for number in (1, 2, 3):
@@ -99,8 +102,8 @@ def test_a_model_that_fails_is_where_it_was() -> None:
 
     start = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     first = toy_members(1)[0]
-    member = Member(0, first.nodes, first.rows, 3, partial(Failing, start))
-    host = PublicNodeHost(context(**{"state-dir": ":memory:"}), [member])
+    member = EmbeddingClient(0, first.nodes, first.rows, 3, partial(Failing, start))
+    host = EmbeddingCohortClient(context(**{"state-dir": ":memory:"}), [member])
     ask(host, 1)
     with pytest.raises(RuntimeError, match="no"):
         ask(host, 2)
@@ -114,8 +117,8 @@ def test_a_model_that_fails_is_where_it_was() -> None:
 def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -> None:
     good, bad = toy_members(2)
     nothing = np.full((6, 3), np.nan, np.float32)
-    bad = Member(1, bad.nodes, bad.rows, 3, partial(ToyModel, nothing), bad.judge)
-    reply = ask(PublicNodeHost(context(), [good, bad]), 1)
+    bad = EmbeddingClient(1, bad.nodes, bad.rows, 3, partial(ToyModel, nothing), bad.judge)
+    reply = ask(EmbeddingCohortClient(context(), [good, bad]), 1)
     assert reply.embeddings[0] is not None
     assert reply.embeddings[1] is None
     assert reply.left_out == ["client 1: its embeddings are not finite"]
@@ -125,9 +128,9 @@ def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -
 
 def test_a_model_that_embeds_in_another_shape_is_refused() -> None:
     member = still_member(5, [[1, 0, 0], [0, 1, 0]], [8, 9])
-    wrong = Member(5, np.array([8, 9, 10]), np.array([0]), 3, member.build)
+    wrong = EmbeddingClient(5, np.array([8, 9, 10]), np.array([0]), 3, member.build)
     with pytest.raises(ValueError, match=r"client 5: its model embeds as \(2, 3\), expected"):
-        ask(PublicNodeHost(context(), [wrong]), 1)
+        ask(EmbeddingCohortClient(context(), [wrong]), 1)
 
 
 def test_a_state_that_changes_its_shape_is_refused() -> None:
@@ -138,14 +141,14 @@ def test_a_state_that_changes_its_shape_is_refused() -> None:
 
     start = np.zeros((6, 3), np.float32)
     first = toy_members(1)[0]
-    member = Member(0, first.nodes, first.rows, 3, partial(Growing, start))
+    member = EmbeddingClient(0, first.nodes, first.rows, 3, partial(Growing, start))
     with pytest.raises(ValueError, match=r"state 0\.more: was None, is \(\(1,\), torch\.float32\)"):
-        ask(PublicNodeHost(context(), [member]), 1)
+        ask(EmbeddingCohortClient(context(), [member]), 1)
 
 
 def test_embeddings_are_saved_after_the_last_round(tmp_path: Path) -> None:
     members = toy_members(2)
-    host = PublicNodeHost(context(), members, tmp_path / "embeddings")
+    host = EmbeddingCohortClient(context(), members, tmp_path / "embeddings")
     ask(host, 1)
     assert not (tmp_path / "embeddings").exists()
     reply = ask(host, 2, is_last=True)

@@ -9,8 +9,8 @@ import pytest
 from public_helpers import StillModel, ToyModel
 
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     KeepsState,
-    Member,
     public_rows,
 )
 
@@ -25,7 +25,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_public_ids_are_in_the_order_of_the_rows() -> None:
-    assert Member(**GOOD).public.tolist() == [9, 4]
+    assert EmbeddingClient(**GOOD).public.tolist() == [9, 4]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_public_ids_are_in_the_order_of_the_rows() -> None:
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Member(**GOOD | changes)
+        EmbeddingClient(**GOOD | changes)
 
 
 def test_rows_by_id() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from flower_graph.server.session import draw
 from flower_graph.strategies.split_gradient_relay.messages import (
-    HelloReply,
+    EnrolmentReply,
     RelayReply,
     RelayRequest,
 )
@@ -34,7 +34,7 @@ class Book(RelayServerState):
         super().__init__(n, settings, participation=participation, **more)
         self.participation, self.members = participation, RelayMembership(self)
 
-    def enroll(self, node: int, reply: HelloReply, connected: Any) -> str:
+    def enroll(self, node: int, reply: EnrolmentReply, connected: Any) -> str:
         return self.members._enrol(node, reply, set(connected))
 
     def ask(self, server_round: int, nodes: Any = None, *, last: bool = False, **more: Any) -> Any:
@@ -45,16 +45,16 @@ class Book(RelayServerState):
         return self.requests(server_round, hosted, None if last else drawn, **more)
 
 
-def book_of(dealing: dict[int, list[int]] = DEALING, *, n: int = N, **changes: Any) -> Book:
+def book_of(assignment: dict[int, list[int]] = DEALING, *, n: int = N, **changes: Any) -> Book:
     options = {"participation": 1.0, "average_every": 0, **changes}
     book = Book(n, options.pop("settings", SETTINGS), **options)
-    for node, users in dealing.items():
-        assert book.enroll(node, hello(users), dealing) == ""
+    for node, users in assignment.items():
+        assert book.enroll(node, hello(users), assignment) == ""
     return book
 
 
-def hello(users: list[int], shape: tuple[int, int] = SHAPE) -> HelloReply:
-    return HelloReply(np.array(users), shape)
+def hello(users: list[int], shape: tuple[int, int] = SHAPE) -> EnrolmentReply:
+    return EnrolmentReply(np.array(users), shape)
 
 
 def play(book: Book, server_round: int, silent: tuple[int, ...] = ()) -> Any:
@@ -138,8 +138,8 @@ def test_participants_do_not_depend_on_the_dealing():
         {node: [19 - node] for node in everybody},
     ]
     draws = []
-    for dealing in dealings:
-        book = book_of(dealing, n=n, participation=0.3)
+    for assignment in dealings:
+        book = book_of(assignment, n=n, participation=0.3)
         draws.append([asked(book, server_round) for server_round in range(1, 6)])
     assert draws[0] == draws[1] == draws[2]
     assert all(len(users) == 6 for users in draws[0])
@@ -197,7 +197,7 @@ def test_payload_of_weights_is_each_users_full_matrix():
 def test_cora_gives_the_figure_of_the_paper():
     n, h = 2708, 16
     book = Book(n, SETTINGS._replace(latent_size=h), participation=1, average_every=0)
-    book.enroll(1, HelloReply(np.arange(n), (1433, h)), [1])
+    book.enroll(1, EnrolmentReply(np.arange(n), (1433, h)), [1])
     request = book.ask(1, [1])
     for server_round in range(1, 201):
         book.keep_gradients(server_round, request, np.zeros((n, h), np.float32))

@@ -18,12 +18,12 @@ from flower_graph.client import state
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.client_state import (
-    StructureHost,
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.cohort_client import (
+    StructureCohortClient,
     check_graphs,
     check_models,
 )
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 
 SETTINGS = settings_of(FEDGLS)
 
@@ -51,7 +51,9 @@ def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: st
     with pytest.raises(ValueError, match=said):
         check_graphs(graphs, SETTINGS)
     with pytest.raises(ValueError, match=said):
-        StructureHost(Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS, torch.device("cpu"))
+        StructureCohortClient(
+            Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS, torch.device("cpu")
+        )
 
 
 def test_models_that_do_not_fit_are_refused() -> None:
@@ -93,14 +95,16 @@ def test_an_error_inside_does_not_count(
     place = str(tmp_path) if place == "own" else place
     run_id = secrets.randbits(40)
     context = Context(run_id, 2, {"state-dir": place}, RecordDict(), {})
-    host = StructureHost(context, toy_clients(), SETTINGS, torch.device("cpu"))
+    host = StructureCohortClient(context, toy_clients(), SETTINGS, torch.device("cpu"))
     with host.opened() as cohort:
         cohort.train(1)
         before = {name: tensor.clone() for name, tensor in cohort.tensors().items()}
     with pytest.raises(OSError, match="full"), host.opened() as cohort:
         cohort.train(2)
         raise OSError("the disk is full")
-    with StructureHost(context, toy_clients(), SETTINGS, torch.device("cpu")).opened() as cohort:
+    with StructureCohortClient(
+        context, toy_clients(), SETTINGS, torch.device("cpu")
+    ).opened() as cohort:
         assert all(torch.equal(cohort.tensors()[name], tensor) for name, tensor in before.items())
         # The graphs too are made of what the learners were.
         _, fresh = cohort._adjacency(), StructureCohort(toy_clients(), SETTINGS, before)

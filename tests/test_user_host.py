@@ -20,7 +20,7 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.resume import Resume
 from flower_graph.ops.active_rows import pack
 from flower_graph.storage.supernode_folder import IN_PROCESS
-from flower_graph.strategies.split_gradient_relay.client_state import UserHost
+from flower_graph.strategies.split_gradient_relay.cohort_client import UserCohortClient
 from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
 SETTINGS = UserSettings(2, True, 0.1, 0.01, 5, "holders")
@@ -38,18 +38,18 @@ def context(tmp_path: Path) -> Iterator[Context]:
     forget_run(run, tmp_path / "state")
 
 
-def host_of(context: Context, **changes: Any) -> UserHost:
+def host_of(context: Context, **changes: Any) -> UserCohortClient:
     options: dict[str, Any] = {
         "user_model": None,
         "device": torch.device("cpu"),
         "checkpoint_dir": None,
     }
     x, users = changes.pop("x", X), changes.pop("users", USERS)
-    return UserHost(context, x, users, **{**options, **changes})
+    return UserCohortClient(context, x, users, **{**options, **changes})
 
 
 def send(
-    host: UserHost, users: list[int], gradient: Any = None, rounds: list[int] | None = None
+    host: UserCohortClient, users: list[int], gradient: Any = None, rounds: list[int] | None = None
 ) -> np.ndarray:
     """Handle a message as ``NodeClient`` does; return the latent vectors."""
     with host.message(SETTINGS, np.array(users)) as chosen:

@@ -89,12 +89,12 @@ def _plans(args: argparse.Namespace, seeds: Sequence[int] | None) -> list[list[S
     return [
         settings_of(
             args.config,
-            [*args.overrides, *own],
+            [*args.overrides, *local],
             rounds=args.rounds,
             epsilons=parse_epsilons(args.epsilon),
             alone=args.alone,
         )
-        for own in more
+        for local in more
     ]
 
 
@@ -106,15 +106,15 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
 
     rows, settings = [], []
     for same in zip(*plans, strict=True):
-        found: list[list[Finding]] = []
+        result: list[list[Finding]] = []
         seconds = []
         for one in same:
             findings, spent = audit_run(one.config)
-            found.append(findings)
+            result.append(findings)
             seconds.append(spent)
             seed = one.config.seed
             print(f"{one.name}, seed {seed}: {spent:.0f} s", file=sys.stderr, flush=True)
-        rows += rows_of(same[0].name, found)
+        rows += rows_of(same[0].name, result)
         mean = sum(seconds) / len(seconds)
         settings.append({"name": same[0].name, "seconds": mean, "config": to_dict(same[0].config)})
     first = plans[0][0].config

@@ -114,7 +114,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="in this process, or through `flwr run` on Ray; default: in-process",
     )
     parser.add_argument(
-        "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are dealt over"
+        "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are assigned over"
     )
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
 

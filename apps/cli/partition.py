@@ -33,7 +33,7 @@ def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
             "for one; leave one of both out"
         )
     # Read before the folder is made, so that a missing data set leaves no empty folder.
-    found, cut = _cut_all(configs, args.true_edges)
+    result, cut = _cut_all(configs, args.true_edges)
     if args.supernodes is not None and cut is not None:
         from flower_graph.data.folders.run_data import check_supernodes  # loads torch
 
@@ -41,13 +41,13 @@ def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
     folder = default_folder(args.config)
     out = prepare_folder(args.out or folder.with_name(f"partition-{folder.name}"))
     numbers = [config.seed for config in configs]
-    rows = _rows([each.figures for each in found])
+    rows = _rows([each.figures for each in result])
     paper = method_of(configs[0]).paper_figures(configs[0])
     folders = _write_folders(out, configs, cut, args)
     # The picture first: where partition.json is, the command has done all it does.
-    _draw(out / PICTURE, found[0], args.config, numbers[0])
+    _draw(out / PICTURE, result[0], args.config, numbers[0])
     write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
-    write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, found, paper))
+    write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, result, paper))
     beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
     shown = {name: value + beside.get(name, "") for name, value in rows.items()}
     shown |= {"data folders": folders, "outputs": str(out)}
@@ -64,11 +64,11 @@ def _cut_all(
     method = method_of(configs[0])
     if true_edges and not method.has_true_edges:
         raise ConfigError(f"--true-edges: app={configs[0].app} has no clients without edges")
-    found: list[PartitionStatistics] = []
+    result: list[PartitionStatistics] = []
     for config in configs:
         cut = method.partition(config, true_edges=true_edges)
-        found.append(cut.statistics)
-    return found, cut if len(configs) == 1 else None
+        result.append(cut.statistics)
+    return result, cut if len(configs) == 1 else None
 
 
 def _write_folders(

@@ -37,15 +37,15 @@ def marked_processes(name: str, value: str) -> list[psutil.Process]:
     """List the processes whose environment has a variable, and all their descendants."""
     # Ray's workers rename themselves, which overwrites what the system shows of their environment;
     # they are found as children of the raylet.
-    found: dict[int, psutil.Process] = {}
+    result: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
             if process.environ().get(name) == value:
-                found |= {p.pid: p for p in [process, *process.children(recursive=True)]}
+                result |= {p.pid: p for p in [process, *process.children(recursive=True)]}
         except (psutil.Error, OSError):
             continue
-    found.pop(os.getpid(), None)
-    return [process for process in found.values() if not _ended(process)]
+    result.pop(os.getpid(), None)
+    return [process for process in result.values() if not _ended(process)]
 
 
 def _ended(process: psutil.Process) -> bool:

@@ -188,9 +188,9 @@ def _absolute_paths(config: RunConfig) -> list[str]:
 def _interrupted(job: Job, top: Path) -> str:
     """Say what is left of a run that was stopped, and how to go on."""
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
-    found = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
-    if not found:
+    result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
+    if not result:
         every = job.config.checkpoint_every
         return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"
     again = f"flower-graph run --resume {shlex.quote(str(top))}"
-    return f"interrupted; the last checkpoint is {found[-1]}; go on with: {again}"
+    return f"interrupted; the last checkpoint is {result[-1]}; go on with: {again}"

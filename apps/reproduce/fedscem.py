@@ -96,8 +96,8 @@ def _measure_costs(plan: Plan) -> dict[str, list[Cost]]:
         cell = plan.cell(data, FEDSCEM)
         settings = [*cell.overrides, f"seed={plan.table_seeds[0]}"]
         with ProcessPoolExecutor(1, get_context("spawn"), initializer=one_thread) as pool:
-            found = pool.submit(_costs, cell.config, settings).result()
-        costs[data] = [Cost(**cost) for cost in found]
+            result = pool.submit(_costs, cell.config, settings).result()
+        costs[data] = [Cost(**cost) for cost in result]
     return costs
 
 
@@ -131,9 +131,9 @@ def _draw_ablation(out: Path, plan: Plan, rows: Sequence[Row]) -> list[str]:
         panels: dict[str, dict[str, Bar]] = {}
         for data in plan.data:
             for method in methods:
-                found = find(rows, table="Table 3", data=data, method=method, metric=TEST)
-                if found is not None:
-                    bar = Bar(found["mean"], found["std"], found["paper"])
+                result = find(rows, table="Table 3", data=data, method=method, metric=TEST)
+                if result is not None:
+                    bar = Bar(result["mean"], result["std"], result["paper"])
                     panels.setdefault(data, {})[method] = bar
         if panels:
             names.append(f"figure-5{part}.png")

@@ -185,16 +185,16 @@ class Plan:
 
     def _jobs_of(self, data: str) -> list[Job]:
         # Pairs of cells and seeds; a run that two tables need may be there twice.
-        found = [(self.cell(data, m), self.table_seeds) for m in self._per_client(data)]
+        result = [(self.cell(data, m), self.table_seeds) for m in self._per_client(data)]
         if "table-3" in self.tables and FEDSCEM in self.methods:
-            found.append((self.cell(data, MASKED), self.table_seeds[:1]))
-        found += [(self.cell(data, m, STRICT), self.table_seeds) for m in self._strict(data)]
+            result.append((self.cell(data, MASKED), self.table_seeds[:1]))
+        result += [(self.cell(data, m, STRICT), self.table_seeds) for m in self._strict(data)]
         if "figure-6a" in self.tables and FEDSCEM in self.methods and data in self.grid_data:
             fields = [self.grid_cell(data, mu, tau) for mu in MU for tau in TAU]
-            found += [(cell, self.grid_seeds) for cell in fields]
+            result += [(cell, self.grid_seeds) for cell in fields]
         return [
             Job(cell, seed, self.rounds_of(data, cell.method))
-            for cell, seeds in found
+            for cell, seeds in result
             for seed in seeds
         ]
 

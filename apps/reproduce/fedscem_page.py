@@ -115,7 +115,7 @@ def _settings(plan: Plan, data: str) -> str:
 
 def _masked(plan: Plan, runs: Runs) -> list[str]:
     """Say what the masked row is, and how far its test accuracy ever is from the plain run's."""
-    seed, found = plan.table_seeds[0], []
+    seed, result = plan.table_seeds[0], []
     for data in plan.data:
         masked = runs.get(plan.cell(data, MASKED), {}).get(seed)
         plain = runs.get(plan.cell(data, FEDSCEM), {}).get(seed)
@@ -123,13 +123,13 @@ def _masked(plan: Plan, runs: Runs) -> list[str]:
             both = zip(masked.test_accuracy, plain.test_accuracy, strict=True)
             gaps = [abs(a - b) for a, b in both if math.isfinite(a) and math.isfinite(b)]
             rounds = f"{len(gaps)} of {len(masked.test_accuracy)} rounds"
-            found.append(f"{max(gaps, default=math.nan):.4f} on {data} ({rounds})")
-    if not found:
+            result.append(f"{max(gaps, default=math.nan):.4f} on {data} ({rounds})")
+    if not result:
         return []
     return [
         f'The row "{MASKED}" is the whole method, blinded alignment and masks included, for seed '
         f"{seed}; the other rows of FedSCem are computed without. The two runs' test accuracies "
-        f"differ in no round by more than {', '.join(found)}; a round that was skipped has none "
+        f"differ in no round by more than {', '.join(result)}; a round that was skipped has none "
         "to compare.\n"
     ]
 
@@ -138,10 +138,10 @@ def _accuracies(rows: Sequence[Row], data: str) -> list[str]:
     lines = []
     for method in (*METHODS, MASKED):
         name = {"data": data, "method": method}
-        found = [name | {"table": t} for t in ("Table 3", "Table 3, strict split")]
-        if not any(find(rows, metric=TEST, **key) for key in found):
+        result = [name | {"table": t} for t in ("Table 3", "Table 3, strict split")]
+        if not any(find(rows, metric=TEST, **key) for key in result):
             continue
-        usual, strict = found
+        usual, strict = result
         cells = [
             accuracy(find(rows, metric=TEST, **usual)),
             _paper(find(rows, metric=TEST, **usual) or find(rows, metric=TEST, **strict)),

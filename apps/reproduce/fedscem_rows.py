@@ -44,7 +44,7 @@ def make_rows(plan: Plan, runs: Runs, costs: Costs) -> list[Row]:
             rows += _method_rows("Table 3, strict split", plan, runs, cell, STRICT)
         rows += _table_1(plan, runs, data)
         rows += _grid(plan, runs, data)
-    return rows + [r for data, found in costs.items() for r in _cost_rows(plan, data, found)]
+    return rows + [r for data, result in costs.items() for r in _cost_rows(plan, data, result)]
 
 
 def _method_rows(table: str, plan: Plan, runs: Runs, cell: Cell, split: str) -> list[Row]:

@@ -142,9 +142,9 @@ def best_weights(runs: Runs, data: str, model: str) -> dict[Cell, str]:
     """Choose ``lambda`` for each swept method by the mean of the best validation accuracies."""
     chosen: dict[Cell, str] = {}
     for method in SWEPT:
-        found = [c for c in runs if (c.data, c.model, sweep_of(c)) == (data, model, method)]
-        if found:
-            best = max(found, key=lambda c: fmean(run.best_val for run in runs[c].values()))
+        result = [c for c in runs if (c.data, c.model, sweep_of(c)) == (data, model, method)]
+        if result:
+            best = max(result, key=lambda c: fmean(run.best_val for run in runs[c].values()))
             chosen[best] = method
     return chosen
 

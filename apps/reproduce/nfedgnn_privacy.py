@@ -100,9 +100,9 @@ def _run(row: Row, seeds: Sequence[int], file: Path, rows: Sequence[Row]) -> Non
 
 
 def _load(overrides: Sequence[str]) -> NFedGNNConfig:
-    found = load_config(CONFIG, list(overrides))
-    assert isinstance(found, NFedGNNConfig)
-    return found
+    result = load_config(CONFIG, list(overrides))
+    assert isinstance(result, NFedGNNConfig)
+    return result
 
 
 def _commonest(overrides: Sequence[str]) -> float:

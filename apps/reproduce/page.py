@@ -80,8 +80,8 @@ def _settings(block: Values, asked: Asked) -> list[str]:
 def _setting(config: Any, values: Values, name: Any, words: Values | None = None) -> str:
     if isinstance(name, str) and "{" in name:
         return fill(name, values)
-    found = ", ".join(_value(config, one) for one in ([name] if isinstance(name, str) else name))
-    return found if words is None else words.get(found, words.get("else", found))
+    result = ", ".join(_value(config, one) for one in ([name] if isinstance(name, str) else name))
+    return result if words is None else words.get(result, words.get("else", result))
 
 
 def _value(config: Any, name: str) -> str:
@@ -95,12 +95,12 @@ def _value(config: Any, name: str) -> str:
 def _own(block: Values, asked: Asked) -> list[str]:
     """Name the settings that single methods have for themselves."""
     known = {"data": asked.data, "model": asked.models, "method": asked.methods}
-    found = [
+    result = [
         one for one in asked.table.own if all(one.get(k, v[0]) in v for k, v in known.items() if v)
     ]
-    if not found:
+    if not result:
         return [block["otherwise"]] if "otherwise" in block else []
-    lines = [fill(block["own"], {**one, "settings": " ".join(one["settings"])}) for one in found]
+    lines = [fill(block["own"], {**one, "settings": " ".join(one["settings"])}) for one in result]
     return [block["text"], "\n".join(lines)]
 
 
@@ -112,12 +112,12 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
         return []
     heads = block.get("heads", [_part(one, 0) for one in block.get("columns", [])])
     first = {"cells": [_part(one, 1) for one in block.get("columns", [])]}
-    own = [line for line in block.get("lines", []) if "each" in line]
+    local = [line for line in block.get("lines", []) if "each" in line]
     shared = [first] if "columns" in block else []
     shared += [line for line in block.get("lines", []) if "each" not in line]
     lines = [
         _line(line["cells"], asked, {**keys, **one}, here)
-        for each, group in [(block.get("each", ()), shared), *((o["each"], [o]) for o in own)]
+        for each, group in [(block.get("each", ()), shared), *((o["each"], [o]) for o in local)]
         for one in _each(each, here, asked)
         for line in group
     ]
@@ -157,12 +157,12 @@ def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
     how, *wanted = cell
     several = [one for some in wanted for one in (some if isinstance(some, list) else [some])]
     known = {key: value for key, value in keys.items() if any(key in r for r in here)}
-    found = [
+    result = [
         find(here, **{**known, **match})
         for one in several
         for match in _matches({"metric": one} if isinstance(one, str) else one, asked, keys, here)
     ]
-    return formatted(how, found), any(r is not None for r in found)
+    return formatted(how, result), any(r is not None for r in result)
 
 
 def _matches(

@@ -43,11 +43,11 @@ def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
     panels: dict[str, dict[str, CurveSet]] = {}
     reference: dict[str, float] = {}
     for group in _groups(picture, asked):
-        found = [*runs_of(group, runs).values()]
-        if found and group.experiments[0].centralised:
-            reference[group.data] = fmean(one.test_at_best_val for one in found)
-        elif found:
-            accuracy, loss = [r.test_accuracy for r in found], [r.cross_entropy for r in found]
+        result = [*runs_of(group, runs).values()]
+        if result and group.experiments[0].centralised:
+            reference[group.data] = fmean(one.test_at_best_val for one in result)
+        elif result:
+            accuracy, loss = [r.test_accuracy for r in result], [r.cross_entropy for r in result]
             panels.setdefault(group.data, {})[group.shown] = CurveSet(accuracy, loss)
     if panels:
         plot_grid(path, panels, reference)
@@ -56,15 +56,15 @@ def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
 
 def _groups(picture: Values, asked: Asked) -> list[Group]:
     """List the rows that a picture is of, data sets and methods in its order."""
-    found = []
+    result = []
     for number, (table, methods) in enumerate(picture["tables"].items()):
         order = methods or [*asked.table.methods]
         for group in asked.groups():
             is_here = group.part.table == table and group.data in picture["data"]
             if is_here and group.method in order:
                 place = picture["data"].index(group.data), number, order.index(group.method)
-                found.append((place, group))
-    return [group for _, group in sorted(found, key=lambda one: one[0])]
+                result.append((place, group))
+    return [group for _, group in sorted(result, key=lambda one: one[0])]
 
 
 def bars(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
@@ -72,9 +72,9 @@ def bars(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[R
     panels: dict[str, dict[str, Bar]] = {}
     for data in picture["data"]:
         for name, wanted in picture["bars"].items():
-            found = find(rows, **{"data": data, **picture["rows"], **(wanted or {"method": name})})
-            if found is not None:
-                bar = Bar(found["mean"], found["std"], found["paper"])
+            result = find(rows, **{"data": data, **picture["rows"], **(wanted or {"method": name})})
+            if result is not None:
+                bar = Bar(result["mean"], result["std"], result["paper"])
                 panels.setdefault(data, {})[name] = bar
     if panels:
         plot_bars(path, panels, label=picture["label"])

@@ -100,14 +100,14 @@ def draw(out: Path, plan: Plan, runs: Runs) -> list[str]:
 
 def _column(plan: Plan, runs: Runs, case: Case) -> AlignmentCurves:
     """Collect the curves of one figure."""
-    found = {method: list(runs.get(plan.cell(case, method), {}).values()) for method in (LOC, FED)}
-    fed = found[FED]
+    result = {method: list(runs.get(plan.cell(case, method), {}).values()) for method in (LOC, FED)}
+    fed = result[FED]
     precision = {
         f"P@{name.removeprefix('precision-')}": [curves.alignment[name] for curves in fed]
         for name in PRECISIONS
         if all(name in curves.alignment for curves in fed)
     }
-    accuracy = {m: [c.test_accuracy for c in curves] for m, curves in found.items() if curves}
+    accuracy = {m: [c.test_accuracy for c in curves] for m, curves in result.items() if curves}
     whole = list(runs.get(plan.cell(case, FULL), {}).values())
     return AlignmentCurves(precision, accuracy, _level(whole))
 

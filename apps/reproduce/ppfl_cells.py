@@ -127,9 +127,9 @@ class Case:
         """List what is trained for it."""
         if self.table == "Table 3":
             return [LOC, FED]
-        own = [OWN] if (self.model, self.data) in OWN_SETTINGS else []
+        local = [OWN] if (self.model, self.data) in OWN_SETTINGS else []
         # Labels of the full graph are clean in the paper.
-        return [LOC, FED, *own, *([] if self.noise else [FULL])]
+        return [LOC, FED, *local, *([] if self.noise else [FULL])]
 
 
 # The cases of Figures 3 to 6
@@ -155,9 +155,9 @@ class Plan:
     def settings(self, case: Case, method: str = FED) -> PPFLConfig:
         """Return the settings of a case's runs."""
         cell = self.cell(case, method)
-        found = loaded(cell.config, cell.overrides)
-        assert isinstance(found, PPFLConfig)
-        return found
+        result = loaded(cell.config, cell.overrides)
+        assert isinstance(result, PPFLConfig)
+        return result
 
     def rounds_of(self, case: Case) -> int:
         """Return the rounds of a case's runs."""
@@ -165,10 +165,10 @@ class Plan:
 
     def cell(self, case: Case, method: str) -> Cell:
         """Return the runs of a method in a case."""
-        own = OWN_SETTINGS[case.model, case.data] if method == OWN else ()
+        local = OWN_SETTINGS[case.model, case.data] if method == OWN else ()
         noise = (f"partition.label_noise={NOISE}",) if case.noise else ()
         chosen = self._chosen(case) if case.table == "Table 3" else ()
-        overrides = (*METHODS[method], *own, *noise, *chosen, *self.overrides)
+        overrides = (*METHODS[method], *local, *noise, *chosen, *self.overrides)
         return Cell(case.name, case.model, method, _config(case), overrides)
 
     def _chosen(self, case: Case) -> tuple[str, ...]:
@@ -189,8 +189,8 @@ class Plan:
             "table-3": _table_3(),
             "figures": iter(FIGURES.values()),
         }
-        found = made[table] if table in self.tables else ()
-        return [case for case in found if case.data in self.data and case.model in self.models]
+        result = made[table] if table in self.tables else ()
+        return [case for case in result if case.data in self.data and case.model in self.models]
 
     def all_cases(self) -> list[Case]:
         """List all cases, each once."""

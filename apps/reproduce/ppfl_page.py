@@ -89,38 +89,38 @@ def _head(plan: Plan) -> list[str]:
 
 def _settings(plan: Plan, model: str) -> list[str]:
     """Say what the configs have, as they are now."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for data in plan.data:
         case = Case("Table 1" if model == DEEPWALK else "Table 2", model, data)
         config = plan.settings(case)
-        own = asdict(config.deepwalk if model == DEEPWALK else config.gat)
+        local = asdict(config.deepwalk if model == DEEPWALK else config.gat)
         part = config.partition
-        found.append(
+        result.append(
             {
                 "config": f"`ppfl/{data.lower()}-{model.lower()}`",
                 "rounds": plan.rounds_of(case),
                 "clients": part.clients,
                 "dimension": config.model.dimension,
-                **own,
+                **local,
                 "train, val, test": ", ".join(f"{ratio:g}" for ratio in part.ratios),
             }
         )
-    names = [name.replace("_", " ") for name in found[0]]
-    return markdown(names, [[_text(value) for value in one.values()] for one in found])
+    names = [name.replace("_", " ") for name in result[0]]
+    return markdown(names, [[_text(value) for value in one.values()] for one in result])
 
 
 def _own(plan: Plan) -> list[str]:
     """Name the settings of clients that train alone, where they have others."""
-    found = {
+    result = {
         (model, data): settings
         for (model, data), settings in OWN_SETTINGS.items()
         if model in plan.models and data in plan.data
     }
-    if not found:
+    if not result:
         return []
     return [
         f"*{OWN}* is {LOC} with settings that suit it better, chosen by validation accuracy:\n",
-        *(f"- {data}, {model}: `{' '.join(how)}`" for (model, data), how in found.items()),
+        *(f"- {data}, {model}: `{' '.join(how)}`" for (model, data), how in result.items()),
         "",
     ]
 

@@ -48,7 +48,7 @@ def privacy_curve(
         cases = [(LOC, ["strategy.name=local"]), (FED, [])]
         noise = [[f"privacy.epsilon={e}", f"privacy.clipping_norm={norm}"] for e in epsilons]
         cases += [(NOISY, one) for one in noise]
-        rows += [_row(name, config, [*own, *overrides], kept) for name, own in cases]
+        rows += [_row(name, config, [*local, *overrides], kept) for name, local in cases]
     for seed in seeds:
         for row in rows:
             if str(seed) not in row["test"]:
@@ -81,8 +81,8 @@ def _row(
         part: asdict(getattr(settings, part)) for part in ("partition", settings.model.name)
     } | {"rounds": settings.rounds}
     if settings.privacy.epsilon is not None:
-        found = spent(settings.privacy, settings.rounds)
-        row |= {key: found[key] for key in ACCOUNTED}
+        result = spent(settings.privacy, settings.rounds)
+        row |= {key: result[key] for key in ACCOUNTED}
         row["clipping-norm"] = settings.privacy.clipping_norm
     # As it would be read back: tuples are lists there.
     same = json.loads(json.dumps(row))
@@ -107,7 +107,7 @@ def _run(row: dict[str, Any], seed: int) -> None:
 
 
 def _load(config: str, overrides: Sequence[str]) -> PPFLConfig:
-    found = load_config(config, list(overrides))
-    if not isinstance(found, PPFLConfig):
-        raise ValueError(f"config: {config!r} is of app {found.app!r}, must be of ppfl")
-    return found
+    result = load_config(config, list(overrides))
+    if not isinstance(result, PPFLConfig):
+        raise ValueError(f"config: {config!r} is of app {result.app!r}, must be of ppfl")
+    return result

@@ -72,9 +72,9 @@ def _case_rows(plan: Plan, case: Case, runs: Runs) -> list[Row]:
     """Make the rows of one case: each method's, then what FED has beyond LOC."""
     there = {method: runs.get(plan.cell(case, method), {}) for method in plan.methods(case)}
     rows: list[Row] = []
-    for method, found in there.items():
-        if found:
-            rows += _method_rows(plan, case, method, found)
+    for method, result in there.items():
+        if result:
+            rows += _method_rows(plan, case, method, result)
     for alone in (LOC, OWN):
         if there.get(alone) and there.get(FED):
             rows += _gains(plan, case, alone, there[alone], there[FED])
@@ -113,7 +113,7 @@ def _gains(plan: Plan, case: Case, alone: str, loc: Bare, fed: Bare) -> list[Row
     make, rows = _Maker(plan, case, FED), []
     for classifier in NAMES:
         for role in ROLES:
-            ours, theirs = (make.judged(found, classifier, role) for found in (fed, loc))
+            ours, theirs = (make.judged(result, classifier, role) for result in (fed, loc))
             sums = {s: sum(ours[s]) - sum(theirs[s]) for s in ours if s in theirs}
             means = {seed: value / make.clients for seed, value in sums.items()}
             has_paper = (alone, role) == (LOC, "test")
@@ -141,11 +141,11 @@ def _figure_rows(plan: Plan, runs: Runs) -> list[Row]:
         if case not in plan.cases("figures"):
             continue
         for method in (LOC, FED):
-            found = runs.get(plan.cell(case, method), {})
+            result = runs.get(plan.cell(case, method), {})
             make = _Maker(plan, case, method, name)
             last = plan.rounds_of(case)
             for iteration in sorted({1, min(2, last), last}):
-                rows += _iteration_rows(make, found, iteration)
+                rows += _iteration_rows(make, result, iteration)
     return rows
 
 
@@ -175,8 +175,8 @@ class _Maker:
             return []
         made = row(self.table, self.cell, metric, values, self.rounds, paper)
         case = self.case
-        own = {"public": case.public, "share": case.share} if case.table == "Table 3" else {}
-        return [made | own | more]
+        local = {"public": case.public, "share": case.share} if case.table == "Table 3" else {}
+        return [made | local | more]
 
     def judged(self, found: Bare, classifier: str, role: str) -> dict[int, list[float]]:
         """Give the clients' figures by seed, for those runs that have all clients'."""

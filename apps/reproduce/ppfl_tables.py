@@ -85,9 +85,9 @@ def _full(here: Sequence[Row]) -> list[str]:
     lines = []
     for data in dict.fromkeys(r["data"] for r in here if r["method"] == FULL):
         key = {"data": data, "method": FULL, "metric": ACCURACY, **TEST}
-        found = [find(here, classifier=classifier, **key) for classifier in NAMES]
-        shown = [text for r in found for text in (percent(r), paper_percent(r))]
-        lines.append([f"{data} ({FULL})", *shown, count_seeds(found)])
+        result = [find(here, classifier=classifier, **key) for classifier in NAMES]
+        shown = [text for r in result for text in (percent(r), paper_percent(r))]
+        lines.append([f"{data} ({FULL})", *shown, count_seeds(result)])
     columns = ["data", *(text for name in NAMES.values() for text in (name, "paper")), "n"]
     return ["", *markdown(columns, lines)] if lines else []
 
@@ -110,9 +110,9 @@ def levels(plan: Plan, rows: Sequence[Row]) -> list[str]:
     for data, model in dict.fromkeys((r["data"], r["model"]) for r in here):
         table = []
         for share in LEVELS:
-            found = _three(here, data=data, model=model, share=share)
-            if any(found):
-                table.append([f"{share} %", *_with_paper(found), count_seeds(found)])
+            result = _three(here, data=data, model=model, share=share)
+            if any(result):
+                table.append([f"{share} %", *_with_paper(result), count_seeds(result)])
         lines += [f"\n{data}, {model}:\n", *markdown(columns, table)]
     return lines
 
@@ -125,9 +125,9 @@ def choices(rows: Sequence[Row]) -> list[str]:
     lines = []
     for data, model in dict.fromkeys((r["data"], r["model"]) for r in here):
         for share in CHOSEN[COVER]:
-            found = [_three(here, p, data=data, model=model, share=share) for p in CHOSEN]
-            shown = [text for loc, fed, gain in found for text in _bare(loc, fed, gain)]
-            count = count_seeds([r for three in found for r in three])
+            result = [_three(here, p, data=data, model=model, share=share) for p in CHOSEN]
+            shown = [text for loc, fed, gain in result for text in _bare(loc, fed, gain)]
+            count = count_seeds([r for three in result for r in three])
             lines.append([data, model, f"{share} %", *shown, count])
     columns = ["data", "model", "public"]
     columns += [f"{public}: {what}" for public in CHOSEN for what in (LOC, FED, "gain")]

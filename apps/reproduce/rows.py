@@ -93,8 +93,8 @@ def best_experiment(group: Group, runs: Runs) -> Experiment:
 
 def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
     """Return a row's runs by seed."""
-    found = runs.get(best_experiment(group, runs), {})
-    return {seed: found[seed] for seed in group.seeds if seed in found}
+    result = runs.get(best_experiment(group, runs), {})
+    return {seed: result[seed] for seed in group.seeds if seed in result}
 
 
 def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> Iterator[Row]:
@@ -156,15 +156,15 @@ def _row(
 def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float | None:
     """Look the paper's figure up; of clients the mean, unless one is asked for."""
     here = {"data": group.experiments[0].data, "model": group.model, **keys, "method": method}
-    found = group.part.paper
+    result = group.part.paper
     for key in group.part.paper_by:
-        found = found.get(here[key]) if isinstance(found, Mapping) else None
-    if isinstance(name, str) and isinstance(found, Mapping):
-        found = found.get(name)
-    if isinstance(found, list):
+        result = result.get(here[key]) if isinstance(result, Mapping) else None
+    if isinstance(name, str) and isinstance(result, Mapping):
+        result = result.get(name)
+    if isinstance(result, list):
         client = keys.get("client")
-        found = fmean(found) if client is None else (found[client - 1 : client] or [None])[0]
-    return None if found is None else found / group.part.paper_scale
+        result = fmean(result) if client is None else (result[client - 1 : client] or [None])[0]
+    return None if result is None else result / group.part.paper_scale
 
 
 # Figures of one run ------------------------------------------------------------------------------
@@ -188,23 +188,23 @@ def _alignment(name: str) -> Figure:
 
 def _judged(curves: Curves, keys: Values, config: Any) -> list[float] | None:
     """Give the clients' figures, if the run has all clients'."""
-    found = curves.judged.get(keys["classifier"], {}).get(keys["role"], [])
-    return found if len(found) == config.partition.clients else None
+    result = curves.judged.get(keys["classifier"], {}).get(keys["role"], [])
+    return result if len(result) == config.partition.clients else None
 
 
 def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
     """Give one client's figure, that of an iteration, or the mean over the clients."""
     if "iteration" in keys:
         return _at(curves.test_accuracy, keys)
-    found = _judged(curves, keys, config)
-    if found is None:
+    result = _judged(curves, keys, config)
+    if result is None:
         return None
-    return found[keys["client"] - 1] if "client" in keys else fmean(found)
+    return result[keys["client"] - 1] if "client" in keys else fmean(result)
 
 
 def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
-    found = _judged(curves, keys, config)
-    return None if found is None else sum(found)
+    result = _judged(curves, keys, config)
+    return None if result is None else sum(result)
 
 
 def _at(values: Sequence[float], keys: Values) -> float:

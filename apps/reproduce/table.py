@@ -239,9 +239,9 @@ class Asked:
         """List the runs, each once, by table and seed: what is stopped early has whole seeds."""
         known, stages = set[Run](), []
         for key in self.tables:
-            found = [run for group in self.groups(key) for run in group.runs]
-            for seed in dict.fromkeys(run.seed for run in found):
-                runs = dict.fromkeys(r for r in found if r.seed == seed and r not in known)
+            result = [run for group in self.groups(key) for run in group.runs]
+            for seed in dict.fromkeys(run.seed for run in result):
+                runs = dict.fromkeys(r for r in result if r.seed == seed and r not in known)
                 known.update(runs)
                 stages.append([*runs])
         return [stage for stage in stages if stage]
@@ -322,8 +322,8 @@ class Asked:
         choice = self.table.methods[method]
         values = {**self._values(data, model, choice), "method": method, **varied}
         config = self._config(data, model, choice)
-        own = self.own(data, model, method)
-        plain = (*self._settings(data, model, choice, values), *own, *self.overrides)
+        local = self.own(data, model, method)
+        plain = (*self._settings(data, model, choice, values), *local, *self.overrides)
         more = () if method in part.not_for else tuple(fill(one, values) for one in part.settings)
         # What a table varies may be what the config has: then it is no run of its own.
         if part.usual and loaded(config, (*plain, *more)) == loaded(config, plain):
@@ -342,8 +342,8 @@ class Asked:
         return fill(method.config or self.table.config, {"data": data, "model": model})
 
     def _settings(self, data: str, model: str, method: Choice, values: Values) -> list[str]:
-        found = (self.table.data[data], self.table.models[model], method)
-        return [fill(setting, values) for one in found for setting in one.settings]
+        result = (self.table.data[data], self.table.models[model], method)
+        return [fill(setting, values) for one in result for setting in one.settings]
 
 
 Point = tuple[dict[str, Any], dict[str, Any]]  # What rows show, and what settings have

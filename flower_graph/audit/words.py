@@ -47,15 +47,15 @@ class Known(NamedTuple):
 
 def least_squares(latent: Floats, start: Floats) -> Floats:
     """Return the shortest ``x`` with ``x W = latent``, ``[f]``."""
-    found: Floats = np.linalg.lstsq(start.T.astype(float), latent.astype(float), rcond=None)[0]
-    return found
+    result: Floats = np.linalg.lstsq(start.T.astype(float), latent.astype(float), rcond=None)[0]
+    return result
 
 
 def sparse_from_one(latent: Floats, start: Floats) -> Floats:
     """Return a non-negative ``x`` with ``x W`` nearest to a latent vector, ``[f]``."""
     # Non-negative least squares has at most as many features as the latent has numbers.
-    found: Floats = nnls(start.T.astype(float), latent.astype(float), maxiter=SEARCH_STEPS)[0]
-    return found
+    result: Floats = nnls(start.T.astype(float), latent.astype(float), maxiter=SEARCH_STEPS)[0]
+    return result
 
 
 def sparse_from_sequence(
@@ -68,8 +68,8 @@ def sparse_from_sequence(
     target = (np.stack([step.latent for step in steps]) - shift).astype(float).ravel()
     fits = [_unexplained(equations(known, steps, value), target) for value in values]
     value = values[int(np.argmin(fits))]
-    found = nnls(equations(known, steps, value), target / value, maxiter=SEARCH_STEPS)[0]
-    return found, value
+    result = nnls(equations(known, steps, value), target / value, maxiter=SEARCH_STEPS)[0]
+    return result, value
 
 
 def equations(known: Known, steps: Sequence[Step], value: float) -> Floats:
@@ -84,8 +84,8 @@ def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
     size = known.start.shape[1]
     if not known.bias:
         return np.zeros((len(steps), size))
-    own = [step._replace(average=_last_row(step.average)) for step in steps]
-    return row_course(np.zeros((1, size)), 1.0, known, own)[:, 0]
+    local = [step._replace(average=_last_row(step.average)) for step in steps]
+    return row_course(np.zeros((1, size)), 1.0, known, local)[:, 0]
 
 
 def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step]) -> Floats:

@@ -79,9 +79,9 @@ class CohortState(Generic[T]):
         opened = self._open(makers)
         if not self.store.version:  # not asked so far
             self.store.commit(opened, opened[1])
-        own = {f"{self._prefix}{name}": tensor for name, tensor in opened[1].items()}
-        found = own | {self._key: self._numbers} | (more or {})
-        return self._checkpoints.save(server_round, found, run)
+        local = {f"{self._prefix}{name}": tensor for name, tensor in opened[1].items()}
+        result = local | {self._key: self._numbers} | (more or {})
+        return self._checkpoints.save(server_round, result, run)
 
     def restore(self, resume: Resume, makers: Makers[T]) -> Tensors | None:
         """Go on from a round's checkpoint; return what else it has. None if none is due."""
@@ -94,8 +94,8 @@ class CohortState(Generic[T]):
             raise CheckpointError(
                 f"{path}: other {self._key}; resume with as many SuperNodes as before"
             )
-        cut, own = len(self._prefix), [name for name in tensors if name.startswith(self._prefix)]
-        kept = {name[cut:]: tensors.pop(name) for name in own}
+        cut, local = len(self._prefix), [name for name in tensors if name.startswith(self._prefix)]
+        kept = {name[cut:]: tensors.pop(name) for name in local}
         if self._copies:
             _check_forms(path, kept, makers.start())
         built = makers.build(self.store.create(kept))
@@ -116,8 +116,8 @@ class CohortState(Generic[T]):
 
     def _open(self, makers: Makers[T]) -> tuple[T, Tensors]:
         if self.store.version:
-            found: tuple[T, Tensors] = self.store.load(makers.build)
-            return found
+            result: tuple[T, Tensors] = self.store.load(makers.build)
+            return result
         return makers.build(self.store.create(makers.start()))
 
 
@@ -125,8 +125,8 @@ def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
     """Refuse tensors that other data or settings made; names the tensor."""
     for name in {**wanted, **found}:
         forms = [
-            (tuple(own[name].shape), own[name].dtype) if name in own else None
-            for own in (found, wanted)
+            (tuple(local[name].shape), local[name].dtype) if name in local else None
+            for local in (found, wanted)
         ]
         if forms[0] != forms[1]:
             raise CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")

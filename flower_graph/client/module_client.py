@@ -171,11 +171,11 @@ class ModuleClient(NumPyClient):
         return save_if_asked(save, config, (mean_of(metrics, LOSS), len(learners), metrics))
 
     def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[Any]]) -> None:
-        own = self.arrays(module)
-        if len(own) != len(parameters):
-            raise ValueError(f"{len(parameters)} arrays came, the module has {len(own)} to share")
+        local = self.arrays(module)
+        if len(local) != len(parameters):
+            raise ValueError(f"{len(parameters)} arrays came, the module has {len(local)} to share")
         with torch.no_grad():
-            for (name, value), values in zip(own.items(), parameters, strict=True):
+            for (name, value), values in zip(local.items(), parameters, strict=True):
                 if tuple(value.shape) != values.shape:
                     raise ValueError(
                         f"{name} has shape {values.shape}, expected {tuple(value.shape)}: server "
@@ -205,14 +205,14 @@ class ModuleClient(NumPyClient):
     def _answer(self, learners: Sequence[Learner], parameters: Sequence[NDArray[Any]]) -> Answer:
         """Average what the clients send, without those that have diverged."""
         weight, arrays, left_out = 0, dict[str, NDArray[Any]](), []
-        for learner, own in zip(learners, self.graphs, strict=True):
+        for learner, local in zip(learners, self.graphs, strict=True):
             sent = self._sent(learner)
             if not all(np.isfinite(values).all() for values in sent.values()):
-                left_out.append(f"client {own.client}: weights are not finite")
+                left_out.append(f"client {local.client}: weights are not finite")
                 continue
-            weight += self.examples(own)
+            weight += self.examples(local)
             for name, values in sent.items():
-                arrays[name] = arrays.get(name, 0) + self.examples(own) * values
+                arrays[name] = arrays.get(name, 0) + self.examples(local) * values
         if not weight:
             raise ValueError(f"{'; '.join(left_out)}; nobody is left")
         # Of the types that came: the first of these might be a mean of whole numbers.
@@ -242,8 +242,8 @@ class ModuleClient(NumPyClient):
         mask = graph.masks["train"]
         loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
         shares = [right[graph.masks[role]].mean() for role in ROLES]
-        found = torch.stack([loss, *shares]).cpu()
-        return found if bool(loss.isfinite()) else torch.full_like(found, torch.nan)
+        result = torch.stack([loss, *shares]).cpu()
+        return result if bool(loss.isfinite()) else torch.full_like(result, torch.nan)
 
 
 def check_graphs(graphs: Sequence[ClientGraph]) -> list[ClientGraph]:

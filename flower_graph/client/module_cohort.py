@@ -90,8 +90,8 @@ def build(
     for graph in graphs:
         module = first_module(make_module, settings.seed).to(device)
         names = module.state_dict().keys()
-        own = {name: placed[f"{graph.client}/{name}"] for name in names}
-        module.load_state_dict(own, assign=True)
+        local = {name: placed[f"{graph.client}/{name}"] for name in names}
+        module.load_state_dict(local, assign=True)
         adam = torch.optim.Adam(
             module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )

@@ -74,9 +74,9 @@ class StateStore:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
-        own = own_place(context)
-        self._is_own = own is not None
-        self._folder = (own or default_folder()) / f"run-{context.run_id}"
+        local = own_place(context)
+        self._is_own = local is not None
+        self._folder = (local or default_folder()) / f"run-{context.run_id}"
         # A SuperNode that is started anew may have another id.
         here, node = f"{name}-{node_name(context)}.safetensors", f"node-{context.node_id}.bin"
         self._file = self._folder / (here if self._is_own else node)
@@ -143,10 +143,10 @@ class StateStore:
             what = "left half changed by a message that failed"
             if live is None or version >= 0:
                 what = "kept in a process that is gone"
-            found = "none" if live is None else version
+            result = "none" if live is None else version
             raise StateLostError(
                 f"client {self._key[1]}: version {self.version} of its state was {what} "
-                f"(this process has {found})"
+                f"(this process has {result})"
             )
         if record["kind"] == "file":
             layout = str(record["layout"])
@@ -243,10 +243,10 @@ class StateStore:
         return self._file.with_suffix(".version")
 
     def _place(self, layout: str) -> tuple[int, str]:
-        found = self._file.stat()
+        result = self._file.stat()
         # A file that is changed in place has many times of change, and one number.
-        changed = "" if self._file.suffix == ".bin" else f" {found.st_mtime_ns}"
-        return found.st_ino, layout + changed
+        changed = "" if self._file.suffix == ".bin" else f" {result.st_mtime_ns}"
+        return result.st_ino, layout + changed
 
     def _write_version(self, version: int) -> None:
         part = self._version_file.with_suffix(f".{os.getpid()}")
@@ -256,14 +256,14 @@ class StateStore:
     def _file_version(self) -> int:
         if not self._file.exists() or not self._version_file.exists():
             raise StateLostError(f"client {self._key[1]}: its state {self._file} is gone")
-        found = int(self._version_file.read_text())
-        if found < self.version:
-            what = "half changed by a process that died" if found < 0 else f"at version {found}"
+        result = int(self._version_file.read_text())
+        if result < self.version:
+            what = "half changed by a process that died" if result < 0 else f"at version {result}"
             raise StateLostError(
                 f"client {self._key[1]}: its state {self._file} is {what}, "
                 f"expected version {self.version}"
             )
-        return found
+        return result
 
     def _saved(self) -> Tensors:
         """Read the file that is replaced after every message."""

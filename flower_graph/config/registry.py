@@ -113,13 +113,13 @@ def _read(app: str, name: str, *, is_announced: bool) -> Method:
     from flower_graph.method import Method
 
     module = _import(app, name, is_announced=is_announced)
-    found = getattr(module, "METHOD", None)
-    if not isinstance(found, Method):
-        what = "has no METHOD" if found is None else f"has METHOD = {found!r:.60}"
+    result = getattr(module, "METHOD", None)
+    if not isinstance(result, Method):
+        what = "has no METHOD" if result is None else f"has METHOD = {result!r:.60}"
         raise ConfigError(
             f"app: {show(app)}: the module {name} {what}; it must be a flower_graph.method.Method"
         )
-    return found
+    return result
 
 
 def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:

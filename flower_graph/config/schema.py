@@ -119,7 +119,7 @@ def check_settings(settings: Any, prefix: str = "") -> None:
 
 def known_keys(schema: type) -> dict[str, str]:
     """Give every dotted key of a schema and, in words, the type that its value must have."""
-    return {found.key: found.wanted for found in settings_of(schema)}
+    return {result.key: result.wanted for result in settings_of(schema)}
 
 
 def settings_of(schema: type) -> list[Setting]:
@@ -146,8 +146,8 @@ def _fields(schema: type) -> list[tuple[str, Any, Mapping[str, Any]]]:
 
 def _about(schema: type, name: str) -> Mapping[str, Any]:
     """Find rules and meaning: a subclass that gives another default keeps its parent's."""
-    found = (vars(kind).get("__dataclass_fields__", {}).get(name) for kind in schema.__mro__)
-    return next((one.metadata for one in found if one is not None and one.metadata), {})
+    result = (vars(kind).get("__dataclass_fields__", {}).get(name) for kind in schema.__mro__)
+    return next((one.metadata for one in result if one is not None and one.metadata), {})
 
 
 def _is_optional(hint: Any) -> bool:

@@ -92,8 +92,8 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
         return x[rows]
     place, entry = row_entries(x.crow_indices().long(), rows)
     columns, values = x.col_indices()[entry], x.values()[entry]
-    own = pointers(place, rows.numel()).to(columns.dtype)
-    return csr_tensor(own, columns, values, (rows.numel(), x.size(1)))
+    local = pointers(place, rows.numel()).to(columns.dtype)
+    return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
 
 
 def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from flower_graph.engine.graph_batch import GraphBatch
 from flower_graph.ops.graph import Adjacency, csr_tensor
 
 
-class Kept(NamedTuple):
+class DropoutMask(NamedTuple):
     """What dropout leaves in each of ``E`` steps: 0, or what makes up for the losses; None: all."""
 
     inputs: Tensor | None  # [E, z] for each entry of the batch's features, node by node
@@ -34,19 +34,21 @@ def draw_kept(
     hidden: int,
     input_rate: float,
     hidden_rate: float,
-) -> Kept:
+) -> DropoutMask:
     """Draw what a round's dropout leaves."""
     begin = batch.x.matrix.crow_indices()[torch.tensor(batch.ptr, device=batch.y.device)].tolist()
     inputs, inner = [], []
-    for place, chance in enumerate(chances):
+    for place, rng in enumerate(chances):
         if input_rate:
             entries = begin[place + 1] - begin[place]
-            inputs.append(draw_mask((steps, entries), input_rate, chance))
+            inputs.append(draw_mask((steps, entries), input_rate, rng))
         if hidden_rate:
             n = batch.ptr[place + 1] - batch.ptr[place]
-            inner.append(draw_mask((steps, n, hidden), hidden_rate, chance))
+            inner.append(draw_mask((steps, n, hidden), hidden_rate, rng))
     device = batch.y.device
-    return Kept(*(torch.cat(part, 1).to(device) if part else None for part in (inputs, inner)))
+    return DropoutMask(
+        *(torch.cat(part, 1).to(device) if part else None for part in (inputs, inner))
+    )
 
 
 def draw_mask(shape: tuple[int, ...], rate: float, chance: torch.Generator) -> Tensor:
@@ -58,7 +60,7 @@ def draw_mask(shape: tuple[int, ...], rate: float, chance: torch.Generator) -> T
     return stays.to(torch.float32).mul_(256 / threshold).reshape(shape)
 
 
-def thinned(x: Adjacency, turn: Tensor, kept: Tensor) -> Adjacency:
+def with_dropout(x: Adjacency, turn: Tensor, kept: Tensor) -> Adjacency:
     """Multiply each entry of sparse features."""
     # x [n, r], turn [z], kept [z]
     values = x.matrix.values() * kept

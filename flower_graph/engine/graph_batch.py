@@ -1,6 +1,6 @@
 """The graphs of several clients as one block-diagonal graph.
 
-Nothing in a batch mixes clients, so any dealing of clients to batches gives the same numbers. The
+Nothing in a batch mixes clients: any assignment of clients to batches gives the same numbers. The
 first layer's weights are stored by active rows: a client keeps row ``k`` of its matrix only if one
 of its nodes has feature ``k``; the other rows never touch its output.
 

@@ -14,7 +14,7 @@ from flower_graph.engine.graph_batch import ROLES, GraphBatch
 from flower_graph.ops.grouped import group_sum
 
 
-class Judgement(NamedTuple):
+class Metrics(NamedTuple):
     """How well each of ``c`` clients does; NaN where it has no such nodes."""
 
     accuracy: Tensor  # [c, 3] on its nodes for training, validation and test
@@ -33,7 +33,7 @@ def log_shares(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def judge(batch: GraphBatch, logits: Tensor) -> Judgement:
+def evaluate(batch: GraphBatch, logits: Tensor) -> Metrics:
     """Measure accuracy and loss of each client."""
     # logits [n, k]
     masks = torch.stack([batch.masks[role] for role in ROLES], 1).double()
@@ -41,4 +41,4 @@ def judge(batch: GraphBatch, logits: Tensor) -> Judgement:
     loss = node_losses(batch, logits).double() * masks[:, 0]
     sums = group_sum(torch.cat([right, loss[:, None]], 1), batch.ptr)
     counts = group_sum(masks, batch.ptr)  # 0 gives NaN below
-    return Judgement((sums[:, :3] / counts).cpu(), (sums[:, 3] / counts[:, 0]).cpu())
+    return Metrics((sums[:, :3] / counts).cpu(), (sums[:, 3] / counts[:, 0]).cpu())

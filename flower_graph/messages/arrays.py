@@ -45,8 +45,8 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]
         raise ValueError(f"array {name!r} says it is {said} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
     if len(array.data) - offset != expected:
-        found = len(array.data) - offset
-        raise ValueError(f"array {name!r} holds {found} bytes, its shape needs {expected}")
+        result = len(array.data) - offset
+        raise ValueError(f"array {name!r} holds {result} bytes, its shape needs {expected}")
     view: NDArray[Any] = np.ndarray(
         shape, dtype, buffer=array.data, offset=offset, order="F" if fortran else "C"
     )

@@ -70,7 +70,7 @@ def take(key: str, shape: str, name: str, reading: Reading) -> NDArray[Any]:
         raise MalformedReplyError(f"the array {key} is missing")
     value, wanted = arrays.pop(0), reading.shape(shape)
     if value.ndim != len(wanted) or any(
-        size not in (-1, found) for size, found in zip(wanted, value.shape, strict=True)
+        size not in (-1, result) for size, result in zip(wanted, value.shape, strict=True)
     ):
         words = ", ".join(
             s if n == -1 else str(n) for s, n in zip(shape.split(), wanted, strict=True)
@@ -104,10 +104,10 @@ class Named(Field):
     def read(self, name: str, reading: Reading) -> dict[str, NDArray[Any]]:
         """Read the arrays; a reply must have all, in the shapes that the server knows."""
         if not isinstance(reading.arrays, RecordDict):
-            found, reading.arrays = reading.arrays, []
-            if found and len(found) != len(self.names):
-                raise MalformedReplyError(f"{self.key}: {len(found)} came of {len(self.names)}")
-            return dict(zip(self.names, found, strict=False))
+            result, reading.arrays = reading.arrays, []
+            if result and len(result) != len(self.names):
+                raise MalformedReplyError(f"{self.key}: {len(result)} came of {len(self.names)}")
+            return dict(zip(self.names, result, strict=False))
         record, head = self.key.partition("/")[0], reading.shape(self.first)
         shapes = reading.known["shapes"]
         return {

@@ -55,9 +55,9 @@ class Reading:
         is_open = -1 in known
         if count % unit if is_open and unit else count != (0 if is_open else unit):
             return None
-        found = tuple(count // (unit or 1) if size == -1 else size for size in known)
-        self.bind(name, shape, found)
-        return found
+        result = tuple(count // (unit or 1) if size == -1 else size for size in known)
+        self.bind(name, shape, result)
+        return result
 
     def part(self) -> Reading:
         """Read entries that belong together by themselves: their sizes are their own."""

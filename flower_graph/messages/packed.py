@@ -33,10 +33,10 @@ class Exact(Shaped):
         numbers = self.unpack(value)
         if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
             raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
-        found = reading.fit(name, self.shape, numbers.size)
-        if found is None:
+        result = reading.fit(name, self.shape, numbers.size)
+        if result is None:
             raise MalformedReplyError(f"{self.key}: {self._misfit(numbers.size, reading)}")
-        return numbers.reshape(found)
+        return numbers.reshape(result)
 
     def unpack(self, value: Any) -> Any:
         """Read the bytes."""
@@ -85,14 +85,14 @@ class Block(Shaped):
 
     def decode(self, value: Any, name: str, reading: Reading) -> Bytes:
         """Refuse bytes of another size."""
-        found = reading.fit(name, self.shape, len(value)) if isinstance(value, bytes) else None
-        if found is None:
+        result = reading.fit(name, self.shape, len(value)) if isinstance(value, bytes) else None
+        if result is None:
             known = reading.shape(self.shape)
             unit = math.prod(size for size in known if size != -1)
             got = f"{len(value)} bytes" if isinstance(value, bytes) else f"{value!r:.60}"
             wanted = f"rows of {unit} bytes" if -1 in known else f"{unit} bytes"
             raise MalformedReplyError(f"{self.key}: expected {wanted}, got {got}")
-        return np.frombuffer(value, np.uint8).reshape(found)
+        return np.frombuffer(value, np.uint8).reshape(result)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
     count = rows.ptr[users + 1].long() - start
     ptr = torch.zeros(users.numel() + 1, dtype=torch.int64, device=users.device)
     ptr[1:] = count.cumsum(0)
-    own = torch.arange(users.numel(), device=users.device)
-    user = torch.repeat_interleave(own, count)
+    local = torch.arange(users.numel(), device=users.device)
+    user = torch.repeat_interleave(local, count)
     row = torch.arange(user.numel(), device=users.device)
     place = row - ptr[user] + start[user]
     part = ActiveRows(

@@ -83,9 +83,9 @@ def _products(
     a, b = len(left_held), len(right_held)
     product = (left.T @ right).view(a, left.shape[1] // a, b, -1).transpose(1, 2)
     # Only the nodes of both: a client's square length differs from partner to partner.
-    own = (squares(left, a).T @ right_held.T.double()).sqrt()
+    local = (squares(left, a).T @ right_held.T.double()).sqrt()
     others = (left_held.double() @ squares(right, b)).sqrt()
-    return product, relative * own * others
+    return product, relative * local * others
 
 
 def _maps(product: Tensor, tolerance: Tensor, same: bool, rotations_only: bool) -> Tensor:
@@ -97,9 +97,9 @@ def _maps(product: Tensor, tolerance: Tensor, same: bool, rotations_only: bool) 
         maps = nearest_orthogonal(product, tolerance, rotations_only=rotations_only)
         return maps.transpose(1, 2).reshape(a * d, b * d)
     i, j = torch.triu_indices(a, a, 1, device=product.device)
-    found = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
+    result = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
     maps = torch.eye(d).to(product).repeat(a, a, 1, 1)
-    maps[i, j], maps[j, i] = found, found.mT
+    maps[i, j], maps[j, i] = result, result.mT
     return maps.transpose(1, 2).reshape(a * d, a * d)
 
 
@@ -192,9 +192,9 @@ def _ranks(query: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     for begin in range(0, len(rows), block):
         part = slice(begin, begin + block)
         distance = lengths - 2 * query[part] @ rows.T  # and the query's own length, for all alike
-        own = distance.diagonal(begin)[:, None]
+        local = distance.diagonal(begin)[:, None]
         # Equal rows may differ by the rounding of the product.
         same = SAME * (query[part].square().sum(1)[:, None] + lengths)
-        nearer.append((distance < own - same).sum(1))
-        equal.append(((distance - own).abs() <= same).sum(1))
+        nearer.append((distance < local - same).sum(1))
+        equal.append(((distance - local).abs() <= same).sum(1))
     return torch.cat(nearer), torch.cat(equal)

@@ -37,13 +37,13 @@ def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> 
     learned_key, true_key = (row * n + col for row, col in (learned, true))
     sentinel = learned_key.new_full((1,), n * n)  # larger than any key
     found_key = torch.cat([learned_key, sentinel])[torch.searchsorted(learned_key, true_key)]
-    found, found_known, found_alike = count(learned, *alike(learned))
+    result, found_known, found_alike = count(learned, *alike(learned))
     wanted, true_known, true_alike, both = count(true, *alike(true), found_key == true_key)
     return {
-        "precision": both / found,
+        "precision": both / result,
         "recall": both / wanted,
         "homophily": found_alike / found_known,
         "true-homophily": true_alike / true_known,
-        "degree": found / sizes,
+        "degree": result / sizes,
         "true-degree": wanted / sizes,
     }

@@ -59,9 +59,9 @@ def symmetric_pattern(neighbours: Tensor) -> Pattern:
     # neighbours [n, k]
     n, k = neighbours.shape
     node = torch.arange(n, device=neighbours.device)
-    own, other = node.repeat_interleave(k), neighbours.reshape(-1)
+    local, other = node.repeat_interleave(k), neighbours.reshape(-1)
     number = torch.arange(n * k, device=neighbours.device)
-    row, col = torch.cat([node, own, other]), torch.cat([node, other, own])
+    row, col = torch.cat([node, local, other]), torch.cat([node, other, local])
     kept = torch.cat([number.new_full((n,), n * k), number, number])
     order = order_of(row * n + col)
     return Pattern(torch.stack([row[order], col[order]]), kept[order], n)

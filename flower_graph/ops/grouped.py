@@ -41,8 +41,8 @@ class _GroupedLinear(torch.autograd.Function):
         out = x.new_empty(x.shape[0], weight.shape[2])
         parts = x.split(ctx.sizes), weight.unbind(), bias.unbind(), out.split(ctx.sizes)
         with one_thread(len(ctx.sizes)):
-            for rows, matrix, own, into in zip(*parts, strict=True):
-                torch.addmm(own, rows, matrix, out=into)
+            for rows, matrix, local, into in zip(*parts, strict=True):
+                torch.addmm(local, rows, matrix, out=into)
         return out
 
     @staticmethod
@@ -56,8 +56,8 @@ class _GroupedLinear(torch.autograd.Function):
             for rows, piece, into in zip(x.split(ctx.sizes), pieces, grad_weight, strict=True):
                 torch.mm(rows.T, piece, out=into)
             if grad_x is not None:
-                for piece, own, into in zip(pieces, weight, grad_x.split(ctx.sizes), strict=True):
-                    torch.mm(piece, own.T, out=into)
+                for piece, local, into in zip(pieces, weight, grad_x.split(ctx.sizes), strict=True):
+                    torch.mm(piece, local.T, out=into)
         return grad_x, grad_weight, _sum_pieces(grad, ctx.sizes), None
 
 
@@ -67,8 +67,8 @@ class _GroupedAdd(torch.autograd.Function):
         ctx.sizes = group_sizes(ptr)
         out = torch.empty_like(x)
         parts = x.split(ctx.sizes), bias.unbind(), out.split(ctx.sizes)
-        for rows, own, into in zip(*parts, strict=True):
-            torch.add(rows, own, out=into)
+        for rows, local, into in zip(*parts, strict=True):
+            torch.add(rows, local, out=into)
         return out
 
     @staticmethod

@@ -87,9 +87,9 @@ def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -
     best = torch.full((many.numel(),), torch.inf, device=x.device)
     best = best.scatter_reduce(0, row, distance, "amin")
     hit = (distance == best[row]).nonzero().flatten().flip(0)  # flipped: the first is written last
-    found = torch.empty_like(many)
-    found[row[hit]] = candidate[hit]
-    return found
+    result = torch.empty_like(many)
+    result[row[hit]] = candidate[hit]
+    return result
 
 
 def nearest_of_each(generated: Tensor, x: Tensor, ptr: list[int]) -> Tensor:

@@ -46,8 +46,8 @@ def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Neare
     for begin, products in _product_blocks(e, block):
         compared = products
         if similarity == "euclidean":
-            own = square[begin : begin + block]
-            compared = -squared_distance(products, square[:, None], own)
+            local = square[begin : begin + block]
+            compared = -squared_distance(products, square[:, None], local)
         neighbours.append(_most(compared, k, begin))
         kept.append(products.T.gather(1, neighbours[-1]))
     return Nearest(torch.cat(neighbours), torch.cat(kept).to(square.dtype))

@@ -17,9 +17,9 @@ def cosine_similarities(vectors: NDArray[Any]) -> Floats:
     wide = np.asarray(vectors, np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     unit = wide / np.where(length > 0, length, 1)
-    found: Floats = np.clip(unit @ unit.T, -1, 1)
-    np.fill_diagonal(found, 1)
-    return found
+    result: Floats = np.clip(unit @ unit.T, -1, 1)
+    np.fill_diagonal(result, 1)
+    return result
 
 
 def mixtures(
@@ -28,10 +28,10 @@ def mixtures(
     """Average all models once for each row of weights, whose sum need not be 1."""
     # weights [rows, models]; sums in float64, results of the arrays' types
     shares = weights / weights.sum(1, keepdims=True)
-    found: list[dict[str, NDArray[Any]]] = [{} for _ in shares]
+    result: list[dict[str, NDArray[Any]]] = [{} for _ in shares]
     for name, values in models[0].items():
         stacked = np.stack([model[name] for model in models]).astype(np.float64)
         means = np.tensordot(shares, stacked, 1).astype(values.dtype)
-        for model, mean in zip(found, means, strict=True):
+        for model, mean in zip(result, means, strict=True):
             model[name] = mean
-    return found
+    return result

@@ -135,10 +135,10 @@ class _KeptProducts(torch.autograd.Function):
             return products.clone()
         n, k = neighbours.shape
         ptr = torch.arange(0, n * k + 1, k, dtype=torch.int32, device=value.device)
-        col, found = neighbours.reshape(-1).to(torch.int32), value.new_zeros(n * k)
+        col, result = neighbours.reshape(-1).to(torch.int32), value.new_zeros(n * k)
         for dense, _, _ in _dense_parts(value, places, n):
-            found += sampled_products(ptr, col, dense, dense)
-        return found.view(n, k)
+            result += sampled_products(ptr, col, dense, dense)
+        return result.view(n, k)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -148,11 +148,11 @@ class _KeptProducts(torch.autograd.Function):
             columns = ctx.places[2]
             if value.numel() < 2 * k * columns:  # the products of n numbers are fewer
                 return _few_nodes(value, ctx.places, neighbours, grads[0]), None, None, None
-        own = torch.arange(n, device=value.device).repeat_interleave(k)
+        local = torch.arange(n, device=value.device).repeat_interleave(k)
         other = neighbours.reshape(-1)
         # A pair's slope goes to both of its ends, each time along the other's vector.
         slope = grads[0].reshape(-1).repeat(2)
-        both = csr(torch.cat([own, other]), torch.cat([other, own]), slope, n)
+        both = csr(torch.cat([local, other]), torch.cat([other, local]), slope, n)
         symmetric = Adjacency(both, both)
         grad = torch.empty_like(value)
         for dense, entries, cells in _dense_parts(value, ctx.places, n):

@@ -23,7 +23,7 @@ ACCURACIES = "accuracies and losses that clients measure on their own data"
 def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, Any]:
     """Account for the rounds that were run."""
     multiplier = multiplier_of(privacy, rounds)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "epsilon": accounted(multiplier, privacy.delta, rounds),
         "epsilon-of-a-round": accounted(multiplier, privacy.delta, 1),
         "delta": privacy.delta,
@@ -33,7 +33,7 @@ def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, Any]:
         "noise": 2 * privacy.clipping_norm * multiplier,
         "measurements": privacy.measurements,
     }
-    return found | ({"not-covered": ACCURACIES} if privacy.measurements == REPORT else {})
+    return result | ({"not-covered": ACCURACIES} if privacy.measurements == REPORT else {})
 
 
 def spent_until(privacy: PrivacyConfig, rounds: int, last: int) -> dict[str, float]:

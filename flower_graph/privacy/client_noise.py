@@ -44,8 +44,8 @@ class ClientNoise:
         """Clip each client's vector, and add noise."""
         # vectors [p, ...]
         refuse_infinite(vectors)
-        found = np.array(vectors, order="C")  # a copy: it is clipped in place
-        rows = found.reshape(found.shape[0], -1)
+        result = np.array(vectors, order="C")  # a copy: it is clipped in place
+        rows = result.reshape(result.shape[0], -1)
         # Flower's function takes one client at a time, and cannot divide by a length of 0. It
         # leaves short vectors as they are, so only the others are worth a call.
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
@@ -53,7 +53,7 @@ class ClientNoise:
             clip_inputs_inplace([rows[place]], self.clipping_norm)
         with fresh_noise():
             add_gaussian_noise_inplace([rows], self.deviation)
-        return found
+        return result
 
     def count(self, state: RecordDict) -> None:
         """Note that the clients here send once more; ``RefusedError`` if that is too much."""

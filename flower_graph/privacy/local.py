@@ -198,8 +198,8 @@ def _refuse_several(reply: Message) -> None:
 def _numbers(message: Message) -> NDArray[Any]:
     """Lay all arrays of a message in one line."""
     records = message.content.array_records.values()
-    found = [array.numpy().ravel() for record in records for array in record.values()]
-    return np.concatenate(found) if found else np.zeros(0)
+    result = [array.numpy().ravel() for record in records for array in record.values()]
+    return np.concatenate(result) if result else np.zeros(0)
 
 
 def _entry(message: Message, key: str) -> object:

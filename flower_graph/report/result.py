@@ -29,7 +29,7 @@ def make_result(
     # Only of methods that make graphs or align embeddings: for others the keys would say nothing.
     of_some: dict[str, dict[str, Any]] = {"structure": last.structure, "alignment": last.alignment}
     of_some["participation"] = summarise_participation(one.participation for one in reports)
-    own = {name: figures for name, figures in of_some.items() if figures}
+    local = {name: figures for name, figures in of_some.items() if figures}
     return {
         "config": config,
         "seed": config.get("seed"),
@@ -41,7 +41,7 @@ def make_result(
         "best-val-accuracy": best.val_accuracy if best else None,
         "best-round": best.round if best else None,
         "loss": last.loss,
-        **own,
+        **local,
         "bytes": last.bytes,
         "wire-bytes": last.wire_bytes,
         "seconds": _seconds(reports, total),
@@ -85,13 +85,13 @@ def peak_memory_bytes() -> int:
 
 def versions() -> dict[str, str | None]:
     """Give the versions of this package and of what it stands on; None where it is not there."""
-    found: dict[str, str | None] = {"flower-graph": __version__}
+    result: dict[str, str | None] = {"flower-graph": __version__}
     for name in ("flwr", "torch", "torch-geometric"):
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return {**found, "python": platform.python_version()}
+            result[name] = None
+    return {**result, "python": platform.python_version()}
 
 
 def summarise(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

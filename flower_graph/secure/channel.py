@@ -53,10 +53,10 @@ def is_low_order(public: bytes) -> bool:
 
 def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
     """Return the X25519 secrets of a private key and some public keys."""
-    own, secrets = X25519PrivateKey.from_private_bytes(private), []
+    local, secrets = X25519PrivateKey.from_private_bytes(private), []
     for public in publics:
         try:
-            secrets.append(own.exchange(X25519PublicKey.from_public_bytes(public)))
+            secrets.append(local.exchange(X25519PublicKey.from_public_bytes(public)))
         except ValueError as error:
             raise RefusedError(f"public key {public.hex()} is of low order") from error
     return secrets
@@ -79,10 +79,10 @@ class Agreements:
         for client, publics in fresh.items():
             for public, secret in zip(publics, agree(privates[client], publics), strict=True):
                 self._known[client, public] = secret
-        found = [self._known[pair] for pair in pairs]
+        result = [self._known[pair] for pair in pairs]
         if len(self._known) > MAX_AGREEMENTS:
-            self._known = dict(zip(pairs, found, strict=True))
-        return found
+            self._known = dict(zip(pairs, result, strict=True))
+        return result
 
 
 def context(purpose: bytes, run_id: bytes, *numbers: int) -> bytes:

@@ -64,19 +64,19 @@ def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -
     order = torch.randperm(m, generator=generator(seed, "partners", server_round)).numpy()
     # Steps along the circle: the nearest k/2 ahead, then the nearest k/2 behind.
     steps = np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
-    found = np.empty((m, k), np.int64)
-    found[order] = clients[order[(np.arange(m)[:, None] + steps) % m]]
-    return found
+    result = np.empty((m, k), np.int64)
+    result[order] = clients[order[(np.arange(m)[:, None] + steps) % m]]
+    return result
 
 
 def _chances(factorials: NDArray[np.float64], marked: int, k: int) -> NDArray[np.float64]:
     """Give the chance of 0 to k marked ones among k drawn: hypergeometric, from log factorials."""
     # As scipy.stats has it, which takes longer to import than many a run takes.
-    n, found = factorials.size - 1, np.arange(max(0, k - (factorials.size - 1 - marked)), k + 1)
-    found = found[found <= marked]
-    ways = _log_ways(factorials, marked, found) + _log_ways(factorials, n - marked, k - found)
+    n, result = factorials.size - 1, np.arange(max(0, k - (factorials.size - 1 - marked)), k + 1)
+    result = result[result <= marked]
+    ways = _log_ways(factorials, marked, result) + _log_ways(factorials, n - marked, k - result)
     chances = np.zeros(k + 1)
-    chances[found] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
+    chances[result] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
     return chances
 
 

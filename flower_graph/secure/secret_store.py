@@ -22,7 +22,7 @@ T = TypeVar("T")
 _LIVE: dict[tuple[int, int, str], tuple[str, object]] = {}
 
 
-class Vault(Generic[T]):
+class SecretStore(Generic[T]):
     """Keeps one object from message to message."""
 
     def __init__(self, context: Context, name: str) -> None:

@@ -276,8 +276,8 @@ class ReportedFedAvg(AveragingLoop):
         place, sent = self.session.hosted.place, list[Message]()
         for message in sorted(messages, key=lambda one: place(one.metadata.dst_node_id)):
             client = self.session.client_of(message.metadata.dst_node_id)
-            own = None if client is None else self.own_arrays.get(client)
-            sent.append(with_own_content(message, self.arrayrecord_key, own))
+            local = None if client is None else self.own_arrays.get(client)
+            sent.append(with_own_content(message, self.arrayrecord_key, local))
         self._round.sent = sent
         count_wire(self.ledger, "down", self._round.sent)
         return self._round.sent
@@ -288,8 +288,8 @@ class ReportedFedAvg(AveragingLoop):
         """Return the replies to average; note and log every node that is left out."""
         most = partial(self.most_examples, training=model is not None)
         sent = self._round.sent
-        found = check_replies(sent, replies, model, self.session.timeout, most, self.extras())
-        (usable, rejected), where = found, "evaluate: " if model is None else ""
+        result = check_replies(sent, replies, model, self.session.timeout, most, self.extras())
+        (usable, rejected), where = result, "evaluate: " if model is None else ""
         if model is not None and self.central_noise is not None:
             usable, several = self.central_noise.sort_out(usable)
             rejected = rejected + several

@@ -81,8 +81,8 @@ class AveragingCheckpoints(RunCheckpoints):
     def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> None:
         """Complete a round's checkpoint; ``state`` may have arrays."""
         assert self._strategy is not None
-        own = packed(state | {"settings": _plain(state["settings"])}, "state")
-        super().save(server_round, {"strategy": self._strategy.state_dict(), **own}, missing)
+        local = packed(state | {"settings": _plain(state["settings"])}, "state")
+        super().save(server_round, {"strategy": self._strategy.state_dict(), **local}, missing)
 
     def go_on(
         self,

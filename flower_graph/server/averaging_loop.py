@@ -157,10 +157,10 @@ class AveragingLoop(FedAvg):
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the model; of a method with personal ones ``"client-<number>.<name>"``."""
-        models = {f"client-{client}.": own for client, own in sorted(self.own_arrays.items())}
+        models = {f"client-{client}.": local for client, local in sorted(self.own_arrays.items())}
         if not self.personal:
             models = {"": self.arrays}
-        return {start + n: a.numpy() for start, own in models.items() for n, a in own.items()}
+        return {start + n: a.numpy() for start, local in models.items() for n, a in local.items()}
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
@@ -178,7 +178,7 @@ class AveragingLoop(FedAvg):
         if self._round.saves:
             state = {
                 "arrays": _values(self.arrays),
-                "own-arrays": {client: _values(own) for client, own in self.own_arrays.items()},
+                "own-arrays": {client: _values(local) for client, local in self.own_arrays.items()},
                 "ledger": self.ledger.state_dict(),
                 "settings": self.fixed_settings(),
                 "clients": self.session.hosted.everyone(),
@@ -192,7 +192,7 @@ class AveragingLoop(FedAvg):
         def load(state: Mapping[str, Any]) -> None:
             self.arrays = arrays_like(self.arrays, state["arrays"])
             saved = state.get("own-arrays", {})  # not in checkpoints of 0.1.0
-            self.own_arrays = {c: arrays_like(self.arrays, own) for c, own in saved.items()}
+            self.own_arrays = {c: arrays_like(self.arrays, local) for c, local in saved.items()}
             known.update(state["clients"])
             ledger.update(state["ledger"])
             self.ledger.load_state_dict(ledger)

@@ -16,7 +16,7 @@ from flower_graph.rng import generator
 from flower_graph.server.exchange import Rejected
 from flower_graph.server.ledger import ByteLedger, count_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_CONNECTED, roll_call
+from flower_graph.server.participation import NOT_CONNECTED, account_for
 from flower_graph.server.reply_checks import client_reasons, clients_of, weight_of
 
 
@@ -78,7 +78,7 @@ class AveragingRound:
         if not who.everyone():
             return {}
         used = {client for node in self.used for client in who.clients.get(node, ())}
-        found = roll_call(
+        result = account_for(
             who.clients,
             self.connected,
             {node: who.clients.get(node, []) for node in self.asked},
@@ -87,7 +87,7 @@ class AveragingRound:
             failed=self.failed,
             left_out=dict.fromkeys(who.absent, NOT_CONNECTED),
         )
-        return found.to_record()
+        return result.to_record()
 
 
 # Whom to ask -------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ def shown(nodes: list[int]) -> Grid:
 def drawn(nodes: list[int], participation: float, seed: int, server_round: int) -> Grid:
     """Draw a share of the SuperNodes, one at least; return a grid that has them alone."""
     count = max(1, round(participation * len(nodes)))
-    chance = generator(seed, "participants", server_round)
-    places = torch.randperm(len(nodes), generator=chance)[:count].tolist()
+    rng = generator(seed, "participants", server_round)
+    places = torch.randperm(len(nodes), generator=rng)[:count].tolist()
     return shown([nodes[place] for place in places])
 
 

@@ -69,8 +69,8 @@ def with_own_content(message: Message, key: str, arrays: ArrayRecord | None = No
         content[key] = arrays
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
-            own = {each: copy.copy(array) for each, array in record.items()}
-            content[name] = ArrayRecord(own)
+            local = {each: copy.copy(array) for each, array in record.items()}
+            content[name] = ArrayRecord(local)
         else:
             lists: Any = {k: list(v) for k, v in record.items() if isinstance(v, list)}
             record.update(lists)

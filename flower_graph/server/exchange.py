@@ -254,8 +254,8 @@ class Exchange:
         if len(accepted) != len(messages):
             # Ray's grid leaves out what it refuses, so places say nothing; ids on messages do.
             taken = set(accepted)
-            own = (message.metadata.message_id for message in messages)
-            accepted = [message_id if message_id in taken else "" for message_id in own]
+            local = (message.metadata.message_id for message in messages)
+            accepted = [message_id if message_id in taken else "" for message_id in local]
         pairs = zip(accepted, messages, strict=True)
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
 

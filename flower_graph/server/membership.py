@@ -46,9 +46,9 @@ class Enrolment(NamedTuple):
 
     def to_properties(self) -> dict[str, Any]:
         """Return what a client's ``get_properties`` says."""
-        found = {CLIENTS: pack_integers(np.array(sorted(self.clients), dtype=np.int64))}
+        result = {CLIENTS: pack_integers(np.array(sorted(self.clients), dtype=np.int64))}
         more = {HANDLED: self.handled, NUM_EXAMPLES: self.examples}
-        return found | {key: value for key, value in more.items() if value is not None}
+        return result | {key: value for key, value in more.items() if value is not None}
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Enrolment:
@@ -56,12 +56,12 @@ class Enrolment(NamedTuple):
         config = content.config_records.get(CONFIG)
         if config is None or CLIENTS not in config:
             return cls([])
-        found = unpack_integers(config[CLIENTS], CLIENTS)
-        if not 0 < found.size <= MAX_CLIENTS:
-            raise MalformedReplyError(f"{CLIENTS}: {found.size} numbers, expected 1 or more")
-        if found.min() < 0 or np.unique(found).size != found.size:
-            raise MalformedReplyError(f"{CLIENTS}: expected different numbers, got {found!s:.60}")
-        return cls(sorted(found.tolist()), read_handled(config), _read_examples(config))
+        result = unpack_integers(config[CLIENTS], CLIENTS)
+        if not 0 < result.size <= MAX_CLIENTS:
+            raise MalformedReplyError(f"{CLIENTS}: {result.size} numbers, expected 1 or more")
+        if result.min() < 0 or np.unique(result).size != result.size:
+            raise MalformedReplyError(f"{CLIENTS}: expected different numbers, got {result!s:.60}")
+        return cls(sorted(result.tolist()), read_handled(config), _read_examples(config))
 
 
 def _read_examples(config: Mapping[str, Any]) -> int | None:
@@ -169,13 +169,13 @@ class Membership:
         """Return the SuperNodes that can take part, in the order of their clients."""
         # Their own numbers are drawn anew whenever they are started: in the order of those, a run
         # would draw others, and add up in another order, each time.
-        found = [node for node in connected if node in self.clients]
-        return sorted(found, key=self.place)
+        result = [node for node in connected if node in self.clients]
+        return sorted(result, key=self.place)
 
     def place(self, node: int) -> tuple[bool, int, int]:
         """Return what SuperNodes are put in order by: their first client, else their number."""
-        own = self.clients.get(node)
-        return (not own, own[0] if own else 0, node)
+        local = self.clients.get(node)
+        return (not local, local[0] if local else 0, node)
 
     def count(self, node: int) -> int:
         """Return how many clients a SuperNode has; 1 if it does not say."""
@@ -188,14 +188,14 @@ class Membership:
 
     def everyone(self) -> list[int]:
         """Return the numbers of all clients that are known, also of those that are gone."""
-        return sorted({c for own in self.clients.values() for c in own} | self.absent)
+        return sorted({c for local in self.clients.values() for c in local} | self.absent)
 
     def forget(self, node: int) -> None:
         """Know a SuperNode's clients no more as its own."""
-        own = self.clients.pop(node)
+        local = self.clients.pop(node)
         self.examples.pop(node, None)
-        self.absent |= set(own)
-        for client in own:
+        self.absent |= set(local)
+        for client in local:
             del self._homes[client]
 
     def forget_all(self) -> None:
@@ -223,11 +223,11 @@ class Membership:
     def _warn_of_weight(self) -> None:
         """Name a SuperNode that says that nearly all examples are its own."""
         total = sum(self.examples.values())
-        for node, own in self.examples.items():
-            if len(self.examples) > 1 and own > MOSTLY * total:
+        for node, local in self.examples.items():
+            if len(self.examples) > 1 and local > MOSTLY * total:
                 LOG.warning(
                     "node %d says that it has %d of %d examples: the mean is its own",
                     node,
-                    own,
+                    local,
                     total,
                 )

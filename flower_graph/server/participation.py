@@ -58,7 +58,7 @@ class Participation:
         return cls(set(numbers(record["answered"])), failed, left_out)
 
 
-def roll_call(
+def account_for(
     hosted: Mapping[int, Iterable[int]],
     connected: Collection[int],
     asked: Mapping[int, Iterable[int]],
@@ -71,12 +71,12 @@ def roll_call(
     no_use: str = "",
 ) -> Participation:
     """Say of every client of a round what became of it."""
-    own, out, used = failed or {}, left_out or {}, set(answered)
+    local, out, used = failed or {}, left_out or {}, set(answered)
     named = set(chain.from_iterable(asked.values()))
     used &= named
     otherwise = no_use or "its answer was not used"
     lost = {
-        client: own.get(client) or silent.get(node) or otherwise
+        client: local.get(client) or silent.get(node) or otherwise
         for client, node in _hosts(asked, named - used)
     }
     there = set(connected)
@@ -98,13 +98,13 @@ def _hosts(hosted: Mapping[int, Iterable[int]], wanted: set[int]) -> list[tuple[
 
 def ranges(clients: Iterable[int]) -> str:
     """Write different numbers as ascending ranges: ``{0, 1, 2, 5}`` is ``"0-2,5"``."""
-    found = np.fromiter(clients, np.int64)
-    if not found.size:
+    result = np.fromiter(clients, np.int64)
+    if not result.size:
         return ""
-    found.sort(kind="stable")  # quick where it is in order, as it mostly is
-    breaks = np.flatnonzero(np.diff(found) > 1)
-    first = found[np.concatenate([[0], breaks + 1])].tolist()
-    last = found[np.concatenate([breaks, [-1]])].tolist()
+    result.sort(kind="stable")  # quick where it is in order, as it mostly is
+    breaks = np.flatnonzero(np.diff(result) > 1)
+    first = result[np.concatenate([[0], breaks + 1])].tolist()
+    last = result[np.concatenate([breaks, [-1]])].tolist()
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
@@ -112,13 +112,13 @@ def spans(text: str) -> tuple[Integers, Integers]:
     """Read what ``ranges`` wrote as first and last number of each range, both ``[r]``."""
     if not text:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    found = np.array(text.replace("-", ",").split(","), np.int64)
+    result = np.array(text.replace("-", ",").split(","), np.int64)
     marks = np.frombuffer(text.encode(), np.uint8)
     marks = marks[(marks == ord(",")) | (marks == ord("-"))]
     is_last = np.concatenate([[False], marks == ord("-")])  # a number after a dash ends its range
     first = np.flatnonzero(~is_last)
-    last = np.concatenate([first[1:], [found.size]]) - 1
-    return found[first], found[last]
+    last = np.concatenate([first[1:], [result.size]]) - 1
+    return result[first], result[last]
 
 
 def numbers(text: str) -> list[int]:
@@ -137,21 +137,21 @@ def _expand(first: Integers, last: Integers) -> Integers:
 
 def known_clients(records: Iterable[Mapping[str, Any]]) -> Integers:
     """Give the numbers of all clients that some round's record names, ascending."""
-    found = np.zeros(0, np.int64)
+    result = np.zeros(0, np.int64)
     for text in {text for record in records for _, text in _texts(record)}:
-        own = _expand(*spans(text))
-        if not np.isin(own, found, assume_unique=True).all():
-            found = np.union1d(found, own)
-    return found
+        local = _expand(*spans(text))
+        if not np.isin(local, result, assume_unique=True).all():
+            result = np.union1d(result, local)
+    return result
 
 
 def states(records: Sequence[Mapping[str, Any]], clients: Integers) -> Iterator[NDArray[np.int8]]:
     """Give what each client was in each round, one round at a time."""
     for record in records:
-        found = np.full(clients.size, UNKNOWN, np.int8)
+        result = np.full(clients.size, UNKNOWN, np.int8)
         for state, text in _texts(record):
-            found[np.searchsorted(clients, _expand(*spans(text)))] = state
-        yield found
+            result[np.searchsorted(clients, _expand(*spans(text)))] = state
+        yield result
 
 
 def summarise_participation(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def summarise_participation(records: Iterable[Mapping[str, Any]]) -> dict[str, A
     if not clients.size:
         return {}
     answered, failed = np.zeros(clients.size, np.int64), np.zeros(clients.size, bool)
-    for found in states(told, clients):
-        answered += found == ANSWERED
-        failed |= found == FAILED
+    for result in states(told, clients):
+        answered += result == ANSWERED
+        failed |= result == FAILED
     share = answered / len(told)
     figures = {"min": share.min(), "mean": share.mean(), "max": share.max()}
     return {
@@ -189,4 +189,4 @@ def _by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
         grouped.setdefault(reason, []).append(client)
     # In the order of the clients: that of SuperNodes differs from run to run.
     ordered = sorted(grouped.items(), key=lambda item: min(item[1]))
-    return [{"clients": ranges(found), "reason": reason} for reason, found in ordered]
+    return [{"clients": ranges(result), "reason": reason} for reason, result in ordered]

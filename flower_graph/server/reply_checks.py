@@ -104,10 +104,10 @@ def clients_of(reply: Message) -> int:
 def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
     """Return which single clients a SuperNode left out itself: client to reason."""
     # It can speak for its own only.
-    own = set(hosted.get(reply.metadata.src_node_id, ()))
+    local = set(hosted.get(reply.metadata.src_node_id, ()))
     lines = map(one_line, _named(reply.content))
-    found = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
-    return {int(m[1]): m[2] for m in found if m and int(m[1]) in own}
+    result = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
+    return {int(m[1]): m[2] for m in result if m and int(m[1]) in local}
 
 
 def _problem(
@@ -145,12 +145,12 @@ def _too_heavy(
     replies: Mapping[int, Message], most_examples: Callable[[int], int | None]
 ) -> dict[int, str]:
     """Find replies that claim more examples than their SuperNode has: the mean would be theirs."""
-    found = {}
+    result = {}
     for node, reply in replies.items():
         most, weight = most_examples(node), weight_of(reply)
         if most is not None and weight > most:
-            found[node] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
-    return found
+            result[node] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+    return result
 
 
 def _check_finite(metrics: MetricRecord) -> None:
@@ -220,9 +220,9 @@ def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
 
 
 def _form(reply: Message) -> Form:
-    ((own, record),) = reply.content.metric_records.items()
+    ((local, record),) = reply.content.metric_records.items()
     lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
-    return frozenset([*lengths, (own, RECORD)])
+    return frozenset([*lengths, (local, RECORD)])
 
 
 def _left_out(content: RecordDict) -> list[str]:
@@ -234,5 +234,5 @@ def _left_out(content: RecordDict) -> list[str]:
 
 def _named(content: RecordDict) -> list[str]:
     config = content.config_records.get(CONFIG) or ConfigRecord()
-    found = config.get(LEFT_OUT, [])
-    return [str(why) for why in (found if isinstance(found, list) else [found])]
+    result = config.get(LEFT_OUT, [])
+    return [str(why) for why in (result if isinstance(result, list) else [result])]

@@ -36,11 +36,11 @@ class _Enough(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average."""
-        found = list(replies)
-        if (why := too_few(self.robust, len(found))) and len(found) != self._warned:
-            self._warned = len(found)
+        result = list(replies)
+        if (why := too_few(self.robust, len(result))) and len(result) != self._warned:
+            self._warned = len(result)
             LOG.warning("round %d: no protection from hostile clients: %s", server_round, why)
-        return super().aggregate_train(server_round, found)
+        return super().aggregate_train(server_round, result)
 
 
 def make_robust(kind: type[S], robust: Robust, *args: Any, **options: Any) -> S:
@@ -53,8 +53,8 @@ def make_robust(kind: type[S], robust: Robust, *args: Any, **options: Any) -> S:
     strategy.robust = robust
     # Set here, since not every strategy in between hands on what it does not know.
     strategy.num_malicious_nodes, strategy.beta = robust.num_malicious, robust.beta
-    found: S = strategy
-    return found
+    result: S = strategy
+    return result
 
 
 def too_few(robust: Robust, answers: int) -> str:

@@ -252,8 +252,8 @@ class RoundStrategy(Strategy):
         self.session.asked = clients
         contents = {node: request.to_record() for node, request in self.requests.items()}
         for node, content in contents.items() if config or self.entries else ():
-            own = content.config_records[CONFIG]
-            content[CONFIG] = ConfigRecord({**config, **own, **self.entries.get(node, {})})
+            local = content.config_records[CONFIG]
+            content[CONFIG] = ConfigRecord({**config, **local, **self.entries.get(node, {})})
         return contents
 
     def _save(self, server_round: int) -> None:

@@ -25,7 +25,7 @@ from flower_graph.rng import generator
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.gathering import log_rejected, no_content
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_DRAWN, Participation, roll_call
+from flower_graph.server.participation import NOT_DRAWN, Participation, account_for
 from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.storage import checkpoint
 
@@ -253,7 +253,7 @@ class Session:
         no_use: str = "",
     ) -> Participation:
         """Say what became of every client in this round; ``failed`` has reasons of single ones."""
-        return roll_call(
+        return account_for(
             self.members.clients,
             self.connected,
             self.asked,

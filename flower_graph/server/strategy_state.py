@@ -46,8 +46,8 @@ class StrategyState:
             setattr(self._strategy, name, unpacked(value))
 
     def _attributes(self) -> dict[str, Any]:
-        own = vars(self._strategy)
-        return {name: value for name, value in own.items() if name not in self._others}
+        local = vars(self._strategy)
+        return {name: value for name, value in local.items() if name not in self._others}
 
 
 def _copied(value: Any) -> Any:
@@ -92,8 +92,8 @@ def packed(value: Any, name: str) -> Any:
 def unpacked(value: Any) -> Any:
     """Give back what ``packed`` was given."""
     if isinstance(value, dict) and list(value) == [RECORD]:
-        found = unpacked(value[RECORD])
-        return ArrayRecord({name: Array(values) for name, values in found.items()})
+        result = unpacked(value[RECORD])
+        return ArrayRecord({name: Array(values) for name, values in result.items()})
     if isinstance(value, dict):
         return {key: unpacked(entry) for key, entry in value.items()}
     if isinstance(value, list):

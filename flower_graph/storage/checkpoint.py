@@ -65,10 +65,10 @@ def round_folder(folder: Path, server_round: int) -> Path:
 
 def save_client(path: Path, tensors: dict[str, Tensor], run: str) -> None:
     """Write a client's tensors for its owner alone, whole or not at all."""
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    local = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replaced(path) as part:
         try:
-            save_file(own, part, metadata={RUN: run, CHECKSUM: _checksum(own, run)})
+            save_file(local, part, metadata={RUN: run, CHECKSUM: _checksum(local, run)})
         except SafetensorError as error:  # as which safetensors hands on what the disk said
             full = "No space left" in str(error)
             code = errno.ENOSPC if full else errno.EIO
@@ -79,14 +79,14 @@ def load_client(path: Path, run: str | None = None) -> dict[str, Tensor]:
     """Read a client's tensors."""
     try:
         with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
+            result = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    if found.get(CHECKSUM) != _checksum(tensors, found.get(RUN, "")):
+    if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
         raise CheckpointError(f"{path}: damaged: it does not have the SHA-256 that it names")
-    if run is not None and found[RUN] != run:
-        raise CheckpointError(f"{path}: of another run, {found[RUN]}; this one is {run}")
+    if run is not None and result[RUN] != run:
+        raise CheckpointError(f"{path}: of another run, {result[RUN]}; this one is {run}")
     return tensors
 
 
@@ -286,8 +286,8 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _rounds(folders: Iterator[Path]) -> list[int]:
-    found = (re.fullmatch(r"round-(\d+)", folder.name) for folder in folders)
-    return sorted(int(match[1]) for match in found if match)
+    result = (re.fullmatch(r"round-(\d+)", folder.name) for folder in folders)
+    return sorted(int(match[1]) for match in result if match)
 
 
 def _prune(folder: Path, rounds: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """The ego-networks of one SuperNode under LocalSage+ and FedSage+, in one tensor program.
 
 Every client has its own NeighGen and its own classifier; no number of one client depends on
-another's, so any dealing of clients to cohorts gives the same result. First the generator learns on
+another's: any assignment to cohorts gives the same result. First the generator learns on
 the impaired ego-networks, together with the classifier; then the ego-networks are mended once, and
 the classifier starts again on the mended ones.
 """
@@ -163,8 +163,8 @@ class SageCohort:
             return
         weights = self._weights(FEATURE_NAMES)
         frozen = {n: self.tensors[n] for n in (*parameter_names(ENCODER), *CLASSIFIER_NAMES)}
-        own = self._generator_loss(weights | frozen, self._noise("together", epoch)).sum()
-        grads = torch.autograd.grad(own, list(weights.values()))
+        local = self._generator_loss(weights | frozen, self._noise("together", epoch)).sum()
+        grads = torch.autograd.grad(local, list(weights.values()))
         # The own term is a mean over the client's nodes, the others' arrives as a sum.
         nodes = torch.tensor(self.graph.rest.ptr, device=self.device).diff().clamp(min=1)
         for (name, weight), grad in zip(weights.items(), grads, strict=True):

@@ -20,7 +20,7 @@ from flower_graph.strategies.fed_sage.messages import (
     Arrays,
     GeneratorRequest,
     Generators,
-    Judgement,
+    PeerGradients,
     Shapes,
 )
 from flower_graph.strategies.fed_sage.server_state import SageServerState
@@ -79,8 +79,8 @@ class GeneratorTraining:
         everyone = join_generators(epoch, list(shown.values()))
         content = everyone.to_record(self.settings)
 
-        def read(_: int, reply: RecordDict) -> Judgement:
-            return Judgement.from_record(reply, epoch, everyone.clients, self.shapes)
+        def read(_: int, reply: RecordDict) -> PeerGradients:
+            return PeerGradients.from_record(reply, epoch, everyone.clients, self.shapes)
 
         replies = self._send(dict.fromkeys(shown, content), "train.judge", epoch, read)
         if not replies.values:
@@ -96,9 +96,9 @@ class GeneratorTraining:
         starts = np.cumsum([0, *(part.clients.size for part in shown.values())])
         requests = {}
         for node, first, last in zip(shown, starts, starts[1:], strict=False):
-            own: Arrays = {name: grad[first:last] for name, grad in total.items()}
+            local: Arrays = {name: grad[first:last] for name, grad in total.items()}
             others = judges - int(node in replies.values)  # nobody judges itself
-            request = GeneratorRequest(epoch, self.settings, share, own, others)
+            request = GeneratorRequest(epoch, self.settings, share, local, others)
             requests[node] = request.to_record()
         return requests
 

@@ -63,7 +63,7 @@ write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
 
 
 @dataclass
-class SageHello(Message, up="query"):
+class SageEnrolment(Message, up="query"):
     """Client to server: the clients here and the sizes of their data."""
 
     # Unique over the run
@@ -144,7 +144,7 @@ class Generators(Message, down="train.judge", up="train.generate"):
 
 
 @dataclass
-class Judgement(Message, up="train.judge"):
+class PeerGradients(Message, up="train.judge"):
     """Client to server: what generators are worth at others."""
 
     epoch: Annotated[int, Whole(EPOCH, "the epoch")]
@@ -161,7 +161,7 @@ class Judgement(Message, up="train.judge"):
     @classmethod
     def from_record(
         cls, content: RecordDict, epoch: int, authors: IntArray, shapes: Shapes
-    ) -> Judgement:
+    ) -> PeerGradients:
         """Read and check the reply."""
         return cls.read(content, epoch=epoch, a=authors.size, shapes=shapes)
 

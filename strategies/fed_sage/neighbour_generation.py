@@ -140,8 +140,8 @@ def generate(weights: Tensors, z: Tensor, ptr: list[int], slot: Slots) -> Tensor
 def slot_bounds(slot: Slots, ptr: list[int]) -> list[int]:
     """Return where each client's slots begin, ``c + 1`` bounds."""
     bounds = torch.tensor(ptr, device=slot.parent.device)
-    found: list[int] = torch.searchsorted(slot.parent, bounds).tolist()
-    return found
+    result: list[int] = torch.searchsorted(slot.parent, bounds).tolist()
+    return result
 
 
 def classify(weights: Tensors, graph: Mended) -> Tensor:

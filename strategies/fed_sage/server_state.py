@@ -18,7 +18,7 @@ from flower_graph.server.membership import Membership
 from flower_graph.strategies.fed_sage.cohort import SageSettings
 from flower_graph.strategies.fed_sage.messages import (
     Generators,
-    SageHello,
+    SageEnrolment,
     SageScores,
     write_settings,
 )
@@ -62,11 +62,11 @@ class SageServerState:
     def figures(self) -> dict[str, float]:
         """Average over the clients that have such nodes: ``loss``, ``train``, ``val``, ``test``."""
         table = np.stack([self.scores[client] for client in sorted(self.scores)])
-        found = {"loss": _mean(table[table[:, 4] > 0, 0])}
+        result = {"loss": _mean(table[table[:, 4] > 0, 0])}
         for place, split in enumerate(("train", "val", "test")):
-            own = table[table[:, 4 + place] > 0]
-            found[split] = _mean(own[:, 1 + place] / own[:, 4 + place])
-        return found
+            local = table[table[:, 4 + place] > 0]
+            result[split] = _mean(local[:, 1 + place] / local[:, 4 + place])
+        return result
 
     def count_weights(
         self, asked: Mapping[int, Collection[int]], answered: Iterable[int], size: int
@@ -107,14 +107,14 @@ class SageMembership(Membership):
         config = {**write_settings(self.settings), **resume.to_config()}
         return RecordDict({CONFIG: ConfigRecord(config)})
 
-    def read(self, node: int, content: RecordDict) -> SageHello:
+    def read(self, node: int, content: RecordDict) -> SageEnrolment:
         """Read a reply."""
-        return SageHello.read(content)
+        return SageEnrolment.read(content)
 
     def unasked(self) -> None:
         """Let nobody take part who does not say which clients it hosts."""
 
-    def refusal(self, answer: SageHello) -> str:
+    def refusal(self, answer: SageEnrolment) -> str:
         """Refuse data of other sizes."""
         if (answer.features, answer.classes) == (self.features, self.classes):
             return ""
@@ -123,10 +123,10 @@ class SageMembership(Membership):
             f"expected {self.features} and {self.classes}"
         )
 
-    def enrolled(self, node: int, answer: SageHello) -> None:
+    def enrolled(self, node: int, answer: SageEnrolment) -> None:
         """Note who is new, and who has lost what it had."""
-        own = answer.clients.tolist()
+        local = answer.clients.tolist()
         self.new.append(node)
-        self.state.known.update(own)
-        if answer.handled == 0 and not self.state.scores.keys().isdisjoint(own):
+        self.state.known.update(local)
+        if answer.handled == 0 and not self.state.scores.keys().isdisjoint(local):
             LOG.warning("node %d has lost its state: its clients begin anew", node)

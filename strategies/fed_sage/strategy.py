@@ -50,15 +50,15 @@ from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_CONNECTED
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.fed_sage.client_state import SageHost
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings, Upload
+from flower_graph.strategies.fed_sage.cohort_client import SageCohortClient
 from flower_graph.strategies.fed_sage.generator_training import GeneratorTraining, sage_bytes
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
     GeneratorRequest,
     Generators,
-    Judgement,
-    SageHello,
+    PeerGradients,
+    SageEnrolment,
     SageRequest,
     SageScores,
     read_mean,
@@ -104,14 +104,14 @@ class SageClient(NumPyClient):
         checkpoint_dir: Path | None = None,
     ) -> None:
         where = resolve_device(device)
-        self.host = SageHost(context, egos, num_classes, where, checkpoint_dir)
+        self.host = SageCohortClient(context, egos, num_classes, where, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
         host, settings = self.host, read_settings(config)
         restore_if_asked(lambda resume: host.restore(settings, resume), config)
         handled = host.handled(settings)
-        return SageHello(host.clients, host.features, host.classes, handled).to_config()
+        return SageEnrolment(host.clients, host.features, host.classes, handled).to_config()
 
     def generate(
         self, parameters: list[Any], config: dict[str, Any]
@@ -142,7 +142,7 @@ class SageClient(NumPyClient):
         with self.host.message(read_settings(config)) as cohort:
             gradient = cohort.judge(upload, torch.from_numpy(shown.clients))
         arrays = {name: grad.cpu().numpy() for name, grad in gradient.items()}
-        return Judgement(shown.epoch, arrays).to_numpy(self.host.clients.size)
+        return PeerGradients(shown.epoch, arrays).to_numpy(self.host.clients.size)
 
     def fit(
         self, parameters: list[Any], config: dict[str, Any]
@@ -174,8 +174,8 @@ class SageClient(NumPyClient):
         places = self.host.places(request.clients)
         with self.host.message(request.settings) as cohort:
             cohort.begin()
-            found = cohort.score(_tensors(request.weights))
-        scores = SageScores.of(request.server_round, found, places)
+            result = cohort.score(_tensors(request.weights))
+        scores = SageScores.of(request.server_round, result, places)
         return float(scores.losses.mean()), places.numel(), scores.to_config()
 
     def save(
@@ -280,14 +280,14 @@ class LocalSage(RoundStrategy):
         there = session.there()
         everyone = np.sort(np.concatenate(list(members.clients.values())))
         chosen = everyone[session.draw(everyone.size, server_round)]
-        asked = {node: np.array(own) for node, own in there.items()}
-        asked = {node: own[np.isin(own, chosen)] for node, own in asked.items()}
-        if not any(own.size for own in asked.values()):
+        asked = {node: np.array(local) for node, local in there.items()}
+        asked = {node: local[np.isin(local, chosen)] for node, local in asked.items()}
+        if not any(local.size for local in asked.values()):
             raise NoClientsError(f"round {server_round}: no client who takes part is connected")
         return {
-            node: SageRequest(server_round, own, self.settings, self.classifier)
-            for node, own in asked.items()
-            if own.size
+            node: SageRequest(server_round, local, self.settings, self.classifier)
+            for node, local in asked.items()
+            if local.size
         }
 
     def read(self, node: int, content: RecordDict) -> Any:
@@ -308,7 +308,7 @@ class LocalSage(RoundStrategy):
 
     def summed_up(self, server_round: int, replies: Replies[Any]) -> RoundReport:
         """Sum a round up from the clients' last scores."""
-        session, found = self.session, self.scores.figures()
+        session, result = self.session, self.scores.figures()
         absent = self.scores.known.difference(*session.members.clients.values())
         who = session.participation(
             session.clients_of(replies.values), left_out=dict.fromkeys(absent, NOT_CONNECTED)
@@ -316,9 +316,9 @@ class LocalSage(RoundStrategy):
         return self.report(
             server_round,
             who,
-            found,
-            loss=found["loss"],
-            cross_entropy=found["loss"],
+            result,
+            loss=result["loss"],
+            cross_entropy=result["loss"],
             regulariser=0.0,
             bytes=self.payload,
         )
@@ -374,12 +374,12 @@ class FedSage(LocalSage):
 
     def _evaluate(self, server_round: int, size: int) -> None:
         """Have the mean classifier evaluated by all clients, whether they trained or not."""
-        everyone = {node: np.array(own) for node, own in self.session.present().items()}
+        everyone = {node: np.array(local) for node, local in self.session.present().items()}
         requests = {
-            node: SageRequest(server_round, own, self.settings, self.classifier).to_record()
-            for node, own in everyone.items()
+            node: SageRequest(server_round, local, self.settings, self.classifier).to_record()
+            for node, local in everyone.items()
         }
-        asked = sum(own.size for own in everyone.values())
+        asked = sum(local.size for local in everyone.values())
         self.scores.ledger.count("down", "evaluation", asked * size)
         replies = self.session.send(
             requests,

@@ -38,7 +38,7 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Fi
     members, sizes = _members(exchanges, candidates, len(sets)), _sizes(exchanges, len(sets))
     pairs = np.triu_indices(len(sets), 1)
     linked = (truth.astype(int) @ truth.T.astype(int))[pairs] > 0
-    found = [
+    result = [
         ranking("who holds which node, from the alignment", members, truth),
         _larger("which of two clients has more nodes, from the alignment", sizes, truth.sum(1)),
         ranking(
@@ -50,8 +50,8 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Fi
     counts, embeddings = vectors(exchanges, len(sets))
     for what, rows in (("counts", counts), ("embeddings", embeddings)):
         name = f"which clients have nodes in common, from the {what}"
-        found.append(ranking(name, cosines(rows)[pairs], linked))
-    return found
+        result.append(ranking(name, cosines(rows)[pairs], linked))
+    return result
 
 
 def vectors(

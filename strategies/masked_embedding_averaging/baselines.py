@@ -40,8 +40,8 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.server.membership import Enrolment
-from flower_graph.strategies.masked_embedding_averaging.client_state import EgoHost
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
     read_settings,
@@ -107,7 +107,7 @@ class EgoModelClient(NumPyClient):
         checkpoint_dir: Path | None = None,
     ) -> None:
         where = resolve_device(device)
-        self.host = EgoHost(context, egos, device=where, checkpoint_dir=checkpoint_dir)
+        self.host = EgoCohortClient(context, egos, device=where, checkpoint_dir=checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
@@ -139,7 +139,7 @@ class EgoModelClient(NumPyClient):
         """Measure the model on every client (step 4)."""
         with self.host.opened(read_settings(config)) as clients:
             clients.start_from(_model(parameters))
-            measured = measure(clients.judge(clients.embed()), None, 1.0).mean(0)
+            measured = measure(clients.evaluate(clients.embed()), None, 1.0).mean(0)
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
         answer = metrics["cross-entropy"], len(self.host.egos), metrics
 
@@ -205,8 +205,8 @@ class EgoFedAvg(ReportedFedAvg):
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
         """Turn the clients' mean measurements into fields of a report."""
-        found = {name: evaluated.get(name) for name in METRIC_NAMES}
-        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in found.items()}
+        result = {name: evaluated.get(name) for name in METRIC_NAMES}
+        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
         means = mean_metrics(numbers, self.settings.tau)
         return {
             "loss": means.cross_entropy,

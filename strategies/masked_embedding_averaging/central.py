@@ -35,8 +35,8 @@ def train_whole(
         h = model.embed()
         # The judges' own first layers play no part: their embeddings come from the whole graph.
         judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
-        _, val, test = chosen.judge(h[nodes]).accuracy.nanmean(0).tolist()
-        epochs.append(Epoch(float(model.judge(h).loss), val, test))
+        _, val, test = chosen.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
+        epochs.append(Epoch(float(model.evaluate(h).loss), val, test))
     return epochs
 
 

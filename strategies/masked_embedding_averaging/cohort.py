@@ -1,7 +1,7 @@
 """The ego-network clients of one SuperNode, trained in one batched tensor program.
 
 Every client has its own model: a GCN of two layers, a linear classifier and a projection head
-(FedSCem, section 5.1.4). Nothing mixes clients, so any dealing of clients to cohorts gives the
+(FedSCem, section 5.1.4). Nothing mixes clients, so any assignment of clients to cohorts gives the
 same result up to the rounding of sums.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
-from flower_graph.engine.metrics import Judgement, judge, node_losses
+from flower_graph.engine.metrics import Metrics, evaluate, node_losses
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import propagate
@@ -85,17 +85,17 @@ def rest_shapes(settings: EgoSettings) -> dict[str, tuple[int, ...]]:
 
 def initial_weights(settings: EgoSettings) -> ModelWeights:
     """Draw the weights that every client starts from, as PyG's GCN and PyTorch's Linear do."""
-    chance = generator(settings.seed, "ego-model")
+    rng = generator(settings.seed, "ego-model")
     first = torch.empty(settings.num_features, settings.hidden)
-    nn.init.xavier_uniform_(first, generator=chance)
+    nn.init.xavier_uniform_(first, generator=rng)
     parts = []
     for name, shape in rest_shapes(settings).items():
         part = torch.zeros(shape)
         if name == "weight-2":
-            nn.init.xavier_uniform_(part, generator=chance)
+            nn.init.xavier_uniform_(part, generator=rng)
         elif name.startswith(("classifier", "projection")):
             bound = settings.hidden**-0.5
-            part.uniform_(-bound, bound, generator=chance)
+            part.uniform_(-bound, bound, generator=rng)
         parts.append(part.reshape(-1))
     return ModelWeights(first, torch.cat(parts))
 
@@ -143,7 +143,7 @@ class ChosenEgos(StackedWeights):
         self.cohort, self.settings = cohort, cohort.settings
 
     def train(self) -> Tensor:
-        """Step on ``L_nc`` (equation 3); return the logits from before, for ``judge``."""
+        """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
         seen: list[Tensor] = []
 
         def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
@@ -159,11 +159,11 @@ class ChosenEgos(StackedWeights):
         # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
         # without shared nodes takes the step too, so that all have taken equally many: its gradient
         # of ``L_ct`` is zero, and what moves it is weight decay and Adam's momentum.
-        found: list[Tensor] = []
+        result: list[Tensor] = []
 
         def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
             losses, count = self._contrast_losses(h, rest, shared)
-            found.append((losses.detach().double() / count).cpu())
+            result.append((losses.detach().double() / count).cpu())
             contrast = self.settings.mu * (losses / count.clamp(min=1)).sum()
             if not classify:
                 return contrast
@@ -171,7 +171,7 @@ class ChosenEgos(StackedWeights):
 
         for _ in range(self.settings.local_epochs):
             self._descend(loss)
-        return found[-1]
+        return result[-1]
 
     @torch.no_grad()
     def embed(self) -> Tensor:
@@ -180,9 +180,9 @@ class ChosenEgos(StackedWeights):
         return self._embed(first, self._split(rest))
 
     @torch.no_grad()
-    def judge(self, h: Tensor) -> Judgement:
+    def evaluate(self, h: Tensor) -> Metrics:
         """Measure accuracy and loss with the embeddings ``h`` that ``embed`` gave."""
-        return judge(self.batch, self._logits(h, self._split(self.weights()[1])))
+        return evaluate(self.batch, self._logits(h, self._split(self.weights()[1])))
 
     # How it is computed
 
@@ -193,12 +193,12 @@ class ChosenEgos(StackedWeights):
             parts = self._split(rest)
             return loss(self._embed(first, parts), parts)
 
-        own = self.settings
+        local = self.settings
         self.step(
             of_weights,
-            learning_rate=own.learning_rate,
-            weight_decay=own.weight_decay,
-            proximal=own.proximal,
+            learning_rate=local.learning_rate,
+            weight_decay=local.weight_decay,
+            proximal=local.proximal,
         )
 
     def _embed(self, first: Tensor, rest: list[Tensor]) -> Tensor:

@@ -76,7 +76,7 @@ def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
     place = is_shared.nonzero().flatten()
     # A node's own embedding stands for the mean: the values do not change what it costs.
     chosen.fuse(Shared(place, h[place]))
-    chosen.judge(chosen.embed())
+    chosen.evaluate(chosen.embed())
 
 
 def _peak(profiler: profile) -> int:
@@ -85,8 +85,8 @@ def _peak(profiler: profile) -> int:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    found = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
-    totals = [event["args"]["Total Allocated"] for event in found]
+    result = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    totals = [event["args"]["Total Allocated"] for event in result]
     # PyTorch counts on from profile to profile, and what is freed between two it never learns.
-    before = totals[0] - found[0]["args"]["Bytes"]
+    before = totals[0] - result[0]["args"]["Bytes"]
     return int(max(totals) - before)

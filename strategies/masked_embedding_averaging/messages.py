@@ -114,7 +114,7 @@ def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, 
 
 
 @dataclass
-class EgoHello(Message, down="query"):
+class EgoEnrolment(Message, down="query"):
     """Server to client: who is there; make keys; load a checkpoint. The answer: ``KeyReply``."""
 
     settings: Settings  # What the clients' models and training are to be
@@ -301,7 +301,7 @@ class EgoReply(Message, up="train"):
 
 
 @dataclass
-class PlainPresence(Message, up="train"):
+class PlainEnrolment(Message, up="train"):
     """Who is in a plain sum: the entries of an ``EgoReply`` without masks."""
 
     clients: Annotated[IntArray, Clients(keys.PRESENT, "plain: who is in the sum", shape="q")]

@@ -54,14 +54,14 @@ def add_noise(
     if table is None:
         return torch.zeros_like(h), shown
     noise.count(state)
-    own, start = h.detach().cpu().numpy(), 0
-    found = np.zeros_like(own)
+    local, start = h.detach().cpu().numpy(), 0
+    result = np.zeros_like(local)
     for client in clients:
         slots = table.by_client[client]
         place = start + np.flatnonzero(slots >= 0)
         start += slots.size
-        if not np.isfinite(own[place]).all():
-            found[place] = np.nan  # cannot be clipped: the client alone is left out, by its reason
+        if not np.isfinite(local[place]).all():
+            result[place] = np.nan  # cannot be clipped: the client alone is left out, by its reason
         elif place.size:
-            found[place] = noise.protect(own[None, place])[0]
-    return torch.from_numpy(found).to(h.device), shown
+            result[place] = noise.protect(local[None, place])[0]
+    return torch.from_numpy(result).to(h.device), shown

@@ -18,14 +18,14 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.server import SumResult
 from flower_graph.server.exchange import Rejected
-from flower_graph.server.participation import NOT_READY, Participation, roll_call
+from flower_graph.server.participation import NOT_READY, Participation, account_for
 from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.strategies.masked_embedding_averaging.message_checks import check_plain_sum
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoReply,
     EgoRequest,
     Layout,
-    PlainPresence,
+    PlainEnrolment,
     RoundSum,
 )
 from flower_graph.strategies.masked_embedding_averaging.setup import EgoSetup
@@ -79,8 +79,8 @@ class EgoSession(EgoSetup):
         else:
             self.drawn = set(self.sample(server_round))
             chosen = {
-                node: np.array([c for c in own if c in self.drawn], np.int64)
-                for node, own in self.clients.items()
+                node: np.array([c for c in local if c in self.drawn], np.int64)
+                for node, local in self.clients.items()
             }
         connected = set(self.exchange.grid.get_node_ids())
         return {
@@ -112,9 +112,9 @@ class EgoSession(EgoSetup):
         started = time.perf_counter()
         result = self.sums.result(now)
         # The secure sum has a number of its own.
-        own, ours = f"round {now}", f"round {server_round}"
+        local, ours = f"round {now}", f"round {server_round}"
         for client, why in self.sums.blamed[self._named :]:
-            rejected.append({"client": client, "reason": why.replace(own, ours, 1)})
+            rejected.append({"client": client, "reason": why.replace(local, ours, 1)})
         self._named = len(self.sums.blamed)
         found = RoundSum(server_round, now, rejected=rejected)
         found.failed = {one["client"]: one["reason"] for one in rejected if "client" in one}
@@ -125,7 +125,7 @@ class EgoSession(EgoSetup):
             found.total, found.answered = result.total, set(result.contributors.tolist())
             found.contributors = len(found.answered)
         else:
-            found.skipped = result.reason.replace(own, ours, 1)
+            found.skipped = result.reason.replace(local, ours, 1)
             LOG.warning("%s", found.skipped)
         return found
 
@@ -137,15 +137,15 @@ class EgoSession(EgoSetup):
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)
-        found = RoundSum(server_round, server_round, total)
+        result = RoundSum(server_round, server_round, total)
         for node, reply in vectors.items():
             asked = np.array(self.clients[node], np.int64)
-            presence = PlainPresence.from_config(reply.entries, asked=asked)
-            found.answered |= set(presence.clients.tolist())
-            found.failed |= {c: why for c, why in presence.left_out.items() if c in asked}
-        found.contributors = len(found.answered)
-        found.rejected = [{"client": c, "reason": why} for c, why in found.failed.items()]
-        return found
+            presence = PlainEnrolment.from_config(reply.entries, asked=asked)
+            result.answered |= set(presence.clients.tolist())
+            result.failed |= {c: why for c, why in presence.left_out.items() if c in asked}
+        result.contributors = len(result.answered)
+        result.rejected = [{"client": c, "reason": why} for c, why in result.failed.items()]
+        return result
 
     def _take_vector(
         self, node: int, content: RecordDict, request: EgoRequest, length: int
@@ -154,7 +154,7 @@ class EgoSession(EgoSetup):
         if request.mask is not None:
             self.sums.take_masked(node, MaskedReply.from_config(reply.entries, total=reply.total))
         else:
-            presence = PlainPresence.from_config(reply.entries, asked=request.clients)
+            presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
             slots = 0 if request.is_last else self.num_slots
             layout = Layout(slots, self.settings.hidden)
             layout = layout._replace(weights=length - layout.length)
@@ -174,7 +174,7 @@ def participation_of(
     undone = {client: NOT_READY for client in session.drawn if at.get(client) in there}
     blamed = session.sums.blamed
     excluded = {client: why for client, why in blamed if client in session.sums.excluded}
-    return roll_call(
+    return account_for(
         session.clients,
         there,
         {node: request.clients.tolist() for node, request in requests.items()},

@@ -22,8 +22,11 @@ from flower_graph.errors import (
 )
 from flower_graph.messages.keys import CONFIG, METRICS, SUMS, TOTAL, read_array
 from flower_graph.messages.resume import read_handled
-from flower_graph.secure.align.plaintext_server import PlainServer, PolynomialServer
-from flower_graph.secure.align.server import AlignServer
+from flower_graph.secure.align.plaintext_server import (
+    PlaintextAlignmentServer,
+    PolynomialAlignmentServer,
+)
+from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply, PrepareReply, UnmaskReply
 from flower_graph.secure.sum.server import Skipped, SumServer
@@ -34,7 +37,7 @@ from flower_graph.server.reply_limits import reply_bytes, setup_bytes, sum_bytes
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (
-    EgoHello,
+    EgoEnrolment,
 )
 from flower_graph.strategies.masked_embedding_averaging.secrets import FORMS, NO_SLOTS
 
@@ -121,7 +124,7 @@ class EgoSetup(Session):
         new = [node for node in connected if node not in known]
         if not new:
             return []
-        hello = EgoHello(self.settings, self.sums.run_id, self.alignment, self.members.resume)
+        hello = EgoEnrolment(self.settings, self.sums.run_id, self.alignment, self.members.resume)
         replies = self.exchange.send(
             dict.fromkeys(new, hello.to_record()),
             message_type="query",
@@ -160,11 +163,17 @@ class EgoSetup(Session):
         self.setup_seconds += time.perf_counter() - started
         return bool(new)
 
-    def _new_aligner(self) -> AlignServer | PolynomialServer | PlainServer:
+    def _new_aligner(
+        self,
+    ) -> AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer:
         """Return the alignment's server half; the plain one stays idle where nothing is shared."""
         if self.alignment == "psi":
-            return AlignServer(self.sums.run_id)
-        return PolynomialServer() if self.alignment == "polynomial" else PlainServer()
+            return AlignmentServer(self.sums.run_id)
+        return (
+            PolynomialAlignmentServer()
+            if self.alignment == "polynomial"
+            else PlaintextAlignmentServer()
+        )
 
     def _read_keys(self, node: int, content: RecordDict, connected: Collection[int]) -> None:
         """Take a SuperNode's keys; one that is back under another id keeps its place."""
@@ -217,7 +226,7 @@ class EgoSetup(Session):
                 + max(count_bytes(content) for content in contents.values()),
             )
             self.refused += replies.rejected
-        if isinstance(self.aligner, AlignServer):
+        if isinstance(self.aligner, AlignmentServer):
             self._unite(server_round)
         for client, reason in self.aligner.blamed:
             LOG.warning("client %d takes no part: %s", client, reason)
@@ -227,14 +236,14 @@ class EgoSetup(Session):
         aligned, blamed = set(self.aligner.aligned), dict(self.aligner.blamed)
         known = [*self.unaligned, *(c for clients in self.clients.values() for c in clients)]
         self.unaligned = {c: blamed.get(c, "not aligned") for c in known if c not in aligned}
-        self.clients = {n: [c for c in own if c in aligned] for n, own in self.clients.items()}
+        self.clients = {n: [c for c in local if c in aligned] for n, local in self.clients.items()}
         self._told.clear()
         if not self.everyone:
             raise AlignmentError("no client was aligned; the log names the reasons")
 
     def _unite(self, server_round: int) -> None:
         """Add up the clients' tables of tokens in a secure sum, until the table can be read."""
-        assert isinstance(self.aligner, AlignServer)
+        assert isinstance(self.aligner, AlignmentServer)
         why = ""
         for _ in range(MAX_UNIONS):
             if self.aligner.settled:

@@ -50,10 +50,10 @@ from flower_graph.messages.keys import ARRAY_NAMES, HANDLED, NOT_SAVED, SUMS, TO
 from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.strategies.masked_embedding_averaging.client_state import EgoHost
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (
-    EgoHello,
+    EgoEnrolment,
     EgoRequest,
     write_save,
 )
@@ -101,7 +101,7 @@ class EgoNetworkClient(NumPyClient):
         checkpoint_dir: Path | None = None,
         noise: ClientNoise | None = None,
     ) -> None:
-        self.host = EgoHost(
+        self.host = EgoCohortClient(
             context,
             egos,
             device=resolve_device(device),
@@ -111,7 +111,7 @@ class EgoNetworkClient(NumPyClient):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Make keys (step 1)."""
-        hello = EgoHello.from_config(config)
+        hello = EgoEnrolment.from_config(config)
         reply = self.host.hello(hello)
         return reply.to_config() | {HANDLED: self.host.handled(hello.settings)}
 
@@ -251,13 +251,13 @@ class MaskedEmbeddingAveraging(OwnRounds):
                 f"within {session.timeout:g} s; the log names the reasons"
             )
         self.answers = vectors
-        found = session.close(server_round, vectors)
+        result = session.close(server_round, vectors)
         rejected, session.refused = [*session.refused, *rejected], []
-        found.rejected += [{"node": r.node_id, "reason": r.reason} for r in rejected]
+        result.rejected += [{"node": r.node_id, "reason": r.reason} for r in rejected]
         asked = sum(request.clients.size for request in requests.values())
-        report = kept.take(layout, found, base.ring, vectors.values(), asked)
+        report = kept.take(layout, result, base.ring, vectors.values(), asked)
         report.round = server_round - 1
-        report.participation = participation_of(session, requests, found, rejected).to_record()
+        report.participation = participation_of(session, requests, result, rejected).to_record()
         report.wire_bytes = session.exchange.ledger.wire
         if server_round == session.members.resume.server_round + 1:
             self._early = report.rejected
@@ -282,8 +282,8 @@ class MaskedEmbeddingAveraging(OwnRounds):
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
         kept = self.kept
-        own = {"variant": kept.variant, "shares_model": kept.model is not None}
-        return {**kept.settings._asdict(), **own}
+        local = {"variant": kept.variant, "shares_model": kept.model is not None}
+        return {**kept.settings._asdict(), **local}
 
     def state(self) -> dict[str, Any]:
         """Return what travelled, and the model that the next round began with."""

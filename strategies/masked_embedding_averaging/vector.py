@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.metrics import Judgement
+from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import UnreadableSumError
 from flower_graph.secure.align.slots import SlotTable
@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Writing:
+class VectorEncoding:
     """How a round's vectors are written."""
 
     layout: Layout  # Their parts
@@ -48,7 +48,7 @@ class Writing:
 
 
 def add_up(
-    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: Writing
+    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
 ) -> tuple[Words, list[int], dict[int, str]]:
     """Add up the vectors of the chosen clients."""
     # h [n, h], metrics [c, 10]
@@ -123,7 +123,7 @@ def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) ->
 
 
 def _unfit(
-    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: Writing
+    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
 ) -> dict[int, str]:
     """Find the clients that have a number which is no number, or beyond the ring's limit."""
     limit = writing.ring.limit if writing.ring else float(np.finfo(np.float32).max)
@@ -180,16 +180,16 @@ def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray
     return np.concatenate([total.numpy().ravel(), others])
 
 
-def _pads(writing: Writing, slots: NDArray[np.int64], present: int) -> NDArray[np.uint64]:
+def _pads(writing: VectorEncoding, slots: NDArray[np.int64], present: int) -> NDArray[np.uint64]:
     """Return what hides the sums from the server: a pad a holder, a common one a client."""
     layout, table = writing.layout, writing.table
     pads = np.zeros(layout.length, np.uint64)
     hidden = _common(table, writing.run_id, writing.sum_round, layout.hidden)
     pads[: layout.counts.stop] = hidden * np.uint64(present)
     count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
-    own = table.pads(writing.run_id, writing.sum_round, layout.hidden)
+    local = table.pads(writing.run_id, writing.sum_round, layout.hidden)
     spread = pads[layout.embeddings].reshape(layout.slots, layout.hidden)
-    spread[table.held] += own * count[:, None].astype(np.uint64)
+    spread[table.held] += local * count[:, None].astype(np.uint64)
     return pads
 
 
@@ -225,7 +225,7 @@ def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
     return Means(mean("cross-entropy", "has-train"), contrast, *accuracies)
 
 
-def measure(judged: Judgement, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:
+def measure(judged: Metrics, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:
     """Return ``[c, 9]`` what ``METRIC_NAMES`` lists; a client without such nodes adds zeros."""
     # contrast [c]
     columns = []

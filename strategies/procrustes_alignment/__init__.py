@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.procrustes_alignment.embedding_models import Member, public_rows
+    from flower_graph.strategies.procrustes_alignment.embedding_models import (
+        EmbeddingClient,
+        public_rows,
+    )
     from flower_graph.strategies.procrustes_alignment.secure_consensus import (
         SecureConsensus,
         SecureConsensusClient,
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIONS",
+    "EmbeddingClient",
     "LocalEmbedding",
-    "Member",
     "ProcrustesAlignment",
     "PublicNodeClient",
     "SecureConsensus",
@@ -32,7 +35,7 @@ __getattr__ = attach(
     {
         "ACTIONS": "flower_graph.strategies.procrustes_alignment.secure_consensus",
         "LocalEmbedding": "flower_graph.strategies.procrustes_alignment.strategy",
-        "Member": "flower_graph.strategies.procrustes_alignment.embedding_models",
+        "EmbeddingClient": "flower_graph.strategies.procrustes_alignment.embedding_models",
         "ProcrustesAlignment": "flower_graph.strategies.procrustes_alignment.strategy",
         "PublicNodeClient": "flower_graph.strategies.procrustes_alignment.strategy",
         "SecureConsensus": "flower_graph.strategies.procrustes_alignment.secure_consensus",

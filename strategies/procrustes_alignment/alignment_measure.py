@@ -21,17 +21,17 @@ def measure_alignment(
 ) -> dict[str, float]:
     """Say how often a node's aligned embedding is near that of the same node (Figures 3 to 6)."""
     # x, held [m, u, d]
-    found: list[Mapping[int, float]] = []
+    result: list[Mapping[int, float]] = []
     for source, target in islice(draw_pairs(x.shape[0], chance), TRIED_PAIRS):
         common = held[source] & held[target]
         if not common.any():
             continue
         a, b = x[source, common], x[target, common]
         turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
-        found.append(alignment_precision(a, b, turn, NEAREST))
-        if len(found) == MEASURED_PAIRS:
+        result.append(alignment_precision(a, b, turn, NEAREST))
+        if len(result) == MEASURED_PAIRS:
             break
-    return {f"precision-{k}": mean_of([one[k] for one in found]) for k in NEAREST if found}
+    return {f"precision-{k}": mean_of([one[k] for one in result]) for k in NEAREST if result}
 
 
 def draw_pairs(count: int, chance: torch.Generator) -> Iterator[tuple[int, int]]:

@@ -44,7 +44,7 @@ class Graph(NamedTuple):
 
 def sent_embeddings(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
     """Return the last embeddings that each client sent, ``[p, d]``; empty if none were sent."""
-    found: dict[int, NDArray[np.floating]] = {}
+    result: dict[int, NDArray[np.floating]] = {}
     sizes = _public_rows(exchanges)
     for one in of_kind(exchanges, "train"):
         arrays = one.reply.array_records.get(keys.ARRAYS)
@@ -52,13 +52,13 @@ def sent_embeddings(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.float
             continue
         clients = _asked(one)
         rows = array_of(one.reply, keys.ARRAYS, keys.PUBLIC)
-        found |= zip(clients, split_rows(rows, [sizes[c] for c in clients]), strict=True)
-    return found
+        result |= zip(clients, split_rows(rows, [sizes[c] for c in clients]), strict=True)
+    return result
 
 
 def returned_means(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
     """Return the last means that went down to each client, ``[p, d]``."""
-    found: dict[int, NDArray[np.floating]] = {}
+    result: dict[int, NDArray[np.floating]] = {}
     sizes = _public_rows(exchanges)
     for one in of_kind(exchanges, "train"):
         clients = _asked(one)
@@ -66,8 +66,8 @@ def returned_means(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floati
         rows = array_of(one.request, keys.ARRAYS, keys.PUBLIC)
         parts = split_rows(rows, [sizes[client] for client in clients])
         chosen = zip(clients, parts, list(has), strict=True)
-        found |= {client: part for client, part, flag in chosen if flag}
-    return found
+        result |= {client: part for client, part, flag in chosen if flag}
+    return result
 
 
 def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:

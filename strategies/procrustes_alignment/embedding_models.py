@@ -45,7 +45,7 @@ class KeepsState(Protocol):
 
 
 @dataclass(frozen=True)
-class Member:
+class EmbeddingClient:
     """One client of PPFL-GNN.
 
     Parameters

@@ -84,8 +84,8 @@ def _problem(y: NDArray[np.integer], folds: int) -> str:
     classes, counts = np.unique(y, return_counts=True)
     remedy = "larger shares in partition or a larger part of partition.ratios give more nodes"
     if len(classes) < 2:
-        found = f"all {len(y)} with a label are of class {classes[0]}" if len(y) else "no label"
-        return f"{found}, and a classifier needs at least two classes; {remedy}"
+        result = f"all {len(y)} with a label are of class {classes[0]}" if len(y) else "no label"
+        return f"{result}, and a classifier needs at least two classes; {remedy}"
     least = int(counts.argmin())
     count = int(counts[least])
     if count >= folds:

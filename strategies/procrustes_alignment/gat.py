@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from flower_graph.engine.dropout import thinned, turn_of
+from flower_graph.engine.dropout import turn_of, with_dropout
 from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
@@ -80,7 +80,7 @@ def hidden_layer(weights: GATWeights, inputs: Inputs, dropout: float = 0.0) -> T
     x = inputs.x
     if dropout:
         kept = functional.dropout(torch.ones_like(x.matrix.values()), dropout)
-        x = thinned(x, inputs.turn, kept)
+        x = with_dropout(x, inputs.turn, kept)
     heads, size = weights.source_1.shape
     z = propagate(x, weights.linear_1).view(-1, heads, size)
     h = attend(z, weights.source_1, weights.target_1, inputs.edges, dropout=dropout)
@@ -156,15 +156,15 @@ class PublicGAT:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a ``state_dict`` of the same graph and settings."""
-        for name, own in self.state_dict().items():
-            if name not in state or state[name].shape != own.shape:
-                found = tuple(state[name].shape) if name in state else "nothing"
+        for name, local in self.state_dict().items():
+            if name not in state or state[name].shape != local.shape:
+                result = tuple(state[name].shape) if name in state else "nothing"
                 raise ValueError(
-                    f"client {self._client}: state {name!r} is {found}; "
-                    f"allowed is a tensor of shape {tuple(own.shape)}"
+                    f"client {self._client}: state {name!r} is {result}; "
+                    f"allowed is a tensor of shape {tuple(local.shape)}"
                 )
-        for name, own in self.state_dict().items():
-            own.copy_(state[name])
+        for name, local in self.state_dict().items():
+            local.copy_(state[name])
 
     def _aligned(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None

@@ -58,7 +58,7 @@ from flower_graph.messages.keys import (
 from flower_graph.messages.packed import Ragged, split_rows
 from flower_graph.messages.resume import Handled, NotSaved
 
-__all__ = ["PublicHello", "PublicReply", "PublicRequest", "fingerprint", "split_rows"]
+__all__ = ["EmbeddingEnrolment", "PublicReply", "PublicRequest", "fingerprint", "split_rows"]
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -75,7 +75,7 @@ def fingerprint(nodes: IntArray) -> int:
 
 
 @dataclass
-class PublicHello(Message, up="query"):
+class EmbeddingEnrolment(Message, up="query"):
     """Client to server: who is there, and which nodes each can share."""
 
     clients: Annotated[
@@ -262,16 +262,16 @@ class Embeddings(Field):
         present = Numbers(WITH_TARGETS, shape="c").read(name, reading)
         if not set(present) <= {0.0, 1.0}:
             raise MalformedReplyError(f"{WITH_TARGETS}: expected 0 or 1, got {present!s:.60}")
-        found: list[FloatArray | None] = [None] * len(request.clients)
+        result: list[FloatArray | None] = [None] * len(request.clients)
         if not request.wants_embeddings:
-            return found
+            return result
         parts = split_rows(_rows(reading.arrays, request), [part.size for part in request.nodes])
         for index, (client, part) in enumerate(zip(request.clients, parts, strict=True)):
             if present[index] and (why := _unfit(part)):
                 left_out.append(f"client {client}: {why}")
             elif present[index]:
-                found[index] = part
-        return found
+                result[index] = part
+        return result
 
 
 def _unfit(rows: FloatArray) -> str:
@@ -369,8 +369,8 @@ class PublicReply(Message, up="train"):
 
     def reasons(self, clients: Sequence[int]) -> dict[int, str]:
         """Give, of these clients, those that are left out with the reason."""
-        found = (re.fullmatch(r"client (\d+): (.*)", why) for why in self.left_out)
-        named = {int(one[1]): one[2] for one in found if one}
+        result = (re.fullmatch(r"client (\d+): (.*)", why) for why in self.left_out)
+        named = {int(one[1]): one[2] for one in result if one}
         return {client: named[client] for client in clients if client in named}
 
     def to_fit(self, request: PublicRequest) -> tuple[list[FloatArray], int, dict[str, Any]]:

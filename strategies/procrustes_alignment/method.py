@@ -30,9 +30,9 @@ from flower_graph.strategies.procrustes_alignment.config import (
 )
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, DeepWalkSettings
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     EmbeddingModel,
     FloatArray,
-    Member,
 )
 from flower_graph.strategies.procrustes_alignment.evaluation import (
     MLP,
@@ -87,7 +87,7 @@ class PPFL(GraphMethod):
         )
 
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
-        """Build the clients of one SuperNode, dealt by its partition."""
+        """Build the clients of one SuperNode, assigned by its partition."""
         here, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in here])
         classes = self.num_classes(config, folder)
@@ -190,10 +190,12 @@ class PPFL(GraphMethod):
 METHOD = PPFL()
 
 
-def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None) -> Member:
+def make_member(
+    graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None
+) -> EmbeddingClient:
     """Make a client of its graph: ids, public rows, model and judge."""
     # Without ``classes``, those of the whole run are counted.
-    return Member(
+    return EmbeddingClient(
         number=graph.client,
         nodes=graph.nodes.numpy(),
         rows=graph.public.nonzero().flatten().numpy(),
@@ -228,18 +230,18 @@ def judge(
     if not is_last and server_round % config.judge.every:
         return {}
     masks = {"val": graph.val_mask, "test": graph.test_mask}
-    y, found = graph.y.numpy(), {}
+    y, result = graph.y.numpy(), {}
     for role, mask in masks.items():
         chosen = (mask & (graph.y >= 0)).numpy()
         if not chosen.any():
             continue
         seed = derive_seed(config.seed, "folds", graph.client, role) % 2**32
         for name in (SVC, MLP) if is_last and config.judge.mlp else (SVC,):
-            found[f"{name}-{role}"] = judge_embeddings(
+            result[f"{name}-{role}"] = judge_embeddings(
                 embeddings[chosen], y[chosen], config.judge.folds, seed, name
             )
-        found[role] = found[f"{SVC}-{role}"]
-    return found
+        result[role] = result[f"{SVC}-{role}"]
+    return result
 
 
 def _check_labels(graphs: list[OverlappingGraph], folds: int) -> None:

@@ -24,8 +24,8 @@ Integers = NDArray[np.int64]
 def first_points(seed: int, nodes: int, dimension: int) -> Floats:
     """Draw what everybody turns to before there is a mean, ``[u, d]`` normal."""
     # Any fixed points do: clients that embed alike turn alike, and so come to lie on each other.
-    chance = np.random.default_rng(derive_seed(seed, "secure-consensus"))
-    return chance.standard_normal((nodes, dimension))
+    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
+    return rng.standard_normal((nodes, dimension))
 
 
 def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats:
@@ -64,10 +64,10 @@ def common_nodes(
     """Choose the nodes of a sum: those with enough holders among its clients, ascending ids."""
     if not clients:
         return np.zeros(0, np.int64)
-    found, counts = np.unique(
+    result, counts = np.unique(
         np.concatenate([ids[client] for client in clients]), return_counts=True
     )
-    return found[counts >= fewest_holders(len(clients), dropout)]
+    return result[counts >= fewest_holders(len(clients), dropout)]
 
 
 def find_slots(nodes: Integers, common: Integers) -> Integers:

@@ -55,9 +55,12 @@ from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.alignment_measure import NEAREST
-from flower_graph.strategies.procrustes_alignment.client_state import PublicNodeHost
+from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingCohortClient
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
-from flower_graph.strategies.procrustes_alignment.embedding_models import FloatArray, Member
+from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
+    FloatArray,
+)
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.rotated_sum import (
     CommonMean,
@@ -86,7 +89,7 @@ class SecureConsensusClient(MaskingClient):
     ----------
     context : Context
         The ClientApp's context; models, keys and rotations live behind it.
-    members : sequence of Member
+    members : sequence of EmbeddingClient
         The clients; their embedding models are those of ``PublicNodeClient``.
     save_to : Path, optional
         Folder for the embeddings after the last iteration, a file for each client.
@@ -97,13 +100,13 @@ class SecureConsensusClient(MaskingClient):
     def __init__(
         self,
         context: Context,
-        members: Sequence[Member],
+        members: Sequence[EmbeddingClient],
         *,
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
         super().__init__(context, [member.number for member in members])
-        self.host = PublicNodeHost(context, members, save_to, checkpoint_dir)
+        self.host = EmbeddingCohortClient(context, members, save_to, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
@@ -145,8 +148,8 @@ class SecureConsensusClient(MaskingClient):
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
             with self.host.opened() as models:
-                own = models[client].embed()[self.host.members[client].rows]
-            target[missing] = own[missing]
+                local = models[client].embed()[self.host.members[client].rows]
+            target[missing] = local[missing]
         return target
 
     def _turn(
@@ -166,12 +169,12 @@ class SecureConsensusClient(MaskingClient):
             if x is None:
                 continue
             here = slots != ABSENT
-            own = x.astype(np.float64)
+            local = x.astype(np.float64)
             points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
-            turn = kept[client] = rotation(own[here], points, order.rotations_only)
-            vectors[client] = sum_vector(own @ turn, slots, length)
+            turn = kept[client] = rotation(local[here], points, order.rotations_only)
+            vectors[client] = sum_vector(local @ turn, slots, length)
             if mean is not None and here.any():
-                near[-1] = alignment_precision(own[here], points, turn, NEAREST)
+                near[-1] = alignment_precision(local[here], points, turn, NEAREST)
         if any(near):
             for k in NEAREST:
                 reply.judged[f"precision-{k}"] = [one.get(k, math.nan) for one in near]
@@ -323,8 +326,8 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         # Where there is no sum, what the clients measured was used all the same.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
-        own = {client: _without_number(why) for client, why in blamed}
-        return super().participation(used, own | dict(failed))
+        local = {client: _without_number(why) for client, why in blamed}
+        return super().participation(used, local | dict(failed))
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do step 5, and return how near clients came to the mean, as they say."""
@@ -336,8 +339,8 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self.contributors = summed.contributors.tolist()
         self.mean.take(summed.values, self.contributors)
         names = [f"precision-{k}" for k in NEAREST]
-        found = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
-        return {name: mean_of(values) for name, values in found.items() if values}
+        result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
+        return {name: mean_of(values) for name, values in result.items() if values}
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
         """Count the payload: rows of the mean down, masked sums up, of each client."""

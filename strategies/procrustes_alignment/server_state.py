@@ -17,7 +17,7 @@ from flower_graph.messages.keys import CONFIG
 from flower_graph.server.membership import Membership
 from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.strategies.procrustes_alignment.embedding_models import FloatArray, IntArray
-from flower_graph.strategies.procrustes_alignment.messages import PublicHello, PublicRequest
+from flower_graph.strategies.procrustes_alignment.messages import EmbeddingEnrolment, PublicRequest
 
 LOG = logging.getLogger(__name__)
 
@@ -88,21 +88,23 @@ class PublicMembership(Membership):
         """Ask who is there, and tell where the run goes on from."""
         return RecordDict({CONFIG: ConfigRecord(self.resume.to_config())})
 
-    def read(self, node: int, content: RecordDict) -> PublicHello:
+    def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         """Read a reply."""
-        return PublicHello.read(content)
+        return EmbeddingEnrolment.read(content)
 
     def unasked(self) -> None:
         """Let nobody take part who does not say which nodes it shares."""
 
-    def in_order(self, answers: Mapping[int, PublicHello]) -> list[tuple[int, PublicHello]]:
+    def in_order(
+        self, answers: Mapping[int, EmbeddingEnrolment]
+    ) -> list[tuple[int, EmbeddingEnrolment]]:
         """Choose the commonest length of embeddings where none is known yet."""
         if not self.state.dimension:
             counts = Counter(d for answer in answers.values() for d in answer.dimensions)
             self.state.dimension = max(counts, key=lambda d: (counts[d], -d), default=0)
         return super().in_order(answers)
 
-    def refusal(self, answer: PublicHello) -> str:
+    def refusal(self, answer: EmbeddingEnrolment) -> str:
         """Refuse other nodes than before, and embeddings of another length."""
         for client, nodes in zip(answer.clients, answer.nodes, strict=True):
             # What it sent, and what waits for it, is by these nodes in this order.
@@ -119,7 +121,7 @@ class PublicMembership(Membership):
                 )
         return ""
 
-    def enrolled(self, node: int, answer: PublicHello) -> None:
+    def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
         """Note the clients' nodes, and who has lost what it had."""
         if answer.handled == 0 and (lost := self.state.begin_anew(answer.clients)):
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
@@ -128,9 +130,9 @@ class PublicMembership(Membership):
 
 def public_bytes(requests: Iterable[PublicRequest], numbers: int = 0) -> int:
     """Return the most bytes of a reply to one of these requests, with so many numbers besides."""
-    found = list(requests)
-    rows = max((sum(ids.size for ids in one.nodes) * one.dimension for one in found), default=0)
-    clients = max((len(one.clients) for one in found), default=0)
+    result = list(requests)
+    rows = max((sum(ids.size for ids in one.nodes) * one.dimension for one in result), default=0)
+    clients = max((len(one.clients) for one in result), default=0)
     return reply_bytes(rows + numbers, clients)
 
 

@@ -45,9 +45,9 @@ from flower_graph.server.participation import NOT_DRAWN, Participation
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.procrustes_alignment.alignment_measure import measure_alignment
-from flower_graph.strategies.procrustes_alignment.client_state import PublicNodeHost
+from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingCohortClient
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
-from flower_graph.strategies.procrustes_alignment.embedding_models import Member
+from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.server_state import (
     PublicMembership,
@@ -68,7 +68,7 @@ class PublicNodeClient(NumPyClient):
     ----------
     context : Context
         The ClientApp's context; what the models keep lives behind it.
-    members : sequence of Member
+    members : sequence of EmbeddingClient
         The clients.
     save_to : Path, optional
         Folder for the embeddings after the last iteration, a file for each client.
@@ -79,12 +79,12 @@ class PublicNodeClient(NumPyClient):
     def __init__(
         self,
         context: Context,
-        members: Sequence[Member],
+        members: Sequence[EmbeddingClient],
         *,
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
-        self.host = PublicNodeHost(context, members, save_to, checkpoint_dir)
+        self.host = EmbeddingCohortClient(context, members, save_to, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
@@ -273,10 +273,10 @@ class ProcrustesAlignment(RoundStrategy):
         """
         turns = {"rotations_only": self.rotations_only}
         if self.alignment == PAIRS:
-            found: Tensor = align_pairs(x, held, **turns)
+            result: Tensor = align_pairs(x, held, **turns)
         else:
-            found = consensus(x, held, **turns).aligned
-        return found
+            result = consensus(x, held, **turns).aligned
+        return result
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
         """Count the payload: means down, embeddings up."""
@@ -292,10 +292,10 @@ class ProcrustesAlignment(RoundStrategy):
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the last means and the ids of their nodes, client by client."""
-        found: dict[str, NDArray[Any]] = {}
+        result: dict[str, NDArray[Any]] = {}
         for client, means in sorted(self.clients.targets.items()):
-            found[f"means-{client}"], found[f"nodes-{client}"] = means, self.clients.ids[client]
-        return found
+            result[f"means-{client}"], result[f"nodes-{client}"] = means, self.clients.ids[client]
+        return result
 
     def as_metrics(self, report: RoundReport) -> MetricRecord:
         """Give a report's figures as Flower's metrics, those of the alignment too."""
@@ -311,9 +311,9 @@ class ProcrustesAlignment(RoundStrategy):
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
-        own = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
+        local = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
         drawn = {"participation": self.session.share, "seed": self.session.seed}
-        return {"method": type(self).__name__, **own, **drawn}
+        return {"method": type(self).__name__, **local, **drawn}
 
     def state(self) -> dict[str, Any]:
         """Return what the server keeps of its clients."""

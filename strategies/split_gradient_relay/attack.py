@@ -60,13 +60,13 @@ def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int
     if keys.AVERAGE in one.request.array_records:
         average = array_of(one.request, keys.AVERAGE, keys.WEIGHTS)
     average_round = int(config[keys.AVERAGE_ROUND])
-    found = []
+    result = []
     for place, user in enumerate(asked.tolist()):
         is_new = _advance(applied, ("gradient", user), int(rounds[place]))
         takes = average is not None and _advance(applied, ("average", user), average_round)
         gradient = gradients[place] if is_new else None
-        found.append((user, Step(gradient, average if takes else None, latent[place])))
-    return found
+        result.append((user, Step(gradient, average if takes else None, latent[place])))
+    return result
 
 
 def _advance(applied: dict[tuple[str, int], int], key: tuple[str, int], now: int) -> bool:
@@ -107,7 +107,7 @@ def attack(
             user: words.sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
         },
     }
-    return [_judge(f"features, {name}", truth, found, rng) for name, found in scores.items()]
+    return [_judge(f"features, {name}", truth, result, rng) for name, result in scores.items()]
 
 
 def _judge(

@@ -43,7 +43,7 @@ read_settings = SETTINGS.from_config
 
 
 @dataclass
-class Hello(Message, down="query"):
+class EnrolmentRequest(Message, down="query"):
     """Server to client: who is there; and, when a run is resumed, from which round."""
 
     settings: Settings  # What the users' models and optimisers are to be
@@ -75,7 +75,7 @@ def _is_size(value: object) -> bool:
 
 
 @dataclass
-class HelloReply(Message, up="query"):
+class EnrolmentReply(Message, up="query"):
     """Client to server: the users it hosts."""
 
     users: Annotated[
@@ -97,7 +97,7 @@ class HelloReply(Message, up="query"):
         return self.users
 
     @classmethod
-    def from_record(cls, content: RecordDict, num_nodes: int) -> HelloReply:
+    def from_record(cls, content: RecordDict, num_nodes: int) -> EnrolmentReply:
         """Read and check the reply; node numbers must be below ``num_nodes`` and unique."""
         return cls.read(content, num_nodes=num_nodes)
 

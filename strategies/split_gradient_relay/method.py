@@ -76,7 +76,7 @@ class NFedGNN(Method):
         )
 
     def build_client(self, config: NFedGNNConfig, context: Context, out: Path | None) -> NodeClient:
-        """Build the client of one SuperNode: its share of the users, dealt by its partition."""
+        """Build the client of one SuperNode: its share of the users, assigned by its partition."""
         x, users = hosted_users(config, context)
         saved = None if out is None else out / CHECKPOINTS
         return NodeClient(context, x, users, device=config.device, checkpoint_dir=saved)

@@ -17,8 +17,8 @@ from flower_graph.server.ledger import ByteLedger
 from flower_graph.server.membership import Membership
 from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.strategies.split_gradient_relay.messages import (
-    Hello,
-    HelloReply,
+    EnrolmentReply,
+    EnrolmentRequest,
     RelayReply,
     RelayRequest,
 )
@@ -76,8 +76,8 @@ class RelayServerState:
         asked = np.zeros(self.num_users, bool)
         asked[slice(None) if drawn is None else drawn] = True
         requests = {}
-        for node, own in hosted.items():
-            users = np.array(own, np.int64)
+        for node, local in hosted.items():
+            users = np.array(local, np.int64)
             # For a checkpoint every host is asked, even if none of its users takes part.
             if not checkpoint and not asked[users].any():
                 continue
@@ -101,9 +101,9 @@ class RelayServerState:
 
     def reply_bytes(self, requests: Iterable[RelayRequest]) -> int:
         """Return the most bytes of a reply to one of these requests."""
-        found = list(requests)
-        latent = max((request.gradient.size for request in found), default=0)
-        averages = any(request.send_weights for request in found)
+        result = list(requests)
+        latent = max((request.gradient.size for request in result), default=0)
+        averages = any(request.send_weights for request in result)
         weights = math.prod(self.weight_shape) + self.weight_shape[0] if averages else 0
         return reply_bytes(latent + weights)
 
@@ -186,16 +186,16 @@ class RelayMembership(Membership):
 
     def question(self) -> RecordDict:
         """Ask for users, under settings that stay the same in a run."""
-        return Hello(self.state.settings, self.resume).to_record()
+        return EnrolmentRequest(self.state.settings, self.resume).to_record()
 
-    def read(self, node: int, content: RecordDict) -> HelloReply:
+    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Read a reply; users are nodes of the server's graph."""
-        return HelloReply.from_record(content, self.state.num_users)
+        return EnrolmentReply.from_record(content, self.state.num_users)
 
     def unasked(self) -> None:
         """Let nobody take part who does not say which users it hosts."""
 
-    def in_order(self, answers: Mapping[int, HelloReply]) -> list[tuple[int, HelloReply]]:
+    def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol those first whose weights have the commonest shape."""
         # Whoever comes first must not decide for all how large weights are.
         shapes = Counter(answer.weight_shape for answer in answers.values())
@@ -204,13 +204,13 @@ class RelayMembership(Membership):
             answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
         )
 
-    def refusal(self, answer: HelloReply) -> str:
+    def refusal(self, answer: EnrolmentReply) -> str:
         """Refuse weights of another shape."""
         if self.clients and answer.weight_shape != self.state.weight_shape:
             return f"its weights are {answer.weight_shape}, others have {self.state.weight_shape}"
         return ""
 
-    def enrolled(self, node: int, answer: HelloReply) -> None:
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         """Note the weights' shape, and who has lost what it had."""
         self.state.weight_shape = answer.weight_shape
         if answer.handled == 0 and self.state.begin_anew(answer.users):

@@ -46,10 +46,10 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.split_gradient_relay.client_state import ChosenUsers, UserHost
+from flower_graph.strategies.split_gradient_relay.cohort_client import ChosenUsers, UserCohortClient
 from flower_graph.strategies.split_gradient_relay.messages import (
-    Hello,
-    HelloReply,
+    EnrolmentReply,
+    EnrolmentRequest,
     RelayReply,
     RelayRequest,
 )
@@ -98,7 +98,7 @@ class NodeClient(NumPyClient):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
     ) -> None:
-        self.host = UserHost(
+        self.host = UserCohortClient(
             context,
             x,
             users,
@@ -109,10 +109,10 @@ class NodeClient(NumPyClient):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which users are here; load a checkpoint first if the server resumes a run."""
-        hello = Hello.from_config(config)
+        hello = EnrolmentRequest.from_config(config)
         self.host.restore(hello.settings, hello.resume)
         shape, handled = self.host.weight_shape(hello.settings), self.host.handled(hello.settings)
-        return HelloReply(self.host.users.numpy(), shape, handled).to_config()
+        return EnrolmentReply(self.host.users.numpy(), shape, handled).to_config()
 
     def fit(
         self, parameters: list[Any], config: dict[str, Any]

@@ -1,7 +1,7 @@
 """Cohorts: the node-clients of one SuperNode, computed in one batched tensor program.
 
 A node-client owns one feature vector ``x_i`` and one model ``f_u(theta_i, .)``. Nothing in a
-cohort mixes users, so any dealing of users to cohorts gives the same numbers. ``LinearCohort``
+cohort mixes users, so any assignment of users to cohorts gives the same numbers. ``LinearCohort``
 is the papers' linear map, stored by active rows; ``ModuleCohort`` takes any module.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.

@@ -35,7 +35,7 @@ class Sent(NamedTuple):
 
 def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[Sent]]:
     """Give each client's model, the GNN where there are two, of every round."""
-    found: dict[int, list[Sent]] = {node: [] for node in nodes}
+    result: dict[int, list[Sent]] = {node: [] for node in nodes}
     for one in of_kind(exchanges, "train"):
         if keys.ARRAYS not in one.reply.array_records:
             continue
@@ -43,10 +43,10 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
             (array_of(one.request, keys.ARRAYS, key), array_of(one.reply, keys.ARRAYS, key))
             for key in MODEL_KEYS[0]
         )
-        found[one.node].append(Sent(first, rest))
-    if silent := [place for place, node in enumerate(nodes) if not found[node]]:
+        result[one.node].append(Sent(first, rest))
+    if silent := [place for place, node in enumerate(nodes) if not result[node]]:
         raise ValueError(f"no model of client {silent[0]} was recorded; one round is needed")
-    return {place: found[node] for place, node in enumerate(nodes)}
+    return {place: result[node] for place, node in enumerate(nodes)}
 
 
 def attack(
@@ -61,7 +61,7 @@ def attack(
         [np.bincount(_training_classes(truth[client]), minlength=classes) for client in order]
     )
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    found = [
+    result = [
         ranking("which features a client's nodes have", moved, present),
         # Both relative to the other clients: what is common to all says nothing about one.
         ranking(
@@ -74,7 +74,7 @@ def attack(
     known = [truth[client].y >= 0 for client in order]
     train = [truth[client].train[mask] for client, mask in zip(order, known, strict=True)]
     name = "whether a node whose features and class are known was trained on"
-    return [*found, ranking(name, np.concatenate(scores), np.concatenate(train))]
+    return [*result, ranking(name, np.concatenate(scores), np.concatenate(train))]
 
 
 def _rows_moved(sent: Sequence[Sent]) -> NDArray[np.float64]:
@@ -105,8 +105,8 @@ def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
     logits -= logits.max(1, keepdims=True)
     log_share = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     known = np.flatnonzero(truth.y >= 0)
-    found: NDArray[np.float64] = log_share[known, truth.y[known]]
-    return found
+    result: NDArray[np.float64] = log_share[known, truth.y[known]]
+    return result
 
 
 class ModelAudit(Audit):

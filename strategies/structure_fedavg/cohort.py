@@ -3,7 +3,7 @@
 A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN, its feature encoder
 and the models of all its baselines are *networks* of one kind, each on a graph of its own, and the
 networks of all clients lie in one block-diagonal batch: a cohort takes one forward, one backward
-and one Adam step for all of them. Only the weights' means mix clients, so any dealing of clients
+and one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients
 to cohorts gives the same result up to the rounding of sums.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.engine.dropout import Kept, draw_kept, thinned, turn_of
+from flower_graph.engine.dropout import DropoutMask, draw_kept, turn_of, with_dropout
 from flower_graph.engine.graph_batch import pack_graphs
-from flower_graph.engine.metrics import Judgement, judge, log_shares
+from flower_graph.engine.metrics import Metrics, evaluate, log_shares
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.edge_agreement import edge_agreement
@@ -74,12 +74,12 @@ class StructureCohort:
         self.settings, self.device = settings, torch.device(device)
         self.graphs = sorted(graphs, key=lambda graph: graph.is_graphless)
         self.with_edges = sum(not graph.is_graphless for graph in graphs)
-        own = [network_of(graph, settings.graphs) for graph in self.graphs]
+        local = [network_of(graph, settings.graphs) for graph in self.graphs]
         kinds = [self._kind(graph) for graph in self.graphs]
         if settings.graphs == LEARNED:
-            own += [network_of(graph, NONE) for graph in self.graphs]
+            local += [network_of(graph, NONE) for graph in self.graphs]
             kinds += [ENCODER] * len(self.graphs)
-        self.batch = pack_graphs(own, device)
+        self.batch = pack_graphs(local, device)
         self.kinds = torch.tensor(kinds)
         state = tensors
         if state is None:
@@ -88,8 +88,8 @@ class StructureCohort:
         self.learners = self._learners(None if tensors is None else tensors)
         self._state = state
         if self.learners is not None and tensors is None:
-            found = self.learners.tensors().items()
-            self._state |= {LEARNER + name: value for name, value in found}
+            result = self.learners.tensors().items()
+            self._state |= {LEARNER + name: value for name, value in result}
         self._graph: Adjacency | None = None
         self._turn = turn_of(self.batch.x)
 
@@ -167,14 +167,14 @@ class StructureCohort:
         return models, parts, nodes
 
     @torch.no_grad()
-    def evaluate(self) -> Judgement:
+    def evaluate(self) -> Metrics:
         """Measure accuracy and loss of each client's GNN, or whatever it classifies with."""
         # Both are NaN where the loss is no number: then the largest logit says nothing.
         first, rest = self.weights.weights()
         logits = self._logits(self._hidden(first, rest), rest)
-        accuracy, loss = (part[: self.size] for part in judge(self.batch, logits))
+        accuracy, loss = (part[: self.size] for part in evaluate(self.batch, logits))
         none = ~loss.isfinite()
-        return Judgement(
+        return Metrics(
             accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)
         )
 
@@ -246,23 +246,23 @@ class StructureCohort:
         places = self._graphless
         encoders = slice(self.size + places.start, self.size + places.stop)
         ptr, gnn = self._bounds(places), self._split(rest[places])
-        own = self._split(rest[encoders])
-        features = F.relu(grouped_add(lifted[self._nodes(encoders)], own[0], ptr))
-        z = grouped_linear(features, own[1], own[2], ptr).detach()
+        local = self._split(rest[encoders])
+        features = F.relu(grouped_add(lifted[self._nodes(encoders)], local[0], ptr))
+        z = grouped_linear(features, local[1], local[2], ptr).detach()
         x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
-        found: list[Tensor] = []
+        result: list[Tensor] = []
 
         def loss(edges: Tensor, weight: Tensor) -> Tensor:
             hidden = F.relu(grouped_add(weighted_propagate(edges, weight, x), gnn[0], ptr))
             around = weighted_propagate(edges, weight, hidden)
             h = grouped_linear(around, gnn[1], gnn[2], ptr)
             every = torch.arange(ptr[-1], device=self.device)
-            found.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
-            return found[0].sum()
+            result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
+            return result[0].sum()
 
         self.learners.step(loss)
         self._graph = None
-        return found[0].detach().cpu()
+        return result[0].detach().cpu()
 
     def _adjacency(self) -> Adjacency:
         """Return the batch's graph, with what the learners say in the graphless clients' part."""
@@ -280,7 +280,7 @@ class StructureCohort:
 
     def _hidden(self, first: Tensor, rest: Tensor, kept: Tensor | None = None) -> Tensor:
         """First layer of all networks, ``[n, h]``; ``kept`` is dropout on the features."""
-        x = self.batch.x if kept is None else thinned(self.batch.x, self._turn, kept)
+        x = self.batch.x if kept is None else with_dropout(self.batch.x, self._turn, kept)
         lifted = propagate(self._adjacency(), propagate(x, first))
         return F.relu_(grouped_add(lifted, self._split(rest)[0], self.batch.ptr))
 
@@ -311,7 +311,7 @@ class StructureCohort:
         apart = (hidden - torch.where(known[:, None], goal, 0.0)).square().mean(1) * known
         return self.settings.prototype_weight * (apart @ self.batch.train_share)
 
-    def _dropout(self, server_round: int) -> Kept:
+    def _dropout(self, server_round: int) -> DropoutMask:
         """Draw what dropout leaves in a round: by client, model and round alone."""
         settings = self.settings
         chances = [

@@ -87,19 +87,24 @@ class GraphLearners:
         settings: LearnerSettings,
         tensors: Tensors | None = None,
     ) -> None:
-        own = take_graphs(batch, range(places.start, places.stop))
-        for client, n in zip(own.clients, group_sizes(own.ptr), strict=True):
+        local = take_graphs(batch, range(places.start, places.stop))
+        for client, n in zip(local.clients, group_sizes(local.ptr), strict=True):
             if n <= settings.neighbours:
                 raise DataError(
                     f"client {client} has {n} nodes: {settings.neighbours} neighbours each need "
                     f"at least {settings.neighbours + 1}"
                 )
-        self.settings, self._own, self._ptr, self._row_ptr = settings, own, own.ptr, own.row_ptr
-        self._operator, self._x = own.x, _sparse_rows(own.x.matrix)
+        self.settings, self._own, self._ptr, self._row_ptr = (
+            settings,
+            local,
+            local.ptr,
+            local.row_ptr,
+        )
+        self._operator, self._x = local.x, _sparse_rows(local.x.matrix)
         starts = torch.tensor(self._ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
-        self._together = _few_numbers(own.ptr, own.row_ptr)
-        self._state = _initial(own, settings) if tensors is None else tensors
+        self._together = _few_numbers(local.ptr, local.row_ptr)
+        self._state = _initial(local, settings) if tensors is None else tensors
         self._last: Learned | None = None
 
     def tensors(self) -> Tensors:
@@ -175,15 +180,15 @@ class GraphLearners:
             e, k = self._encode(weights), self.settings.neighbours
             similarity = self.settings.similarity
             clients = self._pieces(e, list(range(len(self._ptr))))
-            found = [nearest(own, k, similarity) for _, own in clients]
-            products = torch.cat([one.products for one in found])
+            result = [nearest(local, k, similarity) for _, local in clients]
+            products = torch.cat([one.products for one in result])
             near = torch.cat(
-                [one.neighbours + begin for one, (begin, _) in zip(found, clients, strict=True)]
+                [one.neighbours + begin for one, (begin, _) in zip(result, clients, strict=True)]
             )
             parts = []
-            for begin, own in self._pieces(e, self._together):
-                rows = slice(begin, begin + own.shape[0])
-                parts.append(kept_similarity(own, near[rows] - begin, similarity, products[rows]))
+            for begin, local in self._pieces(e, self._together):
+                rows = slice(begin, begin + local.shape[0])
+                parts.append(kept_similarity(local, near[rows] - begin, similarity, products[rows]))
             pattern, similarities = symmetric_pattern(near), torch.cat(parts)
             entries = learned_adjacency(similarities, pattern)
             self._last = Learned(steps, weights, pattern, similarities, entries)
@@ -218,10 +223,10 @@ def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
     feature, clients, device = batch.feature, batch.size, batch.feature.device
     parts = {"first": torch.ones(feature.numel(), settings.layers, device=device)}
     if settings.encoder == "mlp":
-        chance, w = generator(settings.seed, "graph-learner"), settings.width
+        rng, w = generator(settings.seed, "graph-learner"), settings.width
         first, rest = torch.empty(batch.num_features, w), torch.empty(settings.layers - 1, w, w)
         for matrix in (first, *rest):
-            nn.init.xavier_uniform_(matrix, generator=chance)
+            nn.init.xavier_uniform_(matrix, generator=rng)
         parts = {"first": first.to(device)[feature]}
         if rest.numel():
             parts["rest"] = rest.reshape(1, -1).to(device).repeat(clients, 1)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.metrics import Judgement
+from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.client_means import sums
 from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
@@ -103,7 +103,7 @@ def training_metrics(
     return metrics | ({LEFT_OUT: list(left_out)} if left_out else {})
 
 
-def measurements(judged: Judgement, structure: Mapping[str, Tensor] | None) -> dict[str, float]:
+def measurements(judged: Metrics, structure: Mapping[str, Tensor] | None) -> dict[str, float]:
     """Write what ``evaluate`` measured; the weight is the number of clients."""
     # structure [g]
     clients = judged.accuracy.shape[0]

@@ -99,17 +99,17 @@ class FedGLS(GraphMethod):
     ) -> structure_fedavg.StructureFedAvg:
         """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, structure_settings(config, folder)
-        own: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
-        own |= checkpoint_settings(config, out) | {"num_nodes": _num_nodes(config, folder)}
-        own["patience"] = how.patience
+        local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
+        local |= checkpoint_settings(config, out) | {"num_nodes": _num_nodes(config, folder)}
+        local["patience"] = how.patience
         match how.name:
             case "fed-gnn-mlp":
-                return structure_fedavg.SharewiseFedAvg(settings, **own)
+                return structure_fedavg.SharewiseFedAvg(settings, **local)
             case "local-gnn-knn":
-                return structure_fedavg.LocalTraining(settings, **own)
+                return structure_fedavg.LocalTraining(settings, **local)
             case "fedproto":
-                return fedproto.FedProto(settings, **own)
-        strategy = make_robust(structure_fedavg.StructureFedAvg, how.average, settings, **own)
+                return fedproto.FedProto(settings, **local)
+        strategy = make_robust(structure_fedavg.StructureFedAvg, how.average, settings, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 

@@ -99,11 +99,11 @@ def initial_models(settings: StructureSettings) -> list[ModelWeights]:
     """Draw theta and, if there is one, omega, as PyG's GCN does."""
     models = []
     for name in ("gnn", "encoder")[: settings.num_models]:
-        chance = generator(settings.seed, "structure", name)
+        rng = generator(settings.seed, "structure", name)
         first = torch.empty(settings.num_features, settings.hidden)
         second = torch.empty(settings.hidden, settings.num_classes)
         for matrix in (first, second):
-            nn.init.xavier_uniform_(matrix, generator=chance)
+            nn.init.xavier_uniform_(matrix, generator=rng)
         biases = torch.zeros(settings.hidden), torch.zeros(settings.num_classes)
         models.append(ModelWeights(first, torch.cat([biases[0], second.reshape(-1), biases[1]])))
     return models

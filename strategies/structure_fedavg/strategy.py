@@ -51,8 +51,11 @@ from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.server.client_reply import ClientReply
 from flower_graph.server.combined_arrays import Combined
-from flower_graph.strategies.structure_fedavg.client_state import StructureHost, check_models
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
+from flower_graph.strategies.structure_fedavg.cohort_client import (
+    StructureCohortClient,
+    check_models,
+)
 from flower_graph.strategies.structure_fedavg.messages import (
     CONTRAST,
     DISTILLATION,
@@ -99,7 +102,7 @@ class StructureClient(NumPyClient):
     ) -> None:
         self.settings = settings
         where = resolve_device(device)
-        self.host = StructureHost(context, graphs, settings, where, checkpoint_dir)
+        self.host = StructureCohortClient(context, graphs, settings, where, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
@@ -283,14 +286,14 @@ class SharewiseFedAvg(StructureFedAvg):
         arrays = super().combine(replies)
         if not isinstance(arrays, ArrayRecord):
             return arrays
-        mean, found = {name: array.numpy() for name, array in arrays.items()}, {}
+        mean, result = {name: array.numpy() for name, array in arrays.items()}, {}
         for name, values in mean.items():
             share = mean[name.partition("-")[0] + SHARE_END]
             wide = share.reshape(share.shape + (1,) * (values.ndim - share.ndim))
             with np.errstate(divide="ignore", invalid="ignore"):
                 fresh = values if name.endswith(SHARE_END) else values / wide
-            found[name] = np.where(wide > 0, fresh, self.arrays[name].numpy()).astype(np.float32)
-        return ArrayRecord({name: Array(values) for name, values in found.items()})
+            result[name] = np.where(wide > 0, fresh, self.arrays[name].numpy()).astype(np.float32)
+        return ArrayRecord({name: Array(values) for name, values in result.items()})
 
 
 class LocalTraining(StructureFedAvg):

@@ -104,7 +104,7 @@ def test_models_have_noise(form: str, make: Make, tmp_path: Path) -> None:
     without = load_file(tmp_path / "clear" / "weights.safetensors")
     difference = np.concatenate([(found[k] - without[k]).ravel() for k in found])
     # Over three rounds the noise adds up. The mean of three clients thins theirs by the root of
-    # three; the server's is that of one client in the sum, and so thinned by three.
+    # three; the server's is that of one client in the sum, and so with_dropout by three.
     deviation = result["privacy"]["noise"] * math.sqrt(3)
     expected = deviation / 3 if form == "central" else deviation / math.sqrt(3)
     assert 0.7 < difference.std() / expected < 1.5

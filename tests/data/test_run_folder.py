@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.load import load_config, to_dict
-from flower_graph.data.folders.run_data import dealt, folder_name, graph_data, write_run
+from flower_graph.data.folders.run_data import assigned, folder_name, graph_data, write_run
 from flower_graph.data.folders.run_folder import (
     CLIENTS,
     SERVER,
@@ -324,7 +324,7 @@ def test_every_client_is_in_one_folder(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     for number, name in enumerate(names[:3]):
         found = open_folder(tmp_path / name, SETTINGS, CLIENTS)
-        here = dealt(number, 3, 7)
+        here = assigned(number, 3, 7)
         assert found.manifest.clients == [*here]
         assert {key.partition(".")[0] for key in found.tensors} == {str(one) for one in here}
         for client in here:

@@ -62,7 +62,7 @@ CASES = {
 
 @dataclass
 class Prepared:
-    """A case with its data dealt: what a run of it needs."""
+    """A case with its data assigned: what a run of it needs."""
 
     case: Case
     folder: Path

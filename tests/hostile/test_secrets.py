@@ -24,8 +24,8 @@ from public_helpers import toy_members
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure import secret_store as vault
-from flower_graph.secure.align.client import AlignHost
-from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.service import SUM_STATE
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
@@ -72,21 +72,21 @@ class Collector:
         for record in context.state.config_records.values():
             data = record.get(SUM_STATE)
             if isinstance(data, bytes):
-                host = SumHost.from_bytes(data)
+                host = SumClient.from_bytes(data)
                 self.texts += [repr(host), repr(host._rounds)]
                 self.secrets |= set(secrets_of(host))
 
 
 def secrets_of(part: Any) -> Iterator[bytes]:
     """Give all secrets of a host."""
-    if isinstance(part, SumHost):
+    if isinstance(part, SumClient):
         yield from (bytes(key) for key in part._channels.values())
         yield from part._agreed._known.values()
         for kept in part._rounds.values():
             for rows in (kept.seeds, kept.private, kept.secrets):
                 yield from (row.tobytes() for row in rows)
             yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
-    if isinstance(part, AlignHost):
+    if isinstance(part, AlignmentClient):
         yield from (bytes(secret) for secret in part._secrets.values())
         for keys in part._keys.values():
             yield from (key.tobytes() for key in keys)

@@ -36,9 +36,9 @@ VALUES: dict[type, dict[str, Any]] = {
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     sage.SageScores: {"counts": np.array([[[1, 0, 0], [2, 1, 0]]] * 2)},
-    relay.HelloReply: {"users": np.array([4, 0, 2]), "weight_shape": (3, 2)},
+    relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": (3, 2)},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
-    public.PublicHello: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
+    public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoReply: {"entries": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
 }
 # What their reader knows
@@ -47,14 +47,14 @@ KNOWN: dict[type, dict[str, Any]] = {
     plaintext.PolynomialReply: {"prime": PRIME},
     plaintext.PatternReply: {"w": 2},
     SumOrder: {"sizes": [2, 1]},
-    relay.HelloReply: {"num_nodes": 100},
+    relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     sage.Generators: {"shapes": SHAPES},
-    sage.Judgement: {"a": 2, "shapes": SHAPES},
+    sage.PeerGradients: {"a": 2, "shapes": SHAPES},
     sage.SageScores: {"p": 2},
     sage.MeanClassifier: {"shapes": SHAPES},
     ego.EgoReply: {"L": 3},
-    ego.PlainPresence: {"asked": np.arange(100)},
+    ego.PlainEnrolment: {"asked": np.arange(100)},
 }
 # With fields that depend on one another: their own tests have them
 BY_HAND = (public.PublicRequest, public.PublicReply, ego.EgoRequest)
@@ -169,7 +169,7 @@ def is_read_alone(kind: Any) -> bool:
     return (
         bool(kind.up)
         and (has_arrays(kind) or kind.__module__.split(".")[1] == "strategies")
-        and (kind is not ego.PlainPresence)
+        and (kind is not ego.PlainEnrolment)
     )
 
 

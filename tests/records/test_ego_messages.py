@@ -16,11 +16,11 @@ from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     SUMMED_NAMES,
-    EgoHello,
+    EgoEnrolment,
     EgoReply,
     EgoRequest,
     Layout,
-    PlainPresence,
+    PlainEnrolment,
     Sums,
     read_settings,
     write_save,
@@ -50,8 +50,8 @@ def test_layout_by_hand() -> None:
 
 
 def test_hello() -> None:
-    hello = EgoHello(SETTINGS, RUN, "psi", Resume("ab" * 16, 6, "0f"))
-    assert EgoHello.from_config(received(hello.to_record())[1]) == hello
+    hello = EgoEnrolment(SETTINGS, RUN, "psi", Resume("ab" * 16, 6, "0f"))
+    assert EgoEnrolment.from_config(received(hello.to_record())[1]) == hello
 
 
 def test_save() -> None:
@@ -107,7 +107,7 @@ def test_reply() -> None:
     read = EgoReply.from_record(reply_record(), 3, 4)
     assert read.total.tolist() == [0, 1, 2, 3]
     assert (read.train_seconds, read.mask_seconds) == (0.5, 0.25)
-    assert PlainPresence.from_config(read.entries, asked=np.array([2, 3])).clients.tolist() == [2]
+    assert PlainEnrolment.from_config(read.entries, asked=np.array([2, 3])).clients.tolist() == [2]
     arrays, count, metrics = read.to_numpy()
     assert (count, metrics["round"], metrics["array-names"]) == (1, 3, ["sums/total"])
     assert arrays[0] is read.total
@@ -136,14 +136,14 @@ def test_wrong_replies(content: RecordDict, message: str) -> None:
 
 
 def test_presence() -> None:
-    presence = PlainPresence(np.array([4, 2]), {7: "too large: 9", 3: ""})
-    read = PlainPresence.from_config(presence.to_config(), asked=np.array([2, 4, 7]))
+    presence = PlainEnrolment(np.array([4, 2]), {7: "too large: 9", 3: ""})
+    read = PlainEnrolment.from_config(presence.to_config(), asked=np.array([2, 4, 7]))
     assert read.clients.tolist() == [4, 2]
     assert read.left_out == {7: "too large: 9", 3: ""}
     with pytest.raises(MalformedReplyError, match="client 4 was not asked here"):
-        PlainPresence.from_config(presence.to_config(), asked=np.array([2]))
+        PlainEnrolment.from_config(presence.to_config(), asked=np.array([2]))
     with pytest.raises(MalformedReplyError):
-        PlainPresence.from_config({}, asked=np.array([2]))
+        PlainEnrolment.from_config({}, asked=np.array([2]))
 
 
 def test_a_ring_travels_with_its_mask_request_only() -> None:

@@ -23,7 +23,7 @@ from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NA
 from flower_graph.strategies.fed_sage.messages import (
     GeneratorRequest,
     Generators,
-    SageHello,
+    SageEnrolment,
     SageRequest,
     SageScores,
     read_mean,
@@ -109,12 +109,12 @@ def test_bad_generators_are_refused(changes: dict[str, Any], reason: str) -> Non
 
 
 def hello(**changes: Any) -> RecordDict:
-    properties = SageHello(CLIENTS, 6, 3).to_config() | changes
+    properties = SageEnrolment(CLIENTS, 6, 3).to_config() | changes
     return RecordDict({CONFIG: ConfigRecord(properties)})
 
 
 def test_hello() -> None:
-    got = SageHello.read(hello())
+    got = SageEnrolment.read(hello())
     assert (got.clients.tolist(), got.features, got.classes) == ([3, 5], 6, 3)
     for changes in (
         {"clients": pack_integers(np.array([3, 3]))},
@@ -125,7 +125,7 @@ def test_hello() -> None:
         {"num-classes": True},
     ):
         with pytest.raises(MalformedReplyError):
-            SageHello.read(hello(**changes))
+            SageEnrolment.read(hello(**changes))
 
 
 def scores(server_round: int = 2, losses: Any = (0.5, 0.25), counts: Any = None) -> RecordDict:

@@ -24,14 +24,14 @@ from flower_graph.messages.keys import (
     pack_integers,
 )
 from flower_graph.strategies.procrustes_alignment.messages import (
-    PublicHello,
+    EmbeddingEnrolment,
     PublicReply,
     PublicRequest,
     fingerprint,
     split_rows,
 )
 
-HELLO = PublicHello([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
+HELLO = EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
 REQUEST = PublicRequest(
     4, [3, 1], HELLO.nodes, [np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), None], 2, is_last=True
 )
@@ -61,7 +61,7 @@ def good_reply() -> PublicReply:
 
 
 def test_who_is_there() -> None:
-    found = PublicHello.read(said(HELLO.to_config()))
+    found = EmbeddingEnrolment.read(said(HELLO.to_config()))
     assert (found.clients, found.dimensions) == ([3, 1], [2, 2])
     assert [part.tolist() for part in found.nodes] == [[7, 5], [5]]
 
@@ -83,7 +83,7 @@ def test_who_is_there() -> None:
 )
 def test_a_hello_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(MalformedReplyError, match=why):
-        PublicHello.read(said(HELLO.to_config() | changes))
+        EmbeddingEnrolment.read(said(HELLO.to_config() | changes))
 
 
 def read_at_client(request: PublicRequest, nodes: dict[int, Any]) -> PublicRequest:

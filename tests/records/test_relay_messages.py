@@ -16,8 +16,8 @@ from flower_graph.messages.keys import pack_integers, unpack_integers
 from flower_graph.messages.resume import Resume
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay.messages import (
-    Hello,
-    HelloReply,
+    EnrolmentReply,
+    EnrolmentRequest,
     RelayReply,
     RelayRequest,
 )
@@ -51,8 +51,8 @@ class Answers(NumPyClient):
         return self.reply.to_numpy()
 
     def get_properties(self, config: Any) -> Any:
-        self.seen = Hello.from_config(config)
-        return HelloReply(np.array([4, 0, 2]), SHAPE).to_config()
+        self.seen = EnrolmentRequest.from_config(config)
+        return EnrolmentReply(np.array([4, 0, 2]), SHAPE).to_config()
 
 
 def exchange(client: Answers, kind: str, content: RecordDict) -> RecordDict:
@@ -98,9 +98,9 @@ def test_reply_arrives_as_it_was_sent(send_weights: bool):
 @pytest.mark.parametrize("resume", [Resume("ab" * 16), Resume("cd" * 16, 10, "0f")])
 def test_hello_there_and_back(resume: Resume):
     client = Answers(RelayReply(1, LATENT))
-    content = exchange(client, "query", Hello(SETTINGS, resume).to_record())
-    assert client.seen == Hello(SETTINGS, resume)
-    reply = HelloReply.from_record(content, num_nodes=5)
+    content = exchange(client, "query", EnrolmentRequest(SETTINGS, resume).to_record())
+    assert client.seen == EnrolmentRequest(SETTINGS, resume)
+    reply = EnrolmentReply.from_record(content, num_nodes=5)
     assert reply.users.tolist() == [4, 0, 2]
     assert reply.weight_shape == SHAPE
 
@@ -158,12 +158,12 @@ def hello_record(**changes: Any) -> RecordDict:
 )
 def test_malformed_hello_is_refused(changes: dict[str, Any], reason: str):
     with pytest.raises(MalformedReplyError, match=reason):
-        HelloReply.from_record(hello_record(**changes), num_nodes=5)
+        EnrolmentReply.from_record(hello_record(**changes), num_nodes=5)
 
 
 def test_empty_hello_is_refused():
     with pytest.raises(MalformedReplyError, match="users: expected"):
-        HelloReply.from_record(RecordDict(), num_nodes=5)
+        EnrolmentReply.from_record(RecordDict(), num_nodes=5)
 
 
 def reply_record(**changes: Any) -> RecordDict:

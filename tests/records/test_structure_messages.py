@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.metrics import Judgement
+from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.client_means import mean_of
 from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
@@ -91,8 +91,8 @@ def test_what_training_says_by_hand() -> None:
     assert nothing[CONTRAST] == nothing[f"has-{CONTRAST}"] == 0
 
 
-def judged(rows: list[list[float]], losses: list[float]) -> Judgement:
-    return Judgement(torch.tensor(rows).double(), torch.tensor(losses).double())
+def judged(rows: list[list[float]], losses: list[float]) -> Metrics:
+    return Metrics(torch.tensor(rows).double(), torch.tensor(losses).double())
 
 
 def test_measurements_by_hand() -> None:

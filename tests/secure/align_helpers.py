@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flower_graph.secure.align.client import AlignHost
-from flower_graph.secure.align.server import AlignServer
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.server import AlignmentServer
 
 RUN = b"run-1"
 Data = Mapping[int, Sequence[object]]
@@ -16,7 +16,7 @@ Answer = Callable[[int, dict[str, Any]], dict[str, Any] | None]
 
 
 class Alignment:
-    """Clients dealt to nodes, and a server that leads them.
+    """Clients assigned to nodes, and a server that leads them.
 
     ``answer(node, config)`` stands between server and host: it may change what a host says, or
     return None for silence. Hosts are written to bytes and read again between messages.
@@ -25,17 +25,17 @@ class Alignment:
     def __init__(self, data: Data, nodes: Sequence[Sequence[int]], run_id: bytes = RUN) -> None:
         self.run_id, self.data, self.nodes = run_id, dict(data), dict(enumerate(nodes, 1))
         self.hosts = {
-            node: AlignHost(run_id, {client: data[client] for client in clients})
+            node: AlignmentClient(run_id, {client: data[client] for client in clients})
             for node, clients in self.nodes.items()
         }
-        self.server = AlignServer(run_id)
+        self.server = AlignmentServer(run_id)
         self.received: list[dict[str, Any]] = []
         self.totals: list[Any] = []
 
     def reply(self, node: int, config: dict[str, Any]) -> dict[str, Any]:
         """Let a host answer, from its state as bytes."""
         own = {client: self.data[client] for client in self.nodes[node]}
-        host = AlignHost.from_bytes(self.hosts[node].to_bytes(), self.run_id, own)
+        host = AlignmentClient.from_bytes(self.hosts[node].to_bytes(), self.run_id, own)
         self.hosts[node] = host
         return host.answer(config)
 

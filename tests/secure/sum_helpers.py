@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.secure.sum.server import SumServer
 
@@ -39,7 +39,7 @@ class World:
     """A server, its hosts, and every client's vector."""
 
     server: SumServer
-    hosts: dict[int, SumHost]
+    hosts: dict[int, SumClient]
     words: np.ndarray
     # Changes a message on its way; for hostile parties
     tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
@@ -50,7 +50,7 @@ class World:
         server, hosts = SumServer(**shares), {}
         for start in range(0, m, per_host):
             node = 1000 + start
-            hosts[node] = SumHost(server.run_id, range(start, min(m, start + per_host)))
+            hosts[node] = SumClient(server.run_id, range(start, min(m, start + per_host)))
             server.enroll(node, wire(hosts[node].keys()))
         values = np.random.default_rng(m).uniform(-60, 60, (m, LENGTH))
         return cls(server, hosts, ring.encode(values))
@@ -58,9 +58,9 @@ class World:
     def send(self, node: int, message: Any) -> Any:
         return wire(self.tamper(node, message))
 
-    def restart(self, node: int) -> SumHost:
+    def restart(self, node: int) -> SumClient:
         """Save and load a host, as between two messages."""
-        self.hosts[node] = SumHost.from_bytes(self.hosts[node].to_bytes())
+        self.hosts[node] = SumClient.from_bytes(self.hosts[node].to_bytes())
         return self.hosts[node]
 
     def prepare(self, number: int, clients=None, lost: Collection[int] = ()) -> None:

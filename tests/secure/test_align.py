@@ -1,4 +1,4 @@
-"""The whole alignment: one order for all, whatever the dealing, and what the server sees of it."""
+"""The whole alignment: one order for all, by any assignment, and what the server sees of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align import identities as ids
-from flower_graph.secure.align.client import AlignHost
+from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.messages import PublishedTokens
 from flower_graph.secure.align.sketch import peel
 
@@ -144,12 +144,12 @@ def test_later_clients_keep_existing_slots_in_place() -> None:
 
 
 def test_state_of_other_identities_is_refused() -> None:
-    host = AlignHost(RUN, DATA)
+    host = AlignmentClient(RUN, DATA)
     data = host.to_bytes()
     with pytest.raises(StateLostError):
-        AlignHost.from_bytes(data, RUN, {**DATA, 5: [3, 5]})
+        AlignmentClient.from_bytes(data, RUN, {**DATA, 5: [3, 5]})
     with pytest.raises(StateLostError):
-        AlignHost.from_bytes(data, b"other", DATA)
+        AlignmentClient.from_bytes(data, b"other", DATA)
 
 
 def test_a_host_refuses_what_it_cannot_answer() -> None:
@@ -170,6 +170,6 @@ def test_a_host_refuses_what_it_cannot_answer() -> None:
 
 def test_bad_identities_are_named_with_their_client() -> None:
     with pytest.raises(ValueError, match="client 4 has identities twice: numbers 0 and 1"):
-        AlignHost(RUN, {1: [1], 4: [2, 2]})
+        AlignmentClient(RUN, {1: [1], 4: [2, 2]})
     with pytest.raises(ValueError, match="clients 1 and 4 have identities of different types"):
-        AlignHost(RUN, {1: [1], 4: ["1"]})
+        AlignmentClient(RUN, {1: [1], 4: ["1"]})

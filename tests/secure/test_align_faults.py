@@ -19,7 +19,7 @@ from flower_graph.messages.keys import (
     pack_integers,
 )
 from flower_graph.secure.align.messages import BlindRequest, EvaluateRequest
-from flower_graph.secure.align.server import AlignServer
+from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.align.sketch import MAX_CLIENTS
 
 DATA = {client: [client, client + 1, 100] for client in range(6)}
@@ -220,4 +220,4 @@ def test_an_unreadable_union_is_asked_for_at_twice_the_size_and_then_given_up() 
 
 def test_more_clients_than_a_table_can_count_are_refused() -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_CLIENTS}"):
-        AlignServer(RUN).enroll(1, range(MAX_CLIENTS + 1))
+        AlignmentServer(RUN).enroll(1, range(MAX_CLIENTS + 1))

@@ -18,11 +18,20 @@ from flower_graph.messages.keys import (
     ALIGN_IDENTITIES,
     pack_integers,
 )
-from flower_graph.secure.align.plaintext_client import PlainHost, PolynomialHost
-from flower_graph.secure.align.plaintext_server import PlainServer, PolynomialServer
+from flower_graph.secure.align.plaintext_client import (
+    PlaintextAlignmentClient,
+    PolynomialAlignmentClient,
+)
+from flower_graph.secure.align.plaintext_server import (
+    PlaintextAlignmentServer,
+    PolynomialAlignmentServer,
+)
 
 DATA = {0: [1, 2, 3], 5: [3, 4], 2: [7, 2, 3, 9]}
-FORMS = [(PolynomialHost, PolynomialServer), (PlainHost, PlainServer)]
+FORMS = [
+    (PolynomialAlignmentClient, PolynomialAlignmentServer),
+    (PlaintextAlignmentClient, PlaintextAlignmentServer),
+]
 Form = tuple[Any, Any]
 
 
@@ -51,7 +60,7 @@ def slots(server: Any, hosts: dict[int, Any], data: dict[int, Any]) -> dict[obje
     return found
 
 
-def dealt(form: Form, data: dict[int, Any], nodes: int) -> tuple[Any, dict[int, Any]]:
+def assigned(form: Form, data: dict[int, Any], nodes: int) -> tuple[Any, dict[int, Any]]:
     clients = sorted(data)
     hosts = {
         node: form[0]({client: data[client] for client in clients[node::nodes]})
@@ -66,12 +75,14 @@ def dealt(form: Form, data: dict[int, Any], nodes: int) -> tuple[Any, dict[int, 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_shared_identities_get_slots_and_others_none(form: Form) -> None:
-    server, hosts = dealt(form, DATA, 2)
+    server, hosts = assigned(form, DATA, 2)
     while exchange(server, hosts, DATA):
         pass
     assert server.settled
     # The polynomials' order: first what all three hold, then the pair's.
-    expected = {PolynomialHost: {3: 0, 2: 1}, PlainHost: {2: 0, 3: 1}}[form[0]]
+    expected = {PolynomialAlignmentClient: {3: 0, 2: 1}, PlaintextAlignmentClient: {2: 0, 3: 1}}[
+        form[0]
+    ]
     assert slots(server, hosts, DATA) == {1: -1, 4: -1, 7: -1, 9: -1} | expected
 
 
@@ -84,7 +95,7 @@ def test_shared_identities_get_slots_and_others_none(form: Form) -> None:
     nodes=st.integers(1, 3),
 )
 def test_any_sets_dealt_in_any_way(form: Form, data: dict[int, Any], nodes: int) -> None:
-    server, hosts = dealt(form, data, nodes)
+    server, hosts = assigned(form, data, nodes)
     while exchange(server, hosts, data):
         pass
     found = slots(server, hosts, data)
@@ -93,7 +104,7 @@ def test_any_sets_dealt_in_any_way(form: Form, data: dict[int, Any], nodes: int)
 
 @pytest.mark.parametrize("form", FORMS)
 def test_who_is_silent_is_named_and_left_out(form: Form) -> None:
-    server, hosts = dealt(form, DATA, 2)
+    server, hosts = assigned(form, DATA, 2)
     exchange(server, hosts, DATA, silent=1)
     while exchange(server, hosts, DATA):
         pass
@@ -106,7 +117,7 @@ def test_who_is_silent_is_named_and_left_out(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_later_clients_make_all_begin_again(form: Form) -> None:
     data = {**DATA, 9: [9, 1]}
-    server, hosts = dealt(form, DATA, 2)
+    server, hosts = assigned(form, DATA, 2)
     while exchange(server, hosts, data):
         pass
     hosts[7] = form[0]({9: data[9]})
@@ -120,7 +131,7 @@ def test_later_clients_make_all_begin_again(form: Form) -> None:
 def test_the_server_reads_the_identities_from_the_polynomials() -> None:
     from flower_graph.secure.align.polynomial import evaluate
 
-    server, hosts = dealt((PolynomialHost, PolynomialServer), DATA, 2)
+    server, hosts = assigned((PolynomialAlignmentClient, PolynomialAlignmentServer), DATA, 2)
     while exchange(server, hosts, DATA):
         pass
     for client, coefficients in server.polynomials.items():
@@ -130,11 +141,11 @@ def test_the_server_reads_the_identities_from_the_polynomials() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_malformed_and_second_answers_are_refused(form: Form) -> None:
-    server, hosts = dealt(form, DATA, 1)
+    server, hosts = assigned(form, DATA, 1)
     request = server.requests()[0]
     reply = hosts[0].answer(request.to_config())
     changes: list[dict[str, Any]] = [{ALIGN_CLIENTS: pack_integers(np.array([0, 2, 4]))}]
-    if form[0] is PolynomialHost:
+    if form[0] is PolynomialAlignmentClient:
         changes += [{ALIGN_COEFFICIENTS: b"\xff" * len(reply[ALIGN_COEFFICIENTS])}]
         changes += [{ALIGN_COEFFICIENTS: reply[ALIGN_COEFFICIENTS][4:]}]
     else:
@@ -149,7 +160,7 @@ def test_malformed_and_second_answers_are_refused(form: Form) -> None:
 
 
 def test_clients_that_disagree_about_an_intersection_are_an_error() -> None:
-    server, hosts = dealt((PolynomialHost, PolynomialServer), DATA, 3)
+    server, hosts = assigned((PolynomialAlignmentClient, PolynomialAlignmentServer), DATA, 3)
     exchange(server, hosts, DATA)
     for node, request in server.requests().items():
         reply = hosts[node].answer(request.to_config())
@@ -162,7 +173,7 @@ def test_clients_that_disagree_about_an_intersection_are_an_error() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_hosts_refuse_what_they_cannot_answer(form: Form) -> None:
-    server, hosts = dealt(form, DATA, 1)
+    server, hosts = assigned(form, DATA, 1)
     request = server.requests()[0].to_config()
     with pytest.raises(RefusedError, match="stage"):
         hosts[0].answer({"align-stage": "sing"})

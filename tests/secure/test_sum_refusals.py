@@ -10,8 +10,8 @@ from flower_graph.errors import MalformedReplyError, RefusedError, StateLostErro
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.shamir import split
 from flower_graph.secure.sum import client as sum_host
-from flower_graph.secure.sum.client import SumHost
-from flower_graph.secure.sum.client_round import HostRound
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.client_round import ClientRound
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
@@ -192,11 +192,11 @@ def test_too_few_partners_at_the_host():
 
 def test_state_that_is_none():
     with pytest.raises(StateLostError):
-        SumHost.from_bytes(b"nothing")
+        SumClient.from_bytes(b"nothing")
     with pytest.raises(ValueError, match="each there once"):
-        SumHost(bytes(16), [1, 1])
+        SumClient(bytes(16), [1, 1])
     with pytest.raises(ValueError, match="must be some"):
-        SumHost(bytes(16), [])
+        SumClient(bytes(16), [])
 
 
 # --- server
@@ -243,7 +243,7 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
 
     monkeypatch.setattr(sum_host, "split", split_other)
     target = None
-    begin = HostRound.begin
+    begin = ClientRound.begin
 
     def begin_and_note(*arguments):
         nonlocal target
@@ -251,7 +251,7 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
         target = kept.private[0].tobytes() if kept.clients[0] == 2 else target
         return kept
 
-    monkeypatch.setattr(HostRound, "begin", begin_and_note)
+    monkeypatch.setattr(ClientRound, "begin", begin_and_note)
     result = world.round(0, Lost(mask=[1002]))
     assert isinstance(result, Skipped) and "client 2 shared wrongly" in result.reason
     assert world.server.excluded == {2}
@@ -356,7 +356,7 @@ def test_new_keys_replace_the_old():
     world = World.make(20)
     old = world.hosts[1005]
     world.prepare(0)
-    world.hosts[1005] = SumHost(world.server.run_id, [5])
+    world.hosts[1005] = SumClient(world.server.run_id, [5])
     world.server.enroll(1005, world.hosts[1005].keys())
     requests = world.server.mask_requests(0, LENGTH)
     with pytest.raises(RefusedError, match="round 0 is not open"):

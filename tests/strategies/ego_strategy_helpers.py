@@ -140,7 +140,7 @@ def run(
     resume: bool = False,
     **options: Any,
 ) -> Outcome:
-    """Run the strategy on clients dealt to SuperNodes; ``options`` are its arguments."""
+    """Run the strategy on clients assigned to SuperNodes; ``options`` are its arguments."""
     seen = Onlooker()
     app = client_app(egos or toy_egos(), deal, [*mods, seen], **(client_options or {}))
     grid = make_grid(app, num_supernodes=supernodes)

@@ -47,7 +47,7 @@ def small_graph(n: int = 12, seed: int = 0) -> Data:
     return Data(x=x, edge_index=edge_index, y=y, **masks)
 
 
-def dealt(data: Data, context: Context) -> tuple[Tensor, Tensor]:
+def assigned(data: Data, context: Context) -> tuple[Tensor, Tensor]:
     """Deal users in turn, unlike ``apps.common.share``: the numbers of a client have gaps."""
     part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
     users = torch.arange(part, data.num_nodes, parts)
@@ -56,7 +56,7 @@ def dealt(data: Data, context: Context) -> tuple[Tensor, Tensor]:
 
 def client_app(data: Data, *, mods: Any = None, train_mods: Any = None, **options: Any) -> Any:
     def client_fn(context: Context) -> NodeClient:
-        return NodeClient(context, *dealt(data, context), **options)
+        return NodeClient(context, *assigned(data, context), **options)
 
     return make_client_app(client_fn, actions=ACTIONS, mods=mods, train_mods=train_mods)
 

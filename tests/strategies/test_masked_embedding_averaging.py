@@ -1,4 +1,4 @@
-"""The whole method against slow versions, by hand, and however the clients are dealt."""
+"""The whole method against slow versions, by hand, and however the clients are assigned."""
 
 from __future__ import annotations
 

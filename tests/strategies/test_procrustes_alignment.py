@@ -1,4 +1,4 @@
-"""PPFL-GNN's strategy in process: means worked out by hand, dealing, absence, faults."""
+"""PPFL-GNN's strategy in process: means worked out by hand, assignment, absence, faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flower_graph.strategies.procrustes_alignment.alignment_measure import (
     draw_pairs,
     measure_alignment,
 )
-from flower_graph.strategies.procrustes_alignment.embedding_models import Member
+from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
 from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
@@ -189,10 +189,10 @@ def test_a_share_of_the_supernodes_is_drawn_by_the_seed() -> None:
 # Bad clients -------------------------------------------------------------------------------------
 
 
-def nan_member(number: int) -> Member:
+def nan_member(number: int) -> EmbeddingClient:
     first = toy_members()[1]
     start = np.full((6, 3), np.nan, np.float32)
-    return Member(number, first.nodes, first.rows, 3, partial(ToyModel, start))
+    return EmbeddingClient(number, first.nodes, first.rows, 3, partial(ToyModel, start))
 
 
 def test_a_client_with_nan_is_named_and_left_out() -> None:
@@ -249,7 +249,7 @@ def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:
     old = grid.contexts.pop(gone)
     grid.contexts[77] = Context(old.run_id, 77, old.node_config, RecordDict(), {})
     one = members[1]
-    members[1] = Member(2, one.nodes, one.rows[:2], one.dimension, one.build, one.judge)
+    members[1] = EmbeddingClient(2, one.nodes, one.rows[:2], one.dimension, one.build, one.judge)
     report = strategy.round(2)
     assert report is not None
     assert (report.asked, report.answered) == (2, 2)

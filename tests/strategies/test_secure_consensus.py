@@ -20,9 +20,9 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     FloatArray,
     IntArray,
-    Member,
 )
 from flower_graph.strategies.procrustes_alignment.rotated_sum import first_points
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 def make_grid(
-    members: Sequence[Member],
+    members: Sequence[EmbeddingClient],
     supernodes: int,
     mods: list[Mod] | None = None,
     node_config: dict[str, Any] | None = None,
@@ -60,7 +60,7 @@ def make_grid(
 
 
 def run(
-    members: Sequence[Member],
+    members: Sequence[EmbeddingClient],
     *,
     rounds: int = 4,
     supernodes: int | None = None,
@@ -80,7 +80,7 @@ class ByHand(NamedTuple):
     turns: list[dict[int, np.ndarray]]
 
 
-def by_hand(members: Sequence[Member], rounds: int, absent: dict[int, set[int]]) -> ByHand:
+def by_hand(members: Sequence[EmbeddingClient], rounds: int, absent: dict[int, set[int]]) -> ByHand:
     """The same steps in the clear; ``absent`` says who fails in which round."""
     models: dict[int, Any] = {member.number: member.build() for member in members}
     points, mean, made = first_points(0, len(NODES), 3), np.zeros((0, 0)), 0
@@ -304,7 +304,7 @@ def test_rows_without_enough_holders_stay_the_clients_own() -> None:
         nodes = np.array([10, 50, 51 + number, 52 + number, 11, 12])
         rows = np.array([0, 1, 4, 5])
         build = partial(Listener, start, heard if number == 3 else [])
-        members[number] = Member(number, nodes, rows, 3, build)
+        members[number] = EmbeddingClient(number, nodes, rows, 3, build)
     outcome = run(members, rounds=4)
     assert outcome.weights["nodes"].tolist() == NODES
     assert [targets is None for _, targets in heard] == [True, True, False, False]

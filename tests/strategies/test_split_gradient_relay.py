@@ -1,4 +1,4 @@
-"""nFedGNN on the in-process engine: dealing, bytes, participation, averaging, own models."""
+"""nFedGNN on the in-process engine: assignment, bytes, participation, averaging, own models."""
 
 from __future__ import annotations
 

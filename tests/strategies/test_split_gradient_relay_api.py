@@ -13,8 +13,8 @@ from relay_helpers import (
     CLASSES,
     FEATURES,
     FaultyGrid,
+    assigned,
     client_app,
-    dealt,
     run,
     same_weights,
     small_graph,
@@ -187,7 +187,7 @@ def own_models(data: Data, supernodes: int, **options: Any) -> list[Any]:
     user_model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 5))
 
     def client_fn(context: Context) -> NodeClient:
-        return NodeClient(context, *dealt(data, context), user_model=user_model)
+        return NodeClient(context, *assigned(data, context), user_model=user_model)
 
     reports: list[Any] = []
     strategy = SplitGradientRelay(

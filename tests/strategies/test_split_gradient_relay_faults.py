@@ -17,8 +17,8 @@ from relay_helpers import (
     FaultyGrid,
     Outcome,
     asked_users,
+    assigned,
     client_app,
-    dealt,
     run,
     same_weights,
     small_graph,
@@ -268,7 +268,7 @@ def test_clients_with_other_features_are_left_out(caplog: pytest.LogCaptureFixtu
     data = small_graph(N)
 
     def client_fn(context: Context) -> NodeClient:
-        x, users = dealt(data, context)
+        x, users = assigned(data, context)
         wide = int(context.node_config["partition-id"]) == 1
         return NodeClient(context, torch.cat([x, x], 1) if wide else x, users)
 

@@ -1,4 +1,4 @@
-"""FedGLS and its baselines in process: against plain clients, however they are dealt."""
+"""FedGLS and its baselines in process: against plain clients, however they are assigned."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_features_that_are_no_numbers(number: int, supernodes: int) -> None:
     for client in others:
         for model, wanted in client.models().items():
             close(weights[client.graph.client, model].rest, wanted.rest)
-    # The others' means, however they are dealt
+    # The others' means, however they are assigned
     judged = torch.tensor([[loss, *accuracy] for accuracy, loss in (c.judge() for c in others)])
     last = outcome.reports[-1]
     ours = (last.loss, last.train_accuracy, last.val_accuracy, last.test_accuracy)

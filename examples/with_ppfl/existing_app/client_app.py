@@ -10,7 +10,7 @@ from existing_app.task import test as test_fn
 from existing_app.task import train as train_fn
 from flower_graph.client import make_client_app
 from flower_graph.strategies.procrustes_alignment import PublicNodeClient
-from flower_graph.strategies.procrustes_alignment.embedding_models import Member
+from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
 
 HIDDEN = 16
 
@@ -61,7 +61,7 @@ def client_fn(context: Context) -> PublicNodeClient:
     lr, epochs = (context.run_config[key] for key in ("learning-rate", "local-epochs"))
     model, nodes = Embedding(data, epochs, lr), data.node.numpy()
     public = np.flatnonzero(nodes < NUM_SHARED)
-    member = Member(partition_id, nodes, public, HIDDEN, lambda: model, model.judge)
+    member = EmbeddingClient(partition_id, nodes, public, HIDDEN, lambda: model, model.judge)
     return PublicNodeClient(context, [member])
 
 

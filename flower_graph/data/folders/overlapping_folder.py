@@ -60,8 +60,8 @@ def load_overlapping_folder(
     publics, roles = _publics(held), _roles(held, ratios, seed)
     for client, (mine, public, masks) in enumerate(zip(held, publics, roles, strict=True)):
         _check_roles(mine, client, masks, ratios)
-        chance = generator(seed, "label-noise", client)
-        noisy = noisy_labels(mine.y, masks.train, classes, label_noise, generator=chance)
+        rng = generator(seed, "label-noise", client)
+        noisy = noisy_labels(mine.y, masks.train, classes, label_noise, generator=rng)
         x = prepare_features(mine.x, **how)
         graphs.append(
             OverlappingGraph(client, mine.ids, public, x, mine.y, noisy, mine.edges, *masks)
@@ -100,11 +100,11 @@ def _checked_ids(values: SimpleNamespace) -> Tensor:
     wanted = f"must be int64 [{values.y.numel()}], the same id for a node at all clients"
     if ids.shape != values.y.shape or ids.dtype != torch.int64:
         raise DataError(f"n_id is {ids.dtype} {list(ids.shape)}: {wanted}")
-    found, counts = ids.unique(return_counts=True)
-    if int(found[0]) < 0:
-        raise DataError(f"n_id has {int(found[0])}: ids must be at least 0")
-    if found.numel() < ids.numel():
-        raise DataError(f"n_id has {int(found[counts > 1][0])} more than once: {wanted}")
+    result, counts = ids.unique(return_counts=True)
+    if int(result[0]) < 0:
+        raise DataError(f"n_id has {int(result[0])}: ids must be at least 0")
+    if result.numel() < ids.numel():
+        raise DataError(f"n_id has {int(result[counts > 1][0])} more than once: {wanted}")
     return ids
 
 
@@ -124,8 +124,8 @@ def _publics(held: Sequence[_Held]) -> list[Tensor]:
     """Say which nodes each client sends; refuse a client that has none in common with others."""
     # A node that one client holds back is not public at another that says nothing about it.
     offered = [each.ids if each.public is None else each.ids[each.public] for each in held]
-    found, counts = torch.cat(offered).unique(return_counts=True)
-    common, publics = found[counts >= 2], []
+    result, counts = torch.cat(offered).unique(return_counts=True)
+    common, publics = result[counts >= 2], []
     for each in held:
         shared = torch.isin(each.ids, common)
         public = shared if each.public is None else each.public

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from flwr.app import Context
 
 from flower_graph.config.common import RunConfig
-from flower_graph.data.folders.run_data import check_supernodes, dealt
+from flower_graph.data.folders.run_data import assigned, check_supernodes
 from flower_graph.data.folders.run_folder import (
     CLIENTS,
     MANIFEST,
@@ -65,7 +65,7 @@ def share(context: Context, count: int) -> slice:
             f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; must be at least 0 and "
             f"below {parts}; {HINT}"
         )
-    here = dealt(part, parts, count)
+    here = assigned(part, parts, count)
     return slice(here.start, here.stop)
 
 

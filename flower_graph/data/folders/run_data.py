@@ -1,4 +1,4 @@
-"""A run's data, dealt to the folders of its parties."""
+"""A run's data, assigned to the folders of its parties."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def graph_data(
     )
 
 
-def dealt(part: int, parts: int, count: int) -> range:
+def assigned(part: int, parts: int, count: int) -> range:
     """Say which of `count` clients the SuperNode `part` of `parts` hosts: neighbouring numbers."""
     return range(part * count // parts, (part + 1) * count // parts)
 
@@ -94,7 +94,7 @@ def write_run(out: Path, settings: dict[str, Any], data: RunData, supernodes: in
     server = Manifest(SERVER, settings, [], *counts, data.server_details, versions=versions)
     write_folder(out / "server", server, data.server)
     for number in range(supernodes):
-        clients = dealt(number, supernodes, data.num_clients)
+        clients = assigned(number, supernodes, data.num_clients)
         manifest = Manifest(
             CLIENTS, settings, [*clients], *counts, data.client_details, versions=versions
         )

@@ -98,10 +98,10 @@ class RunFolder:
 
 def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings that decide what each party's data are, by dotted key."""
-    found = {f"data.{key}": value for key, value in config["data"].items() if key != "root"}
+    result = {f"data.{key}": value for key, value in config["data"].items() if key != "root"}
     name = str(config["data"]["name"])
     if name.endswith(("/", ".pt")) or name.startswith(("/", ".", "~")):
-        found["data.name"] = PurePath(name).name
+        result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)
     # Keys that play no part: folders of 0.1.0 do not have them.
@@ -109,11 +109,11 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         partition = {key: value for key, value in partition.items() if key not in _OVERLAP_KEYS}
     if not partition.get("every_node", True):
         del partition["every_node"]
-    found |= {f"partition.{key}": value for key, value in partition.items()}
+    result |= {f"partition.{key}": value for key, value in partition.items()}
     if "graphless_ratio" in config.get("graph", {}):
-        found["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
+        result["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
     seed = config["seed"] if own_seed is None else own_seed
-    return {"app": config["app"], "seed": seed, **found}
+    return {"app": config["app"], "seed": seed, **result}
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
@@ -177,15 +177,15 @@ def _read_manifest(file: Path, place: str, role: str) -> Manifest:
         if fingerprint(record["settings"]) != record["fingerprint"]:
             raise ValueError("fingerprint: does not fit the settings")
         known = {name.replace("_", "-"): name for name in Manifest.__dataclass_fields__}
-        found = Manifest(**{name: record[key] for key, name in known.items()})
-        _check_types(found)
+        result = Manifest(**{name: record[key] for key, name in known.items()})
+        _check_types(result)
     except KeyError as error:
         raise _broken(file, f"{error} is missing") from error
     except DataError:
         raise
     except ValueError as error:  # a JSONDecodeError and a UnicodeDecodeError are some
         raise _broken(file, str(error)) from error
-    return found
+    return result
 
 
 def _check_types(found: Manifest) -> None:
@@ -224,10 +224,10 @@ def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
             "folder's. Copy the whole folder again"
         )
     try:
-        found: dict[str, Tensor] = load(content)
+        result: dict[str, Tensor] = load(content)
     except SafetensorError as error:
         raise _broken(file, str(error)) from error
-    return found
+    return result
 
 
 def _read(file: Path, advice: str) -> bytes:

@@ -48,32 +48,32 @@ def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def graph_tensors(graph: Any) -> Tensors:
     """Write one client's graph: ``EgoNetwork``, ``ClientGraph`` or ``OverlappingGraph``."""
-    found: Tensors = {}
+    result: Tensors = {}
     for field in fields(graph):
         value = getattr(graph, field.name)
         if isinstance(value, int):
-            found[field.name] = torch.tensor(value)
+            result[field.name] = torch.tensor(value)
         elif isinstance(value, Tensor):
-            found |= matrix_tensors("x", value) if field.name == "x" else {field.name: value}
+            result |= matrix_tensors("x", value) if field.name == "x" else {field.name: value}
         elif value is not None:
             raise TypeError(f"{field.name} is a {type(value).__name__}: no folder can hold it")
-    return found
+    return result
 
 
 def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where: object) -> T:
     """Read one client's graph."""
     start = f"{client}."
-    own = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+    local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
     values: dict[str, Any] = {}
     try:
         for field in fields(kind):  # type: ignore[arg-type]
             if field.name == "x":
-                values["x"] = read_matrix("x", own)
+                values["x"] = read_matrix("x", local)
             elif field.type in ("int", int):
-                values[field.name] = int(own[field.name])
+                values[field.name] = int(local[field.name])
             else:
                 needed = "None" not in str(field.type)
-                values[field.name] = own[field.name] if needed else own.get(field.name)
+                values[field.name] = local[field.name] if needed else local.get(field.name)
     except KeyError as error:
         raise DataError(
             f"{where}: client {client}: {error} is missing; make the folder anew with "

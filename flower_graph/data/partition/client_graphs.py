@@ -162,10 +162,10 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
     grouped = place[edges[:, whose.argsort(stable=True)]]
     counts = torch.bincount(whose, minlength=len(parts)).tolist()
     graphs = []
-    for client, (nodes, own) in enumerate(zip(parts, grouped.split(counts, dim=1), strict=True)):
+    for client, (nodes, local) in enumerate(zip(parts, grouped.split(counts, dim=1), strict=True)):
         x, y = take_rows(data.x, nodes), data.y[nodes]
         nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        graphs.append(ClientGraph(client, nodes, x, y, own.clone(), None, nobody, nobody, nobody))
+        graphs.append(ClientGraph(client, nodes, x, y, local.clone(), None, nobody, nobody, nobody))
     return graphs
 
 
@@ -221,9 +221,9 @@ def split_nodes(
     if roles is not None:
         return _with_roles(graph, Masks(*(mask[graph.nodes] for mask in roles)), ratios)
     nodes, labelled = graph.y.numel(), (graph.y >= 0).nonzero().flatten()
-    chance = generator(seed, "split", graph.client)
+    rng = generator(seed, "split", graph.client)
     try:
-        places = ratio_split(labelled.numel(), ratios, generator=chance)
+        places = ratio_split(labelled.numel(), ratios, generator=rng)
     except DataError as error:
         raise DataError(
             f"client {graph.client} cannot be split (nodes: {nodes}, with a label: "

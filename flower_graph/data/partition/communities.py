@@ -41,13 +41,13 @@ def louvain(
     pairs = torch.stack([source, target], dim=1)[source < target]
     graph = igraph.Graph(n, pairs.numpy())
     with _igraph_draws_from(random.Random(derive_seed(seed, "louvain"))):
-        found = graph.community_multilevel(resolution=resolution)
-    if len(found) < clients:
+        result = graph.community_multilevel(resolution=resolution)
+    if len(result) < clients:
         raise DataError(
-            f"partition.clients = {clients}: Louvain found {len(found)} communities; use fewer "
+            f"partition.clients = {clients}: Louvain found {len(result)} communities; use fewer "
             f"clients, or raise partition.resolution above {resolution:g} for smaller communities"
         )
-    parts = _parts(torch.tensor(found.membership), len(found))
+    parts = _parts(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
 
@@ -60,7 +60,7 @@ def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
         client = sizes.index(min(sizes))
         held[client].append(part)
         sizes[client] += part.numel()
-    return [torch.cat(own).sort().values for own in held]
+    return [torch.cat(local).sort().values for local in held]
 
 
 @contextmanager
@@ -131,9 +131,9 @@ def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
     """Deal each class over the clients in shares drawn from a Dirichlet distribution."""
     # A draw that leaves a client fewer than 10 nodes is drawn again, at most 100 times.
     _check_clients(clients, y.numel())
-    chance = np.random.default_rng(derive_seed(seed, "dirichlet"))
+    rng = np.random.default_rng(derive_seed(seed, "dirichlet"))
     for _ in range(DRAWS):
-        part = _dealt(y, clients, alpha, chance)
+        part = _assigned(y, clients, alpha, rng)
         if int(torch.bincount(part, minlength=clients).min()) >= LEAST_NODES:
             return _parts(part, clients)
     raise DataError(
@@ -142,7 +142,7 @@ def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
     )
 
 
-def _dealt(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:
+def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:
     part: NDArray[np.int64] = np.empty(y.numel(), dtype=np.int64)
     for label in y.unique().tolist():
         members = chance.permutation((y == label).nonzero().flatten().numpy())

@@ -188,8 +188,8 @@ def split_per_client(
     _check_ratios(ratios)
     done = []
     for network in networks:
-        chance = generator(seed, "ego-split", network.client)
-        train, val, test = _draw(network.y, ratios, chance)
+        rng = generator(seed, "ego-split", network.client)
+        train, val, test = _draw(network.y, ratios, rng)
         done.append(replace(network, train_mask=train, val_mask=val, test_mask=test))
     return done
 
@@ -259,13 +259,13 @@ class _Neighbours(NamedTuple):
 def _members(neighbours: _Neighbours, egos: Tensor, hops: int) -> Tensor:
     """Find who is within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
     nodes = neighbours.num_nodes
-    found = rim = torch.arange(egos.numel()) * nodes + egos
+    result = rim = torch.arange(egos.numel()) * nodes + egos
     for _ in range(hops):
         place, other = neighbours.step(rim % nodes)
         reached = torch.unique(rim[place] // nodes * nodes + other)
-        rim = reached[~torch.isin(reached, found)]
-        found = torch.cat([found, rim]).sort().values
-    return found
+        rim = reached[~torch.isin(reached, result)]
+        result = torch.cat([result, rim]).sort().values
+    return result
 
 
 def _subgraphs(neighbours: _Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -289,7 +289,7 @@ def _subgraphs(neighbours: _Neighbours, egos: Tensor, hops: int) -> Iterator[tup
         strict=True,
     )
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
-    return ((own.clone(), among - start) for start, own, among in parts)
+    return ((local.clone(), among - start) for start, local, among in parts)
 
 
 def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:

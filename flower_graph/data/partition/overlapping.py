@@ -90,19 +90,19 @@ def overlapping_graphs(
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
     graphs = []
-    for client, (nodes, own) in enumerate(_cut(edges, owner, partition.clients)):
+    for client, (nodes, local) in enumerate(_cut(edges, owner, partition.clients)):
         y, masks = data.y[nodes], Masks(*(mask[nodes] for mask in roles))
         check_roles(client, masks, partition.ratios)
-        chance = generator(seed, "label-noise", client)
-        noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=chance)
+        rng = generator(seed, "label-noise", client)
+        noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=rng)
         public, x = owner[nodes] == EVERYBODY, take_rows(data.x, nodes)
-        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, own, *masks))
+        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, local, *masks))
     return graphs
 
 
 def deal_nodes(edge_index: Tensor, n: int, partition: OverlapSettings, seed: int) -> Tensor:
     """Say who holds each node: everybody, one client, or nobody."""
-    # Private nodes are dealt from one random order of all nodes, whichever way public ones are
+    # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
     if not edge_index.numel():
         raise DataError(f"the graph has {n} nodes and no edges: clients need some to embed nodes")

@@ -71,8 +71,8 @@ class _Cover:
             lacks and around == level for around, lacks in zip(self.around, lacking, strict=True)
         ]
         self.gain = [
-            own + sum(self.open[other] for other in others)
-            for own, others in zip(self.open, self.neighbours, strict=True)
+            local + sum(self.open[other] for other in others)
+            for local, others in zip(self.open, self.neighbours, strict=True)
         ]
         return level >= 0
 

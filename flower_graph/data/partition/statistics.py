@@ -328,5 +328,5 @@ def _mean(values: Tensor) -> float:
 
 
 def _counts(values: Tensor) -> dict[int, int]:
-    found, counts = torch.unique(values, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    result, counts = torch.unique(values, return_counts=True)
+    return dict(zip(result.tolist(), counts.tolist(), strict=True))

@@ -32,9 +32,9 @@ def data_root(setting: str | None) -> Path | None:
 
 def cache_root() -> Path:
     """Return the folder for processed copies: FLOWER_GRAPH_CACHE, or the user's cache."""
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own).expanduser()
+    local = os.environ.get(CACHE_VARIABLE)
+    if local:
+        return Path(local).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "flower-graph"
 

@@ -38,8 +38,8 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
     rounds = [report.round for report in reports]
-    found, counts = _picture(reports, clients)
-    _draw(who, found, rounds, clients)
+    result, counts = _picture(reports, clients)
+    _draw(who, result, rounds, clients)
     for state, name in NAMES.items():
         line(how_many, rounds, counts[:, state].tolist(), name)
         how_many.lines[-1].set_color(COLOUR[state])
@@ -60,12 +60,12 @@ def _picture(
     width = np.diff([*starts, clients.size])
     cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
     records = [report.participation for report in reports]
-    for place, (record, found) in enumerate(zip(records, states(records, clients), strict=True)):
+    for place, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
         if not record:
             continue
-        counts[place] = np.bincount(found, minlength=4)
-        shared = np.add.reduceat(found == ANSWERED, starts, dtype=np.int64) / width
-        cells[:, place] = found if rows == clients.size else shared
+        counts[place] = np.bincount(result, minlength=4)
+        shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
+        cells[:, place] = result if rows == clients.size else shared
     return cells, counts
 
 

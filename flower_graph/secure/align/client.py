@@ -39,7 +39,7 @@ from flower_graph.secure.align.sketch import Words, insert
 from flower_graph.secure.align.slots import SlotTable, slot_table
 
 
-class AlignHost:
+class AlignmentClient:
     """Aligns the identities of the clients that one SuperNode hosts."""
 
     def __init__(self, run_id: bytes, identities: Mapping[int, Iterable[object]]) -> None:
@@ -125,9 +125,9 @@ class AlignHost:
                         answers[number], self._secrets[client], request.epoch, number
                     )
                     names[identity] = ids.names(self._run_id, identity, point)
-            own = [names[identity] for identity in named[1:]]
-            self._tokens[client] = _rows([token for token, _ in own], TOKEN)
-            self._keys[client] = _rows([key for _, key in own], KEY)
+            local = [names[identity] for identity in named[1:]]
+            self._tokens[client] = _rows([token for token, _ in local], TOKEN)
+            self._keys[client] = _rows([key for _, key in local], KEY)
             self._group_key = names[ids.GROUP_IDENTITY][1]
 
     def sketch(self, cells: int, clients: Iterable[int]) -> Words:
@@ -183,7 +183,7 @@ class AlignHost:
     @classmethod
     def from_bytes(
         cls, data: bytes, run_id: bytes, identities: Mapping[int, Iterable[object]]
-    ) -> AlignHost:
+    ) -> AlignmentClient:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
         host = cls(run_id, identities)
         arrays = load(data)

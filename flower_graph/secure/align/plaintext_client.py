@@ -1,7 +1,8 @@
-"""The clients' half of the alignments that hide nothing, with the methods of ``AlignHost``.
+"""The clients' half of the alignments that hide nothing, with the methods of ``AlignmentClient``.
 
-``PolynomialHost`` is the paper's form, ``PlainHost`` sends the identities as they are. Neither has
-slot keys: the server sees the sums of what is added up by these slots.
+``PolynomialAlignmentClient`` is the paper's form, ``PlaintextAlignmentClient`` sends the
+identities as they are. Neither has slot keys: the server sees the sums of what is added up by
+these slots.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from flower_graph.secure.align.plaintext_messages import (
 from flower_graph.secure.align.slots import SlotTable, open_table
 
 
-class _OpenHost:
+class _PlaintextClient:
     """What both have: slots and their state between messages."""
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class _OpenHost:
         """Write everything that the next message needs."""
         arrays: dict[str, NDArray[Any]] = {"num-slots": np.array([self._num_slots])}
         arrays |= {f"slots/{client}": slots for client, slots in self._slots.items()}
-        arrays |= {f"patterns/{client}": own for client, own in self._patterns.items()}
+        arrays |= {f"patterns/{client}": local for client, local in self._patterns.items()}
         return bytes(save(arrays))
 
     def _load(self, data: bytes, clients: Iterable[int]) -> None:
@@ -69,20 +70,22 @@ class _OpenHost:
                 self._patterns[int(client)] = value
 
 
-class PolynomialHost(_OpenHost):
+class PolynomialAlignmentClient(_PlaintextClient):
     """The paper's alignment, for the clients of one SuperNode; identities are small integers."""
 
     def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
         super().__init__()
-        for client, own in identities.items():
-            canonical(own, f"client {client}")
+        for client, local in identities.items():
+            canonical(local, f"client {client}")
         self._identities = {
-            int(client): polynomial.check_identities(client, own)
-            for client, own in identities.items()
+            int(client): polynomial.check_identities(client, local)
+            for client, local in identities.items()
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> PolynomialHost:
+    def from_bytes(
+        cls, data: bytes, identities: Mapping[int, Sequence[object]]
+    ) -> PolynomialAlignmentClient:
         """Read what ``to_bytes`` wrote."""
         host = cls(identities)
         host._load(data, host._identities)
@@ -117,9 +120,9 @@ class PolynomialHost(_OpenHost):
         for client, place, sums in zip(
             request.clients.tolist(), request.places.tolist(), request.sums, strict=True
         ):
-            own = polynomial.patterns(self._identities[client], sums, place, request.prime)
-            self._patterns[client] = own
-            pattern, count = np.unique(own, axis=0, return_counts=True)
+            local = polynomial.patterns(self._identities[client], sums, place, request.prime)
+            self._patterns[client] = local
+            pattern, count = np.unique(local, axis=0, return_counts=True)
             distinct.append(pattern)
             counts.append(count)
         sizes = np.array([len(pattern) for pattern in distinct], np.int64)
@@ -133,23 +136,25 @@ class PolynomialHost(_OpenHost):
         start = {p.tobytes(): slot for p, slot in zip(message.patterns, first, strict=True)}
         self._num_slots = message.num_slots
         self._slots = {
-            client: polynomial.slots(self._identities[client], own, start)
-            for client, own in self._patterns.items()
+            client: polynomial.slots(self._identities[client], local, start)
+            for client, local in self._patterns.items()
         }
 
 
-class PlainHost(_OpenHost):
+class PlaintextAlignmentClient(_PlaintextClient):
     """Identities in the clear, for the clients of one SuperNode."""
 
     def __init__(self, identities: Mapping[int, Iterable[object]]) -> None:
         super().__init__()
         self._identities = {
-            int(client): [name.decode() for name in canonical(own, f"client {client}")]
-            for client, own in identities.items()
+            int(client): [name.decode() for name in canonical(local, f"client {client}")]
+            for client, local in identities.items()
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes, identities: Mapping[int, Iterable[object]]) -> PlainHost:
+    def from_bytes(
+        cls, data: bytes, identities: Mapping[int, Iterable[object]]
+    ) -> PlaintextAlignmentClient:
         """Read what ``to_bytes`` wrote."""
         host = cls(identities)
         host._load(data, host._identities)
@@ -161,8 +166,8 @@ class PlainHost(_OpenHost):
         if stage == IDENTITIES:
             request = PlainRequest.from_config(config)
             _check(request.clients, self._identities)
-            own = [self._identities[client] for client in request.clients.tolist()]
-            return PlainReply(request.clients, own).to_config()
+            local = [self._identities[client] for client in request.clients.tolist()]
+            return PlainReply(request.clients, local).to_config()
         if stage != ORDER:
             raise RefusedError(f"{ALIGN_STAGE} {stage!r:.60} is unknown to this alignment")
         message = PlainOrder.from_config(config)

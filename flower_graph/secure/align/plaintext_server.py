@@ -1,4 +1,4 @@
-"""The server's half of the alignments that hide nothing, driven like ``AlignServer``.
+"""The server's half of the alignments that hide nothing, driven like ``AlignmentServer``.
 
 Both start again for all clients when some enrol later. There is no union to sum: ``requests`` until
 there are none, then ``publications``.
@@ -100,7 +100,7 @@ class _OpenServer(ABC):
     def _take(self, request: Request, config: Mapping[str, Any]) -> None: ...
 
 
-class PolynomialServer(_OpenServer):
+class PolynomialAlignmentServer(_OpenServer):
     """Leads the paper's alignment: polynomials, their pairwise sums, sizes of intersections."""
 
     def __init__(self) -> None:
@@ -156,8 +156,8 @@ class PolynomialServer(_OpenServer):
     def publications(self) -> dict[int, SectionOrder]:
         """Return the order of sections; ``AlignmentError`` if clients disagree about one."""
         counts: dict[bytes, int] = {}
-        for client, own in self._counts.items():
-            for pattern, count in own.items():
+        for client, local in self._counts.items():
+            for pattern, count in local.items():
                 if counts.setdefault(pattern, count) != count:
                     raise AlignmentError(
                         f"client {client} counts {count} identities in an intersection in which "
@@ -173,7 +173,7 @@ class PolynomialServer(_OpenServer):
         return dict.fromkeys(self._by_node(self._counts), message)
 
 
-class PlainServer(_OpenServer):
+class PlaintextAlignmentServer(_OpenServer):
     """Sees all identities and numbers those that two clients hold."""
 
     def __init__(self) -> None:
@@ -202,9 +202,9 @@ class PlainServer(_OpenServer):
         order = {name: slot for slot, name in enumerate(shared)}
         messages = {}
         for node, clients in self._by_node(self._identities).items():
-            own = [self._identities[client] for client in clients]
-            slots = [order.get(name, -1) for name in chain.from_iterable(own)]
-            sizes = np.array([len(names) for names in own], np.int64)
+            local = [self._identities[client] for client in clients]
+            slots = [order.get(name, -1) for name in chain.from_iterable(local)]
+            sizes = np.array([len(names) for names in local], np.int64)
             messages[node] = PlainOrder(
                 len(order), np.array(clients, np.int64), sizes, np.array(slots, np.int64)
             )

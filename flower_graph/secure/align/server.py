@@ -47,7 +47,7 @@ KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
 FIRST_SHARE, MAX_DOUBLINGS = 2, 4
 
 
-class AlignServer:
+class AlignmentServer:
     """Leads all clients to one order of the identities that at least two of them hold."""
 
     def __init__(self, run_id: bytes) -> None:

@@ -58,22 +58,22 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
     if total.ndim != 1 or total.size == 0 or total.size % (WORDS * PARTS):
         raise ValueError(f"a table has a multiple of {WORDS * PARTS} words, got {total.shape}")
     table = total.astype(np.uint64).reshape(WORDS, -1)
-    found: dict[bytes, int] = {}
+    result: dict[bytes, int] = {}
     while True:
         tokens, counts = _single(table)
         if not len(tokens):
             break
         fresh = dict(zip(split(tokens), counts.tolist(), strict=True))
-        if fresh.keys() & found.keys():
+        if fresh.keys() & result.keys():
             return None  # a token that comes back was never in such a sum
-        found |= fresh
+        result |= fresh
         places, marker = _hash(tokens, table.shape[1])
         content = np.concatenate([marker[None], _halves(tokens)]) * counts
         _add(table, places, np.uint64(0) - content)
     if table.any():
         return None
-    ordered = sorted(found)
-    counted = np.array([found[token] for token in ordered], np.int64)
+    ordered = sorted(result)
+    counted = np.array([result[token] for token in ordered], np.int64)
     return np.frombuffer(b"".join(ordered), np.uint8).reshape(-1, TOKEN), counted
 
 

@@ -33,7 +33,7 @@ from flower_graph.secure.ring import WORDS, RingArray
 from flower_graph.secure.shamir import SHARE_BYTES, split
 from flower_graph.secure.stream import add_streams
 from flower_graph.secure.sum import keys as sum_keys
-from flower_graph.secure.sum.client_round import HostRound, join, read_rounds, write_rounds
+from flower_graph.secure.sum.client_round import ClientRound, join, read_rounds, write_rounds
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -53,7 +53,7 @@ from flower_graph.secure.sum.messages import (
 KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
 
 
-class SumHost:
+class SumClient:
     """The clients of one SuperNode in a secure sum."""
 
     def __init__(self, run_id: bytes, clients: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class SumHost:
         self.run_id = run_id
         self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
         self._public = join([public for _, public in pairs], (len(pairs), KEY_BYTES))
-        self._rounds: dict[int, HostRound] = {}
+        self._rounds: dict[int, ClientRound] = {}
         self._last = -1  # the newest round that was prepared
         self._agreed = Agreements()
 
@@ -81,7 +81,7 @@ class SumHost:
         """Make the keys, shares and commitments of a round."""
         self._check_prepare(request)
         is_foreign = ~np.isin(request.partners, request.clients)
-        kept = HostRound.begin(request, is_foreign, self._agree(request, is_foreign))
+        kept = ClientRound.begin(request, is_foreign, self._agree(request, is_foreign))
         shares, share_commitments = self._share(kept)
         kept.deliver(shares)
         self._last = kept.number
@@ -150,7 +150,7 @@ class SumHost:
         return write_rounds(self._rounds.values(), others)
 
     @classmethod
-    def from_bytes(cls, state: bytes) -> SumHost:
+    def from_bytes(cls, state: bytes) -> SumClient:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
         host._agreed = Agreements()
@@ -164,7 +164,7 @@ class SumHost:
             raise StateLostError(f"the state of the secure sum lacks {error}") from error
         return host
 
-    def _round(self, run_id: bytes, number: int) -> HostRound:
+    def _round(self, run_id: bytes, number: int) -> ClientRound:
         self._check_run(run_id)
         kept = self._rounds.get(number)
         if kept is None:
@@ -201,7 +201,7 @@ class SumHost:
         pairs = list(zip(owners, pieces(request.channel_keys), strict=True))
         return join(self._agreed.look_up(self._channels, pairs), (len(pairs), KEY_BYTES))
 
-    def _share(self, kept: HostRound) -> tuple[Bytes, Bytes]:
+    def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
         """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
         shares, commitments = [], []
         names = {c: sum_keys.name_bytes(c) for c in np.unique(kept.partners).tolist()}
@@ -217,14 +217,14 @@ class SumHost:
         shape = (*kept.partners.shape, 2)
         return join(shares, (*shape, SHARE_BYTES)), join(commitments, (*shape, COMMITMENT_BYTES))
 
-    def _commit_to_seeds(self, kept: HostRound) -> Bytes:
-        found = [
+    def _commit_to_seeds(self, kept: ClientRound) -> Bytes:
+        result = [
             commitment(sum_keys.seed_context(self.run_id, kept.number, client), seed.tobytes())
             for client, seed in zip(kept.clients.tolist(), kept.seeds, strict=True)
         ]
-        return join(found, (len(found), COMMITMENT_BYTES))
+        return join(result, (len(result), COMMITMENT_BYTES))
 
-    def _seal(self, kept: HostRound, shares: Bytes) -> Bytes:
+    def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
         """Seal the shares of the partners at other SuperNodes, ``[f, 82]``."""
         row, column = np.nonzero(kept.is_foreign)
         parts = zip(
@@ -241,7 +241,7 @@ class SumHost:
         ]
         return join(packets, (len(packets), PACKET_BYTES))
 
-    def _receive(self, kept: HostRound, request: MaskRequest, rows: Integers) -> Integers:
+    def _receive(self, kept: ClientRound, request: MaskRequest, rows: Integers) -> Integers:
         """Open the packets of the partners; return the (client, partner) pairs that failed."""
         pairs = kept.foreign_pairs(request, rows)
         secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
@@ -268,14 +268,14 @@ class SumHost:
                 plain = None
             opened.append(plain)
         good = np.array([plain is not None for plain in opened], np.bool_)
-        found = join(
+        result = join(
             [plain for plain in opened if plain is not None], (int(good.sum()), 2, SHARE_BYTES)
         )
-        kept.held[row[good], column[good]] = found
+        kept.held[row[good], column[good]] = result
         kept.has[row[good], column[good]] = True
         return np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
 
-    def _packet(self, kept: HostRound, dealer: int, holder: int) -> bytes:
+    def _packet(self, kept: ClientRound, dealer: int, holder: int) -> bytes:
         return sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
 
     def _committed(self, number: int, dealer: int, holder: int, plain: bytes) -> bytes:
@@ -288,7 +288,7 @@ class SumHost:
 
     def _add_masks(
         self,
-        kept: HostRound,
+        kept: ClientRound,
         request: MaskRequest,
         rows: Integers,
         is_present: NDArray[np.bool_],
@@ -306,11 +306,14 @@ class SumHost:
         row, column = kept.foreign_pairs(request, rows)
         for own_row in np.intersect1d(chosen, row).tolist():
             mine = row == own_row
-            own, others = int(kept.clients[own_row]), kept.partners[own_row, column[mine]].tolist()
+            local, others = (
+                int(kept.clients[own_row]),
+                kept.partners[own_row, column[mine]].tolist(),
+            )
             secrets = agree(kept.private[own_row].tobytes(), pieces(request.round_keys[mine]))
             for other, secret in zip(others, secrets, strict=True):
-                key = sum_keys.pair_mask_key(secret, run_id, number, own, other)
-                masks.append((key, sum_keys.pair_sign(own, other)))
+                key = sum_keys.pair_mask_key(secret, run_id, number, local, other)
+                masks.append((key, sum_keys.pair_sign(local, other)))
         add_streams(masked, masks)
 
 

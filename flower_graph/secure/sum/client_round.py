@@ -22,7 +22,7 @@ NUMBERS = "numbers"  # number, threshold, minimum, is_masked
 
 
 @dataclass
-class HostRound:
+class ClientRound:
     """The secrets of a SuperNode's clients in one round, and what they hold of others."""
 
     number: int  # As in PrepareRequest
@@ -45,7 +45,7 @@ class HostRound:
     @classmethod
     def begin(
         cls, request: PrepareRequest, is_foreign: NDArray[np.bool_], secrets: Bytes
-    ) -> HostRound:
+    ) -> ClientRound:
         """Make the seeds and mask keys of a round."""
         p, k = request.partners.shape
         pairs = [new_key() for _ in range(p)]
@@ -74,11 +74,11 @@ class HostRound:
     def rows(self, clients: Integers) -> Integers:
         """Return the rows of some own clients; ``RefusedError`` for one that has none."""
         places = {client: row for row, client in enumerate(self.clients.tolist())}
-        found = [places.get(client, -1) for client in clients.tolist()]
-        if -1 in found:
-            client = clients[found.index(-1)]
+        result = [places.get(client, -1) for client in clients.tolist()]
+        if -1 in result:
+            client = clients[result.index(-1)]
             raise RefusedError(f"client {client} was not prepared here for round {self.number}")
-        return np.array(found, np.int64)
+        return np.array(result, np.int64)
 
     def foreign_pairs(self, request: MaskRequest, rows: Integers) -> tuple[Integers, Integers]:
         """Return rows and columns of the live partners elsewhere, in the request's order."""
@@ -105,7 +105,7 @@ def join(parts: list[bytes], shape: tuple[int, ...]) -> Bytes:
     return np.frombuffer(b"".join(parts), np.uint8).reshape(shape)
 
 
-def write_rounds(rounds: Iterable[HostRound], others: dict[str, NDArray[np.generic]]) -> bytes:
+def write_rounds(rounds: Iterable[ClientRound], others: dict[str, NDArray[np.generic]]) -> bytes:
     """Write rounds, and other arrays whose names have no slash."""
     arrays: dict[str, NDArray[np.generic]] = dict(others)
     for kept in rounds:
@@ -116,7 +116,7 @@ def write_rounds(rounds: Iterable[HostRound], others: dict[str, NDArray[np.gener
     return save(arrays)
 
 
-def read_rounds(state: bytes) -> tuple[dict[int, HostRound], dict[str, NDArray[np.generic]]]:
+def read_rounds(state: bytes) -> tuple[dict[int, ClientRound], dict[str, NDArray[np.generic]]]:
     """Read what ``write_rounds`` wrote; ``StateLostError`` if it is something else."""
     try:
         arrays = load(state)
@@ -126,7 +126,7 @@ def read_rounds(state: bytes) -> tuple[dict[int, HostRound], dict[str, NDArray[n
             fixed = [arrays.pop(f"{number}/{field}") for field in ARRAYS]
             changing = [arrays.pop(f"{number}/{field}").copy() for field in CHANGING]
             head = (number, threshold, minimum, bool(is_masked))
-            rounds[number] = HostRound(*head, *fixed, *changing)
+            rounds[number] = ClientRound(*head, *fixed, *changing)
     except (SafetensorError, KeyError, ValueError) as error:
         raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
     return rounds, arrays

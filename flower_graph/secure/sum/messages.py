@@ -5,7 +5,7 @@ Per-client things are blocks with a leading client axis. *Pairs* are (own client
 row by row as in ``partners`` or ``live``; what concerns two clients of one SuperNode never travels.
 
 Reading checks lengths and that numbers agree with each other. Whether clients, rounds and words
-are those that were asked for is checked by ``SumServer`` and ``SumHost``.
+are those that were asked for is checked by ``SumServer`` and ``SumClient``.
 """
 
 from __future__ import annotations

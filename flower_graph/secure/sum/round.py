@@ -158,8 +158,8 @@ class SumRound:
         """Add a SuperNode's masked sum; arguments as at ``SumServer``."""
         self._check(node, "mask", reply.run_id, reply.server_round)
         rows = self._rows[node][self.live[self._rows[node]]]
-        own = self.clients[rows]
-        if strangers := sorted(set(reply.clients.tolist()) - set(own.tolist())):
+        local = self.clients[rows]
+        if strangers := sorted(set(reply.clients.tolist()) - set(local.tolist())):
             raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
             raise MalformedReplyError(
@@ -167,15 +167,15 @@ class SumRound:
                 f"{reply.total.dtype}, expected {self.total.shape} and {self.total.dtype}"
             )
         self.total += reply.total
-        self.contributed[rows[np.isin(own, reply.clients)]] = True
+        self.contributed[rows[np.isin(local, reply.clients)]] = True
         self._open.remove(node)
         for client, why in reply.left_out.items():
-            if client in own:
+            if client in local:
                 self._blame(client, f"round {self.number}: left out: {why}", False)
         partners = self.partners[rows]
         for holder, dealer in reply.refused.tolist():
             # Its own word against the dealer's: noted, not proven.
-            if holder in own and dealer in self.clients[partners[own == holder]]:
+            if holder in local and dealer in self.clients[partners[local == holder]]:
                 why = f"round {self.number}: its packet does not open, says client {holder}"
                 self._blame(dealer, why, False)
                 self._accusers[np.searchsorted(self.clients, dealer)] += 1
@@ -235,7 +235,7 @@ class SumRound:
             why = f"round {self.number}: {self._accusers[row]} partners cannot open its packets"
             self._blame(int(self.clients[row]), why, True)
         if not self.skipped:
-            self.skipped = Opening(self).take_masks_away(self._blame)
+            self.skipped = Unmasking(self).take_masks_away(self._blame)
         if self.skipped:
             return Skipped(self.skipped)
         return SumResult(self.total, self.clients[self.contributed])
@@ -281,13 +281,13 @@ class SumRound:
         }
         names = {row: sum_keys.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
         data, width = shares.tobytes(), SHARE_BYTES
-        found = [
+        result = [
             commitment(heads[dealer] + names[holder], data[place : place + width])
             for dealer, holder, place in zip(
                 dealers.tolist(), holders.tolist(), range(0, len(data), width), strict=True
             )
         ]
-        same = np.frombuffer(b"".join(found), np.uint8).reshape(promised.shape) == promised
+        same = np.frombuffer(b"".join(result), np.uint8).reshape(promised.shape) == promised
         good: NDArray[np.bool_] = same.all(1)
         for row in np.unique(holders[~good]).tolist():
             self._blame(int(self.clients[row]), f"round {self.number}: it sent a wrong share", True)
@@ -314,7 +314,7 @@ class SumRound:
         return not self.skipped
 
 
-class Opening:
+class Unmasking:
     """The last step of a round at the server."""
 
     def __init__(self, closed: SumRound) -> None:
@@ -370,7 +370,7 @@ class Opening:
         there = partners[of.is_foreign[row] & of.contributed[partners]]
         secrets = agree(self._secrets[row], [key.tobytes() for key in of.round_keys[there]])
         other, masks = int(of.clients[row]), []
-        for own, secret in zip(of.clients[there].tolist(), secrets, strict=True):
-            key = sum_keys.pair_mask_key(secret, of.run_id, of.number, own, other)
-            masks.append((key, -sum_keys.pair_sign(own, other)))
+        for local, secret in zip(of.clients[there].tolist(), secrets, strict=True):
+            key = sum_keys.pair_mask_key(secret, of.run_id, of.number, local, other)
+            masks.append((key, -sum_keys.pair_sign(local, other)))
         return masks

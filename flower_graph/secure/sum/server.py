@@ -79,17 +79,17 @@ class SumServer:
         """Take in a SuperNode's clients; one that enrols again gets its new keys."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
-        found = {}
+        result = {}
         for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
             if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
                 raise MalformedReplyError(f"client {client} belongs to node {owner}")
             if is_low_order(key.tobytes()):
                 raise MalformedReplyError(f"the channel key of client {client} is of low order")
-            found[client] = node, key.tobytes()
+            result[client] = node, key.tobytes()
         for old in gone:
             self.forget(old)
-        self._members |= found
-        self.excluded -= found.keys()
+        self._members |= result
+        self.excluded -= result.keys()
 
     def forget(self, node: int) -> None:
         """Strike a SuperNode's clients off, so that another may host them."""
@@ -97,9 +97,9 @@ class SumServer:
 
     def knows(self, old: int, reply: KeyReply) -> bool:
         """Whether these are the clients of a SuperNode, with the very keys that it enrolled."""
-        own = {c: key for c, (node, key) in self._members.items() if node == old}
+        local = {c: key for c, (node, key) in self._members.items() if node == old}
         keys = [key.tobytes() for key in reply.channel_keys]
-        return own == dict(zip(reply.clients.tolist(), keys, strict=True))
+        return local == dict(zip(reply.clients.tolist(), keys, strict=True))
 
     def move(self, old: int, node: int) -> None:
         """Go on with a SuperNode under another id: it is back, with its keys and shares."""

@@ -32,7 +32,7 @@ from flower_graph.messages.keys import (
     UNMASK_RUN,
 )
 from flower_graph.secure.ring import Ring, encode_sum
-from flower_graph.secure.sum.client import SumHost
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
     KeyReply,
@@ -233,11 +233,11 @@ class SecureSum:
                 entries.setdefault(node, {}).update(request.to_config())
 
         def read(node: int, content: RecordDict) -> None:
-            found = _entries(content)
+            result = _entries(content)
             if node in unmask:
-                self.server.take_shares(node, UnmaskReply.from_config(found))
+                self.server.take_shares(node, UnmaskReply.from_config(result))
             if node in prepare:
-                self.server.take_prepare(node, PrepareReply.from_config(found))
+                self.server.take_prepare(node, PrepareReply.from_config(result))
 
         records = {node: _record(config) for node, config in entries.items()}
         limit = sum_bytes(unmask.values(), prepare.values())
@@ -278,7 +278,7 @@ class MaskingClient(NumPyClient):
             known = self.keys()
             if known.run_id == run_id and set(known.clients) == set(self.clients):
                 return [], len(self.clients), known.keys().to_config()
-        host = SumHost(run_id, self.clients)
+        host = SumClient(run_id, self.clients)
         self._keep(host)
         return [], len(self.clients), host.keys().to_config()
 
@@ -308,15 +308,15 @@ class MaskingClient(NumPyClient):
         self._keep(host)
         return [], len(self.clients), entries
 
-    def keys(self) -> SumHost:
+    def keys(self) -> SumClient:
         """Return what the clients keep for the sum; ``StateLostError`` if there is nothing."""
         record = self.context.state.config_records.get(SUM_STATE)
         state = None if record is None else record.get(SUM_STATE)
         if not isinstance(state, bytes):
             raise StateLostError("there are no keys for the secure sum: enrol first")
-        return SumHost.from_bytes(state)
+        return SumClient.from_bytes(state)
 
-    def _keep(self, host: SumHost) -> None:
+    def _keep(self, host: SumClient) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COUNTERS = ("round", "epoch")  # bookkeeping, stays on the CPU
 
 
-class SageHost:
+class SageCohortClient:
     """Keeps a cohort between messages."""
 
     def __init__(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Opened = tuple[StructureCohort, Tensors]
 
 
-class StructureHost:
+class StructureCohortClient:
     """Keeps a cohort's optimisers and graph learners behind the ClientApp's context."""
 
     def __init__(

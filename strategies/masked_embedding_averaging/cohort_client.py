@@ -18,7 +18,7 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
-from flower_graph.engine.metrics import judge
+from flower_graph.engine.metrics import evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import (
     OutOfRangeError,
@@ -28,7 +28,7 @@ from flower_graph.errors import (
 from flower_graph.messages.keys import ALIGN_STAGE, PREPARE_RUN, ROUND, RUN_TOKEN, UNMASK_RUN
 from flower_graph.messages.resume import Resume
 from flower_graph.privacy.client_noise import ClientNoise
-from flower_graph.secure.align.client import AlignHost
+from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.messages import UnionRequest
 from flower_graph.secure.sum.messages import (
     KeyReply,
@@ -44,17 +44,17 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import (
     Shared,
 )
 from flower_graph.strategies.masked_embedding_averaging.messages import (
-    EgoHello,
+    EgoEnrolment,
     EgoReply,
     EgoRequest,
     Layout,
-    PlainPresence,
+    PlainEnrolment,
     read_settings,
 )
 from flower_graph.strategies.masked_embedding_averaging.noise import add_noise
 from flower_graph.strategies.masked_embedding_averaging.secrets import EgoSecrets
 from flower_graph.strategies.masked_embedding_averaging.vector import (
-    Writing,
+    VectorEncoding,
     add_up,
     measure,
     read_shared,
@@ -71,7 +71,7 @@ TRAINED, FUSED = "trained-round", "fused-round"
 Opened = tuple[EgoCohort, Tensors]
 
 
-class EgoHost:
+class EgoCohortClient:
     """Keeps the clients of one SuperNode from message to message."""
 
     # Parameters are those of ``EgoNetworkClient``.
@@ -98,7 +98,7 @@ class EgoHost:
 
     # Set-up
 
-    def hello(self, message: EgoHello) -> KeyReply:
+    def hello(self, message: EgoEnrolment) -> KeyReply:
         """Make keys for a run; go on from a checkpoint if the server does."""
         self._check(message.settings)
         self.restore(message.settings, message.resume)
@@ -116,7 +116,7 @@ class EgoHost:
     def unite(self, config: Mapping[str, Any]) -> MaskedReply:
         """Take the key-holders' answers and add the clients' tables of tokens to the sum."""
         form, host, aligner = self.secrets.load()
-        assert isinstance(aligner, AlignHost)
+        assert isinstance(aligner, AlignmentClient)
         union, mask = UnionRequest.from_config(config), MaskRequest.from_config(config)
         aligner.finish(union)
         ready = set(aligner.finished)
@@ -155,7 +155,7 @@ class EgoHost:
             # The step begins with the very forward that is to be judged.
             logits = self._train(chosen, tensors, place, request)
             h = chosen.embed()
-            judged = chosen.judge(h) if logits is None else judge(chosen.batch, logits)
+            judged = chosen.evaluate(h) if logits is None else evaluate(chosen.batch, logits)
             measured = measure(judged, contrast, request.settings.tau)
         not_saved = ""
         if request.checkpoint:
@@ -173,7 +173,7 @@ class EgoHost:
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
 
     def _add_noise(
-        self, chosen: ChosenEgos, h: Tensor, measured: NDArray[np.float64], writing: Writing
+        self, chosen: ChosenEgos, h: Tensor, measured: NDArray[np.float64], writing: VectorEncoding
     ) -> tuple[Tensor, NDArray[np.float64]]:
         """Protect what the clients share; after the last round that is nothing."""
         assert self._noise is not None
@@ -253,14 +253,14 @@ class EgoHost:
         tensors[TRAINED][place] = request.server_round
         return None if request.variant == "minus" else chosen.train()
 
-    def _writing(self, request: EgoRequest, table: Any, run_id: bytes) -> Writing:
+    def _writing(self, request: EgoRequest, table: Any, run_id: bytes) -> VectorEncoding:
         slots = 0 if request.is_last else table.num_slots
         weights = 0
         if request.model is not None and not request.is_last:
             weights = sum(part.size for part in request.model)
         layout = Layout(slots, request.settings.hidden, weights)
         sum_round = request.mask.server_round if request.mask else request.server_round
-        return Writing(layout, table, request.ring, run_id, sum_round)
+        return VectorEncoding(layout, table, request.ring, run_id, sum_round)
 
     # What lasts between messages
 
@@ -300,7 +300,7 @@ def _mask(
     if not present:
         raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
     if request.mask is None:
-        return PlainPresence(np.array(present, np.int64), left_out).to_config(), total
+        return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
     reply = host.mask(request.mask, present, total)
     reply.left_out.update(left_out)
     return reply.to_config(), reply.total

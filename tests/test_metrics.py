@@ -9,7 +9,7 @@ import torch
 from graph_helpers import toy
 
 from flower_graph.engine.graph_batch import pack_graphs
-from flower_graph.engine.metrics import judge, node_losses
+from flower_graph.engine.metrics import evaluate, node_losses
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0], [5.0, 0.0]])
 
@@ -22,7 +22,7 @@ def batch():
 
 
 def test_accuracy_and_loss_by_hand():
-    accuracy, loss = judge(batch(), LOGITS)
+    accuracy, loss = evaluate(batch(), LOGITS)
     # Client 7: node 0 right, node 1 wrong, node 2 right. Client 9: the tie goes to class 0.
     assert accuracy[0].tolist() == [1.0, 0.0, 1.0]
     assert accuracy[1, 0] == 0.0
@@ -33,7 +33,7 @@ def test_accuracy_and_loss_by_hand():
 
 def test_a_client_without_training_nodes_has_no_loss():
     graph = toy(1, [[1.0], [1.0]], [0, 1], roles="vv")
-    accuracy, loss = judge(pack_graphs([graph]), LOGITS[:2])
+    accuracy, loss = evaluate(pack_graphs([graph]), LOGITS[:2])
     assert loss.isnan().all()
     assert accuracy[0].isnan().tolist() == [True, False, True]
     assert accuracy[0, 1] == 1.0
@@ -42,7 +42,7 @@ def test_a_client_without_training_nodes_has_no_loss():
 def test_weights_that_are_no_numbers_show_in_the_loss_of_that_client_alone():
     logits = LOGITS.clone()
     logits[3] = math.nan
-    loss = judge(batch(), logits).loss
+    loss = evaluate(batch(), logits).loss
     assert loss.isnan().tolist() == [False, True]
 
 

@@ -78,7 +78,7 @@ class ChosenUsers:
         return None if same else place
 
 
-class UserHost:
+class UserCohortClient:
     """Keeps the users of one client from message to message."""
 
     # Parameters are those of ``NodeClient``.
@@ -169,8 +169,8 @@ class UserHost:
         if torch.equal(wanted, self.users):
             return torch.arange(wanted.numel())
         order = torch.argsort(self.users)
-        found = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
-        place = order[found]
+        result = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
+        place = order[result]
         if not torch.equal(self.users[place], wanted):
             raise ValueError("the message names users that this client does not host")
         return place

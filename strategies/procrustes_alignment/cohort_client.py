@@ -15,13 +15,13 @@ from flower_graph.client.state import Tensors
 from flower_graph.messages.resume import Resume
 from flower_graph.storage.files import atomic
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    EmbeddingClient,
     EmbeddingModel,
     FloatArray,
     KeepsState,
-    Member,
 )
 from flower_graph.strategies.procrustes_alignment.messages import (
-    PublicHello,
+    EmbeddingEnrolment,
     PublicReply,
     PublicRequest,
 )
@@ -46,19 +46,19 @@ class ModelState(CohortState[Models]):
     """The state of models that hand out copies of what they keep, by PyTorch's ``state_dict``."""
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
-        found = _tensors(live)
-        _check_form(found, tensors)
-        for name, value in found.items():
+        result = _tensors(live)
+        _check_form(result, tensors)
+        for name, value in result.items():
             tensors[name].copy_(value)
 
 
-class PublicNodeHost:
+class EmbeddingCohortClient:
     """Keeps the models of one SuperNode's clients behind the ClientApp's context."""
 
     def __init__(
         self,
         context: Context,
-        members: Sequence[Member],
+        members: Sequence[EmbeddingClient],
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
@@ -79,10 +79,10 @@ class PublicNodeHost:
         """Ids of the public nodes of each client."""
         return {number: member.public for number, member in self.members.items()}
 
-    def hello(self) -> PublicHello:
+    def hello(self) -> EmbeddingEnrolment:
         """Say who is here, and how many messages they have behind them."""
         members = self.members.values()
-        return PublicHello(
+        return EmbeddingEnrolment(
             list(self.members),
             [member.public for member in members],
             [member.dimension for member in members],
@@ -124,7 +124,7 @@ class PublicNodeHost:
     def _answer(
         self,
         model: EmbeddingModel,
-        member: Member,
+        member: EmbeddingClient,
         targets: FloatArray | None,
         request: PublicRequest,
     ) -> _Answer:
@@ -170,7 +170,7 @@ def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
     return float(1.0 - cosine.mean())
 
 
-def save_embeddings(folder: Path, member: Member, embeddings: FloatArray) -> Path:
+def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArray) -> Path:
     """Write a client's embeddings with the ids of its nodes."""
     # embeddings [n, d]
     folder.mkdir(parents=True, exist_ok=True)
@@ -201,20 +201,20 @@ def _restore(models: Models, tensors: Tensors) -> None:
     for number, model in models.items():
         if isinstance(model, KeepsState):
             start = f"{number}."
-            own = {
+            local = {
                 name.removeprefix(start): value.clone()
                 for name, value in tensors.items()
                 if name.startswith(start)
             }
-            model.load_state_dict(own)
+            model.load_state_dict(local)
 
 
 def _check_form(tensors: Tensors, kept: Tensors) -> None:
     """Refuse a state that does not fit where the last one lies; names the tensor."""
     for name in {**tensors, **kept}:
         forms = [
-            None if name not in found else (tuple(found[name].shape), found[name].dtype)
-            for found in (kept, tensors)
+            None if name not in result else (tuple(result[name].shape), result[name].dtype)
+            for result in (kept, tensors)
         ]
         if forms[0] != forms[1]:
             raise ValueError(
