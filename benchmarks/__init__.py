@@ -1,1 +1,1 @@
-"""Speed and memory; ``make bench`` runs it all and writes ``docs/performance.md``."""
+"""Speed and memory; ``make bench`` runs it all and writes the pages on performance."""

@@ -1,8 +1,15 @@
-"""Writes ``docs/performance.md`` from the figures in ``results.json``; no figure is made here."""
+"""Writes the pages on performance from the figures in ``results.json``; no figure is made here.
+
+    python -m benchmarks.page
+
+``docs/performance.md`` is the short one, ``docs/results/performance/README.md`` has all tables.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
@@ -10,12 +17,17 @@ from benchmarks.page_deployment import deployment_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
 from benchmarks.page_ppfl import gpu_alignment, ppfl_section
+from benchmarks.page_short import short_page
 from benchmarks.page_soak import soak_section
 
-HEAD = """\
-# Performance
+RESULTS = Path(__file__).resolve().parent / "results.json"
+PAGE = RESULTS.parents[1] / "docs" / "performance.md"
 
-Written by `make bench` from `benchmarks/results.json`. Do not edit it.
+HEAD = """\
+# Performance, all tables
+
+Written by `make bench` from `benchmarks/results.json`. Do not edit it. The short page is
+[performance.md](../../performance.md).
 
 {machine}
 
@@ -26,8 +38,17 @@ system's load average when a part began: above 0, others used the cores too.
 """
 
 
+def write_pages(results: dict[str, Any], page: Path = PAGE) -> None:
+    """Write the short page, and the long one in ``results/performance`` beside it."""
+    full = render(results)
+    long = page.parent / "results" / "performance" / "README.md"
+    long.parent.mkdir(parents=True, exist_ok=True)
+    long.write_text(full, encoding="utf-8")
+    page.write_text(short_page(results, _machine(results["machine"]), full), encoding="utf-8")
+
+
 def render(results: dict[str, Any]) -> str:
-    """Write the page."""
+    """Give the long page."""
     sections: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
         "round": _round,
         "flwr": _flwr,
@@ -351,3 +372,7 @@ def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
     ]
     sides = ("CPU, a round", "GPU, a round", "times as fast")
     yield table(("clients", "nodes", *sides, "embeddings", "losses", "equal"), rows)
+
+
+if __name__ == "__main__":
+    write_pages(json.loads(RESULTS.read_text(encoding="utf-8")))

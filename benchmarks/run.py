@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes ``benchmarks/results.json`` and ``docs/performance.md``.
+"""Runs the benchmarks; writes ``benchmarks/results.json`` and the pages made of it.
 
 ``python benchmarks/run.py --only round,scale`` measures some parts anew and keeps the others.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import ROOT, machine, run_part, say
-from benchmarks.page import render
+from benchmarks.measure import machine, run_part, say
+from benchmarks.page import PAGE, RESULTS, write_pages
 
 FORMAT = 1  # of results.json; figures of another format are measured anew
 # Name of each part and the module that measures it
@@ -57,8 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
             "quick": given.quick,
             **found,
         }
-        _write(given.results, json.dumps(results, indent=2) + "\n")
-        _write(given.page, render(results))
+        given.results.parent.mkdir(parents=True, exist_ok=True)
+        given.results.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        write_pages(results, given.page)
     say(f"failed: {', '.join(failed)}" if failed else f"done: {', '.join(given.only)}")
     return int(bool(failed))
 
@@ -67,8 +68,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", type=_names, default=list(PARTS), metavar=",".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="tiny sizes: tries the scripts out")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
     return parser.parse_args(arguments)
 
 
@@ -84,11 +85,6 @@ def _kept(path: Path, here: dict[str, Any]) -> dict[str, Any]:
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     same = found.get("machine") == here and found.get("format") == FORMAT
     return {"format": FORMAT, "machine": here, "parts": found["parts"] if same else {}}
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

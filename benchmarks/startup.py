@@ -3,8 +3,8 @@
     python benchmarks/startup.py [--against CHECKOUT] [--times 5]
 
 Measures the median of CPU seconds (user and system, so that a busy machine tells little else) and
-their ratio to the import's, and writes them into ``benchmarks/results.json`` and
-``docs/performance.md``. Each round runs every command once, with the other checkout's between.
+their ratio to the import's, and writes them into ``benchmarks/results.json`` and the pages
+made of it. Each round runs every command once, with the other checkout's between.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.page import render
+from benchmarks.page import RESULTS, write_pages
 
 TREE = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = TREE / "benchmarks" / "results.json", TREE / "docs" / "performance.md"
 TARGETS = {"torch, flwr": 1.7, "numpy": 3.0}
 # What each is compared with, and what is run
 BASES = {"torch, flwr": ("-c", "import torch, flwr"), "numpy": ("-c", "import numpy")}
@@ -67,7 +66,7 @@ def main() -> None:
         "entries": entries,
     }
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    PAGE.write_text(render(results), encoding="utf-8")
+    write_pages(results)
 
 
 def measure(trees: list[Path], times: int) -> dict[tuple[Path, str], float]:

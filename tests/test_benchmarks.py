@@ -15,6 +15,7 @@ import torch
 from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run, secure
 
 ROOT = Path(__file__).resolve().parents[1]
+ALL_TABLES = Path("results") / "performance" / "README.md"  # beside the short page
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +43,10 @@ def test_quick_run_writes_json_and_page(tmp_path: Path):
     assert egos["clients"] == 100 and 0 < egos["shared"] <= egos["nodes"]
     for turn in egos["runs"]:
         assert turn["ratio"] == turn["engine"]["median"] / turn["plain"]["median"]
-    text = document.read_text(encoding="utf-8")
+    text = (document.parent / ALL_TABLES).read_text(encoding="utf-8")
     assert text == page.render(found)
+    short = document.read_text(encoding="utf-8")
+    assert "| nFedGNN | Cora | 2,708 | 1 |" in short and "nan" not in short
     for words in (
         "2,708",
         "## Ego-networks",
@@ -82,8 +85,8 @@ def test_a_part_that_is_not_asked_for_keeps_its_figures(tmp_path: Path):
     found = json.loads(results.read_text(encoding="utf-8"))
     assert found["parts"]["gpu"] == old["parts"]["gpu"]
     assert found["parts"]["state"]["context-bytes"] < 10_000, "the state itself does not travel"
-    text = document.read_text(encoding="utf-8")
-    assert "two processes in turns" in text
+    assert "two processes in turns" in document.read_text(encoding="utf-8")
+    text = (tmp_path / ALL_TABLES).read_text(encoding="utf-8")
     assert "Measured then" in text
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from doc_helpers import DOCS
 
+from benchmarks import page as performance
 from flower_graph.config.registry import known_apps, schema_of
 from flower_graph.config.schema import known_keys, settings_of
 
@@ -40,3 +43,12 @@ def test_the_configuration_page_has_every_key_of_every_method() -> None:
 def test_every_setting_says_what_it_means() -> None:
     for app in known_apps():
         assert [setting.key for setting in settings_of(schema_of(app)) if not setting.help] == []
+
+
+def test_the_pages_on_performance_are_made_of_the_results(tmp_path: Path) -> None:
+    results = json.loads(performance.RESULTS.read_text(encoding="utf-8"))
+    performance.write_pages(results, tmp_path / "performance.md")
+    for name in ("performance.md", "results/performance/README.md"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), (
+            "python -m benchmarks.page"
+        )
