@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.strategies.procrustes_alignment.rotated_sum import (
+    ABSENT,
     common_nodes,
     fewest_holders,
     find_slots,
@@ -13,7 +14,6 @@ from flower_graph.strategies.procrustes_alignment.rotated_sum import (
     rotation,
     sum_vector,
 )
-from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import ABSENT
 
 
 def test_rows_go_to_their_slots() -> None:

@@ -7,18 +7,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_graph.ops import orthogonal_procrustes
+from flower_graph.messages.codec import Message
+from flower_graph.messages.fields import Flag, Whole
+from flower_graph.messages.keys import IS_TARGET, ROTATIONS_ONLY, SEED, SLOTS
+from flower_graph.messages.packed import Ragged
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
-from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import ABSENT
+from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
+from flower_graph.strategies.procrustes_alignment.server_state import NEAREST
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+ABSENT = -1  # slot of a node that is not in the sum
+
+
+@dataclass
+class SumOrder(Message, down="train"):
+    """Server to client, beside a ``PublicRequest`` whose targets are rows of the common mean."""
+
+    # Of each client that is asked, int64 [p]
+    slots: Annotated[
+        list[NDArray[np.int64]],
+        Ragged(SLOTS, "place of each public node in the sum; −1: it is not in it", shape="rows"),
+    ]
+    seed: Annotated[int, Whole(SEED, "of the points that all turn to first")]
+    is_target: Annotated[
+        bool, Flag(IS_TARGET, "whether the common mean may be learnt from; else only turned to")
+    ]
+    rotations_only: Annotated[bool, Flag(ROTATIONS_ONLY, "leave reflections out")]
 
 
 def first_points(seed: int, nodes: int, dimension: int) -> Floats:
@@ -34,6 +57,33 @@ def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats
     if not len(embeddings):
         return np.eye(points.shape[1])
     return orthogonal_procrustes(embeddings, points, rotations_only=rotations_only)
+
+
+class Rotated(NamedTuple):
+    """A client's embeddings beside those of the others."""
+
+    rotation: Floats  # ``W_i``
+    vector: Floats  # its part of the sum
+    precision: Mapping[int, float]  # how near they came to the common mean; empty without one
+
+
+def rotate(
+    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
+) -> dict[int, Rotated]:
+    """Bring each client's rows nearest to the common mean, or to the first points without one."""
+    start = first_points(order.seed, length // request.dimension, request.dimension)
+    result = {}
+    for index, client in enumerate(request.clients):
+        x, mean, slots = reply.embeddings[index], request.targets[index], order.slots[index]
+        if x is None:
+            continue
+        here, local = slots != ABSENT, x.astype(np.float64)
+        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+        turn, near = rotation(local[here], points, order.rotations_only), dict[int, float]()
+        if mean is not None and here.any():
+            near = alignment_precision(local[here], points, turn, NEAREST)
+        result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
+    return result
 
 
 def sum_vector(turned: Floats, slots: Integers, length: int) -> Floats:

@@ -27,7 +27,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +38,14 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import says_lost
 from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.keys import (
-    CHECKPOINT,
-    MASK_LENGTH,
-    NOT_SAVED,
-    RING_WORD,
-    RUN_TOKEN,
-    SERVER_ROUND,
-)
+from flower_graph.messages.keys import MASK_LENGTH, RING_WORD
 from flower_graph.messages.resume import Resume
-from flower_graph.ops import alignment_precision
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import MaskingClient, SecureSum
 from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.strategies.procrustes_alignment.alignment_measure import NEAREST
-from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingCohortClient
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
     EmbeddingClient,
@@ -64,16 +54,18 @@ from flower_graph.strategies.procrustes_alignment.embedding_models import (
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.rotated_sum import (
     CommonMean,
-    first_points,
-    rotation,
-    sum_vector,
-)
-from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import (
-    ABSENT,
     SumOrder,
+    rotate,
 )
-from flower_graph.strategies.procrustes_alignment.server_state import mean_of, public_bytes
-from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.strategies.procrustes_alignment.server_state import (
+    NEAREST,
+    mean_of,
+    public_bytes,
+)
+from flower_graph.strategies.procrustes_alignment.strategy import (
+    ProcrustesAlignment,
+    PublicNodeClient,
+)
 
 ACTIONS = ("sum_enroll", "sum_unmask")  # named actions, for make_client_app
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
@@ -82,7 +74,7 @@ LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
 # Client ------------------------------------------------------------------------------------------
 
 
-class SecureConsensusClient(MaskingClient):
+class SecureConsensusClient(PublicNodeClient, MaskingClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
     Parameters
@@ -105,18 +97,19 @@ class SecureConsensusClient(MaskingClient):
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
-        super().__init__(context, [member.number for member in members])
-        self.host = EmbeddingCohortClient(context, members, save_to, checkpoint_dir)
+        super().__init__(context, members, save_to=save_to, checkpoint_dir=checkpoint_dir)
+        MaskingClient.__init__(self, context, list(self.host.members))
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
-        if config.get(CHECKPOINT, False):
-            why = self._save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
-            return {NOT_SAVED: why} if why else {}
-        turns = self.host.restore(Resume.from_config(config))
+    def save(self, server_round: int, run: str) -> str:
+        """Write models and rotations; return why it cannot be done, or nothing."""
+        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return self.host.save(server_round, run, turns)
+
+    def resume(self, resume: Resume) -> None:
+        """Go on from models and rotations."""
+        turns = self.host.restore(resume)
         if turns is not None:
             self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
-        return self.host.hello().to_config()
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -131,11 +124,15 @@ class SecureConsensusClient(MaskingClient):
             for client, mean in zip(request.clients, request.targets, strict=True)
         ]
         reply = self.host.round(replace(request, targets=targets))
-        vectors = self._turn(request, order, reply, int(config[MASK_LENGTH]), kept)
-        masked, entries = self.masked(config, vectors)
-        self._keep_rotations(kept)
+        rotated = rotate(request, order, reply, int(config[MASK_LENGTH]))
+        masked, entries = self.masked(config, {c: one.vector for c, one in rotated.items()})
+        self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
+        near = {client: one.precision for client, one in rotated.items() if one.precision}
+        for k in NEAREST if near else ():
+            of_all = [near.get(client, {}).get(k, math.nan) for client in request.clients]
+            reply.judged[f"precision-{k}"] = of_all
         if request.save:
-            reply.not_saved = self._save(request.server_round, request.save)
+            reply.not_saved = self.save(request.server_round, request.save)
         _, weight, metrics = reply.to_fit(replace(request, wants_embeddings=False))
         return [masked.total], weight, metrics | entries
 
@@ -151,38 +148,6 @@ class SecureConsensusClient(MaskingClient):
                 local = models[client].embed()[self.host.members[client].rows]
             target[missing] = local[missing]
         return target
-
-    def _turn(
-        self,
-        request: PublicRequest,
-        order: SumOrder,
-        reply: PublicReply,
-        length: int,
-        kept: dict[int, NDArray[Any]],
-    ) -> dict[int, NDArray[np.float64]]:
-        """Turn each client to the common mean; notes the rotations, and how near it came."""
-        start = first_points(order.seed, length // request.dimension, request.dimension)
-        vectors, near = {}, list[dict[int, float]]()
-        for place, client in enumerate(request.clients):
-            near.append({})
-            x, mean, slots = reply.embeddings[place], request.targets[place], order.slots[place]
-            if x is None:
-                continue
-            here = slots != ABSENT
-            local = x.astype(np.float64)
-            points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
-            turn = kept[client] = rotation(local[here], points, order.rotations_only)
-            vectors[client] = sum_vector(local @ turn, slots, length)
-            if mean is not None and here.any():
-                near[-1] = alignment_precision(local[here], points, turn, NEAREST)
-        if any(near):
-            for k in NEAREST:
-                reply.judged[f"precision-{k}"] = [one.get(k, math.nan) for one in near]
-        return vectors
-
-    def _save(self, server_round: int, run: str) -> str:
-        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
-        return self.host.save(server_round, run, turns)
 
     def _keep_rotations(self, kept: Mapping[int, NDArray[Any]]) -> None:
         arrays = {str(client): Array(w) for client, w in kept.items()}
@@ -242,44 +207,39 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        self._new_sums = partial(
-            SecureSum, limit=limit, resolution=resolution, dropout=dropout, min_nodes=min_nodes
-        )
-        self._sums: SecureSum | None = None
+        self._ring = {"limit": limit, "resolution": resolution}
         self.mean = CommonMean(dropout)
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
 
-    @property
+    @cached_property
     def sums(self) -> SecureSum:
         """The secure sums, over the session's exchange."""
-        if self._sums is None:
-            self._sums = self._new_sums(self.session.exchange, timeout=self.session.timeout)
-        return self._sums
+        return SecureSum(
+            self.session.exchange,
+            **self._ring,
+            dropout=self.mean.dropout,
+            timeout=self.session.timeout,
+            min_nodes=self.session.min_nodes,
+        )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: write the round's requests, with the common mean and what masks need."""
         there = self.session.gather(server_round, "a client with public nodes")
         # In the order of their clients: ids of SuperNodes differ from run to run.
         there = dict(sorted(there.items(), key=lambda item: min(item[1])))
-        ids, mean = self.clients.ids, self.mean
-        mean.choose(ids, there, self.sums.prepare(server_round, there), self.clients.dimension)
+        mean = self.mean
+        mean.choose(
+            self.clients.ids, there, self.sums.prepare(server_round, there), self.clients.dimension
+        )
         entries = self.sums.requests(mean.rows.size)
         requests, self.entries = dict[int, PublicRequest](), {}
         for node in (node for node in there if node in entries):
-            here = there[node]
-            slots = [mean.slots[client] for client in here]
+            slots = [mean.slots[client] for client in there[node]]
             is_target = mean.made >= LEARNT_FROM
             order = SumOrder(slots, self.session.seed, is_target, self.rotations_only)
             self.entries[node] = entries[node] | order.to_config()
-            requests[node] = PublicRequest(
-                server_round,
-                here,
-                [ids[client] for client in here],
-                [mean.of(client) for client in here],
-                self.clients.dimension,
-                **self.of_run(server_round, here),
-            )
+            requests[node] = self.request(server_round, there[node], mean.of)
         return requests
 
     def read(self, node: int, content: RecordDict) -> PublicReply:

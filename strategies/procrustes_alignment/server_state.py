@@ -1,11 +1,13 @@
-"""What PPFL-GNN's server keeps: each client's public nodes, last embeddings, and waiting means."""
+"""What PPFL-GNN's server keeps of its clients, and how near their aligned embeddings are."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,32 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from flower_graph.messages.keys import CONFIG
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.server.exchange import Rejected
 from flower_graph.server.membership import Membership
 from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.strategies.procrustes_alignment.embedding_models import FloatArray, IntArray
-from flower_graph.strategies.procrustes_alignment.messages import EmbeddingEnrolment, PublicRequest
+from flower_graph.strategies.procrustes_alignment.messages import (
+    EmbeddingEnrolment,
+    PublicReply,
+    PublicRequest,
+)
 
 LOG = logging.getLogger(__name__)
+MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
+TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
+NEAREST = (1, 5, 10)
+
+
+@dataclass
+class Answers:
+    """What a round's replies say besides embeddings."""
+
+    losses: dict[int, float] = field(default_factory=dict)  # of the clients whose answer counts
+    disagreements: list[float] = field(default_factory=list)  # of the same
+    measured: dict[str, dict[int, float]] = field(default_factory=dict)  # by name and client
+    failed: dict[int, str] = field(default_factory=dict)  # clients left out, and why
+    left_out: list[Rejected] = field(default_factory=list)  # the same, as SuperNodes said it
 
 
 class PublicServerState:
@@ -41,6 +63,32 @@ class PublicServerState:
             self.embeddings.pop(client, None)
             self.targets.pop(client, None)
         return lost
+
+    def take(
+        self,
+        requests: Mapping[int, PublicRequest],
+        replies: Mapping[int, PublicReply],
+        wants_embeddings: bool,
+    ) -> Answers:
+        """Note what a round's replies bring, and give the rest."""
+        came = Answers()
+        for node, reply in replies.items():
+            clients = requests[node].clients
+            came.left_out += [Rejected(node, why) for why in reply.left_out]
+            came.failed |= reply.reasons(clients)
+            for index, client in enumerate(clients):
+                x = reply.embeddings[index]
+                if client in came.failed or (x is None and wants_embeddings):
+                    continue
+                came.losses[client] = reply.loss[index]
+                came.disagreements.append(reply.disagreement[index])
+                for name, values in reply.judged.items():
+                    came.measured.setdefault(name, {})[client] = values[index]
+                if x is not None:
+                    self.embeddings[client] = x
+        self.begun |= came.losses.keys()
+        self.measured = came.measured or self.measured
+        return came
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that lasts between rounds."""
@@ -140,3 +188,29 @@ def mean_of(values: Iterable[float]) -> float:
     """Return the mean of what is a number; NaN where nothing is."""
     known = [value for value in values if math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan
+
+
+def measure_alignment(
+    x: Tensor, held: Tensor, rotations_only: bool, rng: torch.Generator
+) -> dict[str, float]:
+    """Say how often a node's aligned embedding is near that of the same node (Figures 3 to 6)."""
+    # x, held [m, u, d]
+    result: list[Mapping[int, float]] = []
+    for source, target in islice(draw_pairs(x.shape[0], rng), TRIED_PAIRS):
+        common = held[source] & held[target]
+        if not common.any():
+            continue
+        a, b = x[source, common], x[target, common]
+        turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
+        result.append(alignment_precision(a, b, turn, NEAREST))
+        if len(result) == MEASURED_PAIRS:
+            break
+    return {f"precision-{k}": mean_of([one[k] for one in result]) for k in NEAREST if result}
+
+
+def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
+    """Draw the ordered pairs of different numbers below ``count``, each once, one at a time."""
+    # Thousands of clients have more pairs than fit into memory.
+    for distance in (1 + torch.randperm(max(count - 1, 0), generator=rng)).tolist():
+        for source in torch.randperm(count, generator=rng).tolist():
+            yield source, (source + distance) % count

@@ -25,7 +25,8 @@ The client's model is any ``EmbeddingModel``: something that embeds nodes and ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,10 @@ from flower_graph.messages.resume import Resume
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator
-from flower_graph.server.exchange import Rejected, Replies
+from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_DRAWN, Participation
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.procrustes_alignment.alignment_measure import measure_alignment
 from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingCohortClient
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
 from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
@@ -53,6 +53,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     PublicMembership,
     PublicServerState,
     mean_of,
+    measure_alignment,
     public_bytes,
 )
 
@@ -89,10 +90,18 @@ class PublicNodeClient(NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
         if config.get(CHECKPOINT, False):
-            why = self.host.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
             return {NOT_SAVED: why} if why else {}
-        self.host.restore(Resume.from_config(config))
+        self.resume(Resume.from_config(config))
         return self.host.hello().to_config()
+
+    def save(self, server_round: int, run: str) -> str:
+        """Write a round's checkpoint; return why it cannot be done, or nothing."""
+        return self.host.save(server_round, run)
+
+    def resume(self, resume: Resume) -> None:
+        """Go on from the checkpoint that the server names, if it names one."""
+        self.host.restore(resume)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -101,7 +110,7 @@ class PublicNodeClient(NumPyClient):
         request = PublicRequest.from_fit(parameters, config, self.host.public)
         reply = self.host.round(request)
         if request.save:
-            reply.not_saved = self.host.save(request.server_round, request.save)
+            reply.not_saved = self.save(request.server_round, request.save)
         return reply.to_fit(request)
 
 
@@ -174,26 +183,31 @@ class ProcrustesAlignment(RoundStrategy):
         nodes = sorted(there, key=lambda node: min(there[node]))
         asked = [nodes[index] for index in session.draw(len(nodes), server_round)]
         return {
-            node: PublicRequest(
-                server_round,
-                there[node],
-                [known.ids[client] for client in there[node]],
-                [known.targets.get(client) for client in there[node]],
-                known.dimension,
+            node: replace(
+                self.request(server_round, there[node], known.targets.get),
                 wants_embeddings=self.wants_embeddings,
-                **self.of_run(server_round, there[node]),
             )
             for node in asked
         }
 
-    def of_run(self, server_round: int, clients: Sequence[int]) -> dict[str, Any]:
-        """Say what a request tells clients of the run."""
-        session = self.session
-        return {
-            "is_last": server_round == session.rounds,
-            "follows": bool(self.clients.begun & set(clients)),
-            "save": session.checkpoints.run if session.is_due(server_round) else "",
-        }
+    def request(
+        self,
+        server_round: int,
+        clients: Sequence[int],
+        target: Callable[[int], NDArray[np.float32] | None],
+    ) -> PublicRequest:
+        """Write the request to the clients of a SuperNode, each with its target."""
+        session, known = self.session, self.clients
+        return PublicRequest(
+            server_round,
+            list(clients),
+            [known.ids[client] for client in clients],
+            [target(client) for client in clients],
+            known.dimension,
+            is_last=server_round == session.rounds,
+            follows=bool(known.begun & set(clients)),
+            save=session.checkpoints.run if session.is_due(server_round) else "",
+        )
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         """Read what step 3 brings."""
@@ -205,35 +219,19 @@ class ProcrustesAlignment(RoundStrategy):
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with what came, and say what the round gave."""
-        answered: dict[int, tuple[float, float]] = {}  # loss and disagreement of each client
-        measured: dict[str, dict[int, float]] = {}
-        left_out, failed = list[Rejected](), dict[int, str]()
-        for node, reply in replies.values.items():
-            clients = self.requests[node].clients
-            left_out += [Rejected(node, why) for why in reply.left_out]
-            failed |= reply.reasons(clients)
-            for index, client in enumerate(clients):
-                x = reply.embeddings[index]
-                if client in failed or (x is None and self.wants_embeddings):
-                    continue
-                answered[client] = reply.loss[index], reply.disagreement[index]
-                for name, values in reply.judged.items():
-                    measured.setdefault(name, {})[client] = values[index]
-                if x is not None:
-                    self.clients.embeddings[client] = x
-        self.clients.begun |= answered.keys()
-        self.clients.measured = measured or self.clients.measured
-        precision = self.align(server_round, sorted(answered))
-        who = self.participation(answered, failed)
-        self.session.rejected += left_out
-        loss = mean_of(answered[client][0] for client in sorted(answered))
+        came = self.clients.take(self.requests, replies.values, self.wants_embeddings)
+        answered, measured = sorted(came.losses), came.measured
+        precision = self.align(server_round, answered)
+        who = self.participation(answered, came.failed)
+        self.session.rejected += came.left_out
+        loss = mean_of(came.losses[client] for client in answered)
         return self.report(
             server_round,
             who,
             {role: mean_of(measured.get(role, {}).values()) for role in ("train", "val", "test")},
             loss=loss,
             cross_entropy=loss,
-            regulariser=mean_of(pull for _, pull in answered.values()),
+            regulariser=mean_of(came.disagreements),
             bytes=self.count(replies.values),
             skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
             alignment=precision,
@@ -257,26 +255,11 @@ class ProcrustesAlignment(RoundStrategy):
         return measure_alignment(x[rows], held[rows], self.rotations_only, rng)
 
     def means(self, x: Tensor, held: Tensor) -> Tensor:
-        """Return every client's means, in its own space, where it holds the node.
-
-        Parameters
-        ----------
-        x : Tensor
-            Embeddings ``[m, u, d]``.
-        held : Tensor
-            Which client has which node, bool ``[m, u]``.
-
-        Returns
-        -------
-        Tensor
-            ``[m, u, d]``.
-        """
-        turns = {"rotations_only": self.rotations_only}
+        """Return every client's means ``[m, u, d]``, in its own space, where it holds the node."""
+        # x [m, u, d], held [m, u]: which client has which node
         if self.alignment == PAIRS:
-            result: Tensor = align_pairs(x, held, **turns)
-        else:
-            result = consensus(x, held, **turns).aligned
-        return result
+            return align_pairs(x, held, rotations_only=self.rotations_only)
+        return consensus(x, held, rotations_only=self.rotations_only).aligned
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
         """Count the payload: means down, embeddings up."""

@@ -21,7 +21,7 @@ from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.masked_embedding_averaging import messages as ego
 from flower_graph.strategies.procrustes_alignment import messages as public
-from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import SumOrder
+from flower_graph.strategies.procrustes_alignment.rotated_sum import SumOrder
 from flower_graph.strategies.split_gradient_relay import messages as relay
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}

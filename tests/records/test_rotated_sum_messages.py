@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.strategies.procrustes_alignment.rotated_sum_messages import ABSENT, SumOrder
+from flower_graph.strategies.procrustes_alignment.rotated_sum import ABSENT, SumOrder
 
 
 def test_there_and_back() -> None:
