@@ -27,14 +27,19 @@ from flower_graph.messages.fields import Field, Word
 DOCS = Path(__file__).resolve().parent
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+SECTIONS = ("partition", "model", "strategy")  # the order of keys that several methods have
+
 
 def configuration(name: str) -> str:
-    """Make one table of keys: of ``all`` methods, or those of one that are its own."""
-    shared = {setting.key: setting for setting in _shared()}
+    """Make one table of keys: of ``all`` methods, of ``several``, or those that only one has."""
     schemas = {app: settings_of(schema_of(app)) for app in known_apps()}
     if name == "all":
-        return _table((setting, _defaults(setting, schemas)) for setting in shared.values())
-    own = [setting for setting in schemas[name] if not _same(setting, shared.get(setting.key))]
+        return _table((setting, _defaults(setting, schemas)) for setting in _shared())
+    groups = _groups(schemas)
+    if name == "several":
+        rows = [(setting, _by_app(found)) for setting, found in groups if len(found) > 1]
+        return _table(sorted(rows, key=lambda row: SECTIONS.index(row[0].key.partition(".")[0])))
+    own = [found[name] for _, found in groups if list(found) == [name]]
     return _table((setting, _value(setting.default)) for setting in own)
 
 
@@ -42,21 +47,45 @@ def _shared() -> list[Setting]:
     return [setting for setting in settings_of(RunConfig) if setting.key != "strategy.name"]
 
 
-def _same(setting: Setting, shared: Setting | None) -> bool:
-    return shared is not None and (setting.rules, setting.help) == (shared.rules, shared.help)
+def _groups(schemas: dict[str, list[Setting]]) -> list[tuple[Setting, dict[str, Setting]]]:
+    """Give settings that are not all methods', each with the methods that have just that one."""
+    shared = {setting.key: setting for setting in _shared()}
+    groups: list[tuple[Setting, dict[str, Setting]]] = []
+    for app, settings in schemas.items():
+        for setting in settings:
+            if setting.key in shared and _same(setting, shared[setting.key]):
+                continue
+            like = [found for first, found in groups if _same(setting, first)]
+            if like:
+                like[0][app] = setting
+            else:
+                groups.append((setting, {app: setting}))
+    return groups
+
+
+def _same(setting: Setting, other: Setting) -> bool:
+    parts = (setting.key, setting.rules, setting.help)
+    return parts == (other.key, other.rules, other.help)
+
+
+def _by_app(found: dict[str, Setting]) -> str:
+    """Write the methods that have a setting, each with its default."""
+    defaults: dict[str, list[str]] = {}
+    for app, setting in found.items():
+        defaults.setdefault(_value(setting.default), []).append(f"`{app}`")
+    return "; ".join(f"{', '.join(apps)}: {default}" for default, apps in defaults.items())
 
 
 def _defaults(setting: Setting, schemas: dict[str, list[Setting]]) -> str:
     """Write the default, and behind it those of methods that have another."""
-    others: dict[str, list[str]] = {}
     if setting.key == "app":
         return _value(DEFAULT)
+    other = {}
     for app, settings in schemas.items():
-        default = next(other.default for other in settings if other.key == setting.key)
-        if default != setting.default:
-            others.setdefault(_value(default), []).append(f"`{app}`")
-    parts = [f"{', '.join(apps)}: {default}" for default, apps in others.items()]
-    return "; ".join([_value(setting.default), *parts])
+        own = next(one for one in settings if one.key == setting.key)
+        if own.default != setting.default:
+            other[app] = own
+    return "; ".join(filter(None, [_value(setting.default), _by_app(other)]))
 
 
 def _table(rows: Iterable[tuple[Setting, str]]) -> str:
