@@ -39,6 +39,7 @@ from flower_graph.strategies.structure_fedavg.strategy import (
 )
 
 FEATURES, CLASSES = 8, 4
+MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
 SETTINGS = StructureSettings(
     FEATURES,
     CLASSES,

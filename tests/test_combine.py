@@ -14,6 +14,7 @@ from flwr.client import NumPyClient
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.robust import Robust
 from flower_graph.errors import NoClientsError
+from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.resume import Resume
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
@@ -21,7 +22,6 @@ from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.server.client_reply import ClientReply
 from flower_graph.server.combined_arrays import Combined
-from flower_graph.server.membership import Enrolment
 from flower_graph.server.robust import make_robust
 from flower_graph.simulation import InProcessGrid
 
@@ -34,7 +34,7 @@ class Client(NumPyClient):
 
     def get_properties(self, config):
         restore_if_asked(lambda resume: self.seen.append(resume), config)
-        return Enrolment(self.clients).to_properties()
+        return Enrolment(self.clients).to_config()
 
     def fit(self, parameters, config):
         self.seen.append(("train", config["server-round"], self.clients[0], parameters[0][0]))

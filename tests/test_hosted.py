@@ -15,10 +15,11 @@ from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
+from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.keys import CLIENTS, CONFIG, NUM_EXAMPLES, pack_integers
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.membership import Enrolment, Membership
+from flower_graph.server.membership import Membership
 from flower_graph.server.participation import Participation
 from flower_graph.simulation import InProcessGrid
 
@@ -33,7 +34,7 @@ class Client(NumPyClient):
 
     def get_properties(self, config: Any) -> Any:
         self.bad("query", int(config.get("resume-round", 0)))
-        return Enrolment(self.clients).to_properties() if self.clients else {}
+        return Enrolment(self.clients).to_config() if self.clients else {}
 
     def fit(self, parameters: Any, config: Any) -> Any:
         more = self.bad("train", config["server-round"]) or {}
@@ -282,30 +283,30 @@ def test_all_are_gone_when_they_should_measure() -> None:
 @pytest.mark.parametrize(
     ("clients", "said"),
     [
-        (pack_integers(np.array([], np.int64)), "clients: 0 numbers, expected 1 or more"),
-        (pack_integers(np.array([1, 1])), "clients: expected different numbers"),
-        (pack_integers(np.array([-1])), "clients: expected different numbers"),
+        (pack_integers(np.array([], np.int64)), "clients: there is no client"),
+        (pack_integers(np.array([1, 1])), "clients: client 1 is there twice"),
+        (pack_integers(np.array([-1])), "clients: -1 is below 0"),
         (b"123", "clients: expected 64-bit integers as bytes"),
         ("0,1", "clients: expected 64-bit integers as bytes"),
     ],
 )
 def test_answers_that_are_refused(clients: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Enrolment.from_record(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
+        Enrolment.read(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
 
 
 def test_answers_that_are_read() -> None:
-    properties = Enrolment([3, 1], handled=4, examples=70).to_properties()
+    properties = Enrolment([3, 1], handled=4, most_examples=70).to_config()
     record = RecordDict({CONFIG: ConfigRecord(properties)})
-    assert Enrolment.from_record(record) == ([1, 3], 4, 70)
-    assert Enrolment.from_record(RecordDict()) == ([], None, None)
+    assert Enrolment.read(record) == Enrolment([1, 3], 4, 70)
+    assert Enrolment.read(RecordDict()) == Enrolment()
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**53 + 1, 1.5, "many", True])
 def test_examples_that_nobody_has(value: Any) -> None:
-    said = Enrolment([1]).to_properties() | {NUM_EXAMPLES: value}
-    with pytest.raises(ValueError, match=f"num-examples is {value}, must be a positive number"):
-        Enrolment.from_record(RecordDict({CONFIG: ConfigRecord(said)}))
+    said = Enrolment([1]).to_config() | {NUM_EXAMPLES: value}
+    with pytest.raises(ValueError, match="num-examples: expected a positive number, got"):
+        Enrolment.read(RecordDict({CONFIG: ConfigRecord(said)}))
 
 
 class Weighing(Client):
@@ -316,7 +317,7 @@ class Weighing(Client):
         self.examples, self.heavy = examples, heavy
 
     def get_properties(self, config: Any) -> Any:
-        return Enrolment(self.clients, examples=self.examples).to_properties()
+        return Enrolment(self.clients, most_examples=self.examples).to_config()
 
     def fit(self, parameters: Any, config: Any) -> Any:
         arrays, weight, more = super().fit(parameters, config)

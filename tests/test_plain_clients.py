@@ -28,12 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import METRIC_N
 from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
-from flower_graph.strategies.structure_fedavg.messages import (
-    CONTRAST,
-    DISTILLATION,
-    LOSS,
-    STRUCTURE_NAMES,
-)
+from flower_graph.strategies.structure_fedavg.messages import STRUCTURE_NAMES
 from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
 
 
@@ -118,8 +113,8 @@ def _first(strategy: EgoFedAvg) -> dict[str, Any]:
 
 def test_fedgls_averages_what_plain_clients_send() -> None:
     settings = settings_of(FEDGLS)
-    names = [LOSS, "train", "val", "test", *STRUCTURE_NAMES]
-    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, [CONTRAST, DISTILLATION], names)
+    names = ["cross-entropy", "train", "val", "test", *STRUCTURE_NAMES]
+    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, ["contrast", "distillation"], names)
     strategy = StructureFedAvg(settings)
     (report,) = run(strategy, app, 3, 1)
     for name, array in initial_arrays(settings).items():
@@ -134,8 +129,8 @@ def test_fedgls_averages_what_plain_clients_send() -> None:
 def test_means_by_share_of_what_plain_clients_send(method: str, share: float) -> None:
     """All numbers get the client's own added, shares too; their means are one higher."""
     settings = settings_of(method)
-    names = [LOSS, "train", "val", "test", *STRUCTURE_NAMES]
-    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, [CONTRAST, DISTILLATION], names)
+    names = ["cross-entropy", "train", "val", "test", *STRUCTURE_NAMES]
+    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, ["contrast", "distillation"], names)
     strategy = HALVES[method][1](settings)
     before = {name: array.numpy() for name, array in strategy.first_arrays().items()}
     run(strategy, app, 3, 1)

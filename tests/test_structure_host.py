@@ -16,13 +16,11 @@ from structure_helpers import run, settings_of, toy_clients
 
 from flower_graph.client import state
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.cohort_client import (
     StructureCohortClient,
     check_graphs,
-    check_models,
 )
 
 SETTINGS = settings_of(FEDGLS)
@@ -54,15 +52,6 @@ def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: st
         StructureCohortClient(
             Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS, torch.device("cpu")
         )
-
-
-def test_models_that_do_not_fit_are_refused() -> None:
-    good = ModelWeights(torch.zeros(8, 5), torch.zeros(5 + 5 * 4 + 4))
-    check_models([good, good], SETTINGS)
-    with pytest.raises(ValueError, match=r"encoder-rest has shape \(1,\), expected \(29,\)"):
-        check_models([good, replace(good, rest=torch.zeros(1))], SETTINGS)
-    with pytest.raises(ValueError, match=r"gnn-first has shape \(8, 6\), expected \(8, 5\)"):
-        check_models([replace(good, first=torch.zeros(8, 6))], SETTINGS)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["in the context", "in a file"])

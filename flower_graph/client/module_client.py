@@ -20,17 +20,16 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.module_cohort import GraphOnDevice, Learner, build, start
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
-from flower_graph.messages.client_means import mean_of, sums
-from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, EXTRAS, LEFT_OUT, SERVER_ROUND
+from flower_graph.messages.averaging import Enrolment, Measured, RoundRequest, Trained
+from flower_graph.messages.keys import ARRAY_NAMES, EXTRAS
 from flower_graph.rng import seeded
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
-from flower_graph.server.membership import Enrolment
 
 __all__ = ["ModuleClient", "ModuleSettings"]
 
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 ROLES = ("train", "val", "test")
-LOSS, PROXIMAL = "cross-entropy", "proximal-mu"  # the second as Flower's FedProx says it
+PROXIMAL = "proximal-mu"  # as Flower's FedProx says it
 
 
 class ModuleSettings(NamedTuple):
@@ -145,14 +144,15 @@ class ModuleClient(NumPyClient):
         restore_if_asked(partial(self._state.restore, makers=self._makers), config)
         processed = self._state.processed(self._makers)
         weight = sum(map(self.examples, self.graphs))
-        return Enrolment([g.client for g in self.graphs], processed, weight).to_properties()
+        return Enrolment([g.client for g in self.graphs], processed, weight).to_config()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's arrays."""
+        server_round = RoundRequest.from_config(config).server_round
         with self._state.opened(self._makers) as learners:
             for learner in learners:
                 self._take_over(learner.module, parameters)
-                self._train(learner, int(config[SERVER_ROUND]), float(config.get(PROXIMAL, 0)))
+                self._train(learner, server_round, float(config.get(PROXIMAL, 0)))
         # Out here: if nobody is left to average, the clients still keep what they have.
         return self._answer(learners, parameters)
 
@@ -164,11 +164,10 @@ class ModuleClient(NumPyClient):
             for learner in learners:
                 self._take_over(learner.module, parameters)
             measured = torch.stack([self._measure(learner) for learner in learners])
-        metrics: dict[str, Any] = {}
-        for name, values in zip((LOSS, *ROLES), measured.T, strict=True):
-            metrics |= sums(name, values, len(learners))
+        loss, train, val, test = measured.T
+        said = Measured(weight=len(learners), cross_entropy=loss, train=train, val=val, test=test)
         save = partial(self._state.save, makers=self._makers)
-        return save_if_asked(save, config, (mean_of(metrics, LOSS), len(learners), metrics))
+        return save_if_asked(save, config, said.answer())
 
     def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[Any]]) -> None:
         local = self.arrays(module)
@@ -221,8 +220,8 @@ class ModuleClient(NumPyClient):
         means = [
             _typed(v / weight, dtype) for v, dtype in zip(arrays.values(), dtypes, strict=True)
         ]
-        metrics: dict[str, Any] = {ARRAY_NAMES: list(arrays), CLIENTS: len(learners)}
-        return means, weight, metrics | ({LEFT_OUT: left_out} if left_out else {})
+        said = Trained(clients=len(learners), left_out=left_out)
+        return means, weight, {ARRAY_NAMES: list(arrays)} | said.to_config()
 
     @torch.no_grad()
     def _sent(self, learner: Learner) -> dict[str, NDArray[Any]]:

@@ -7,70 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_graph.errors import MalformedReplyError, says_lost
-from flower_graph.messages.keys import (
-    CLIENTS,
-    CONFIG,
-    HANDLED,
-    MAX_WEIGHT,
-    NUM_EXAMPLES,
-    pack_integers,
-    unpack_integers,
-)
-from flower_graph.messages.resume import Resume, read_handled
+from flower_graph.errors import says_lost
+from flower_graph.messages.averaging import Enrolment
+from flower_graph.messages.keys import CONFIG
+from flower_graph.messages.resume import Resume
 from flower_graph.server.exchange import Exchange, Rejected
 from flower_graph.server.gathering import hosted_twice
 from flower_graph.server.reply_limits import setup_bytes
 
 LOG = logging.getLogger(__name__)
-MAX_CLIENTS = 10**7  # that one SuperNode may speak for
 MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
 # What Flower says of a ClientApp without a function for ``query``. Nothing else tells it from one
 # whose function failed.
 NO_QUERY = "No query function registered"
-
-
-class Enrolment(NamedTuple):
-    """What a SuperNode says of itself."""
-
-    clients: list[int]  # Numbers of its clients, ascending; none if it does not say
-    handled: int | None = None  # Messages of this run that they have behind them, if it says so
-    # What its train replies weigh at most, if it says so; then an evaluate reply weighs at most the
-    # number of its clients
-    examples: int | None = None
-
-    def to_properties(self) -> dict[str, Any]:
-        """Return what a client's ``get_properties`` says."""
-        result = {CLIENTS: pack_integers(np.array(sorted(self.clients), dtype=np.int64))}
-        more = {HANDLED: self.handled, NUM_EXAMPLES: self.examples}
-        return result | {key: value for key, value in more.items() if value is not None}
-
-    @classmethod
-    def from_record(cls, content: RecordDict) -> Enrolment:
-        """Read and check a reply; ``MalformedReplyError`` if it cannot be used."""
-        config = content.config_records.get(CONFIG)
-        if config is None or CLIENTS not in config:
-            return cls([])
-        result = unpack_integers(config[CLIENTS], CLIENTS)
-        if not 0 < result.size <= MAX_CLIENTS:
-            raise MalformedReplyError(f"{CLIENTS}: {result.size} numbers, expected 1 or more")
-        if result.min() < 0 or np.unique(result).size != result.size:
-            raise MalformedReplyError(f"{CLIENTS}: expected different numbers, got {result!s:.60}")
-        return cls(sorted(result.tolist()), read_handled(config), _read_examples(config))
-
-
-def _read_examples(config: Mapping[str, Any]) -> int | None:
-    value = config.get(NUM_EXAMPLES)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_WEIGHT:
-        raise MalformedReplyError(f"{NUM_EXAMPLES} is {value!s:.40}, must be a positive number")
-    return value
 
 
 class Membership:
@@ -98,11 +52,11 @@ class Membership:
 
     def read(self, node: int, content: RecordDict) -> Any:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
-        return Enrolment.from_record(content)
+        return Enrolment.read(content)
 
     def unasked(self) -> Any:
         """Say what a ClientApp without a function for ``query`` is; None if it takes no part."""
-        return Enrolment([])
+        return Enrolment()
 
     def in_order(self, answers: Mapping[int, Any]) -> list[tuple[int, Any]]:
         """Say who of several newcomers is enrolled first."""
@@ -121,8 +75,8 @@ class Membership:
             )
         elif answer.handled == 0 and self.absent & set(answer.clients):
             LOG.warning("node %d has no state of this run: its clients begin anew", node)
-        if answer.examples is not None:
-            self.examples[node] = answer.examples
+        if answer.most_examples is not None:
+            self.examples[node] = answer.most_examples
 
     # Enrolment
 

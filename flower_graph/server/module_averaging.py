@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import nn
 
-from flower_graph.client.module_client import LOSS, ModuleSettings
+from flower_graph.client.module_client import ModuleSettings
 from flower_graph.client.module_cohort import first_module
 from flower_graph.messages.arrays import encode_array
-from flower_graph.messages.client_means import mean_of
+from flower_graph.messages.averaging import Measured
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 
@@ -67,6 +67,4 @@ class ModuleFedAvg(ReportedFedAvg):
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
         """Turn Flower's means of what clients measured into the fields of a report."""
-        loss = mean_of(evaluated, LOSS)
-        roles = {f"{role}_accuracy": mean_of(evaluated, role) for role in ("train", "val", "test")}
-        return {"loss": loss, "cross_entropy": loss, "regulariser": math.nan, **roles}
+        return Measured.from_config(evaluated).to_report() | {"regulariser": math.nan}

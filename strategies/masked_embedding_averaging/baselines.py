@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, ROUND
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
-from flower_graph.server.membership import Enrolment
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (
@@ -113,11 +113,11 @@ class EgoModelClient(NumPyClient):
         """Say which clients are here; go on from a checkpoint if the server does."""
         clients = [ego.client for ego in self.host.egos]
         if NUM_FEATURES not in config:  # somebody else's server
-            return Enrolment(clients, examples=len(clients)).to_properties()
+            return Enrolment(clients, most_examples=len(clients)).to_config()
         settings = read_settings(config)
         restore_if_asked(lambda resume: self.host.restore(settings, resume), config)
         handled = self.host.handled(settings)
-        return Enrolment(clients, handled, len(clients)).to_properties()
+        return Enrolment(clients, handled, len(clients)).to_config()
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

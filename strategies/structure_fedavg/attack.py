@@ -15,7 +15,6 @@ from flower_graph.audit.words import Floats
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
 from flower_graph.strategies.structure_fedavg.config import AVERAGING, FedGLSConfig
-from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
 
 
 class Truth(NamedTuple):
@@ -41,7 +40,7 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
             continue
         first, rest = (
             (array_of(one.request, keys.ARRAYS, key), array_of(one.reply, keys.ARRAYS, key))
-            for key in MODEL_KEYS[0]
+            for key in ("gnn-first", "gnn-rest")
         )
         result[one.node].append(Sent(first, rest))
     if silent := [place for place, node in enumerate(nodes) if not result[node]]:

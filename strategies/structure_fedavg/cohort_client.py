@@ -13,12 +13,10 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import check_sizes
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.resume import Resume
-from flower_graph.server.membership import Enrolment
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
-from flower_graph.strategies.structure_fedavg.networks import StructureSettings, rest_shapes
+from flower_graph.strategies.structure_fedavg.networks import StructureSettings
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -53,7 +51,7 @@ class StructureCohortClient:
         """Work with the cohort; what changed counts when the block ends well."""
         return self._state.opened(self._makers)
 
-    def presence(self) -> Enrolment:
+    def enrolment(self) -> Enrolment:
         """Say who is here."""
         nodes = sum(graph.x.shape[0] for graph in self.graphs)
         return Enrolment(self.clients, self._state.processed(self._makers), nodes)
@@ -76,19 +74,6 @@ class StructureCohortClient:
             for key, value in tensors.items()
         }
         return StructureCohort(self.graphs, self.settings, placed, self._device), placed
-
-
-def check_models(models: Sequence[ModelWeights], settings: StructureSettings) -> None:
-    """Refuse models that other settings made; names the array."""
-    rest = sum(torch.Size(shape).numel() for shape in rest_shapes(settings).values())
-    wanted = ((settings.num_features, settings.hidden), (rest,))
-    for names, model in zip(MODEL_KEYS, models, strict=False):
-        for name, part, shape in zip(names, (model.first, model.rest), wanted, strict=True):
-            if part.shape != shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(part.shape)}, expected {shape}: server and clients "
-                    "must have the same settings"
-                )
 
 
 def check_graphs(graphs: Sequence[ClientGraph], settings: StructureSettings) -> None:

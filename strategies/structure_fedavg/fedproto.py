@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from flower_graph.messages.keys import SERVER_ROUND
+from flower_graph.messages.averaging import RoundRequest
+from flower_graph.messages.keys import ARRAYS
 from flower_graph.strategies.structure_fedavg.messages import SharedPrototypes
 from flower_graph.strategies.structure_fedavg.strategy import (
     Answer,
@@ -38,14 +40,19 @@ class PrototypeClient(LocalClient):
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train towards the prototypes and add up the clients' own (steps 2 and 3)."""
-        known = SharedPrototypes.from_arrays(parameters)
-        goal = torch.where(known.share[:, None] > 0, known.vectors, torch.nan)
+        k, h = self.settings.num_classes, self.settings.hidden
+        known = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
+        means, share = (
+            torch.from_numpy(np.ascontiguousarray(part, np.float32))
+            for part in (known.vectors, known.share)
+        )
+        goal = torch.where(share[:, None] > 0, means, torch.nan)
         with self.host.opened() as cohort:
-            trained = cohort.train(int(config[SERVER_ROUND]), goal)
+            trained = cohort.train(RoundRequest.from_config(config).server_round, goal)
             sums, count = cohort.class_sums(trained.diverged)
             nodes = int(cohort.nodes.sum())
-        shared = SharedPrototypes(sums / nodes, count / nodes)
-        return training_answer(shared.to_arrays(), nodes, cohort.size, trained)
+        parts = [(part / nodes).float().cpu().numpy() for part in (sums, count)]
+        return training_answer(SharedPrototypes(*parts), nodes, cohort.size, trained)
 
 
 class FedProto(SharewiseFedAvg):
@@ -54,5 +61,5 @@ class FedProto(SharewiseFedAvg):
     def first_arrays(self) -> ArrayRecord:
         """Give prototypes that nobody has yet."""
         k, h = self.settings.num_classes, self.settings.hidden
-        nothing = SharedPrototypes(torch.zeros(k, h), torch.zeros(k)).to_arrays()
-        return ArrayRecord({name: Array(values) for name, values in nothing.items()})
+        nothing = SharedPrototypes(np.zeros((k, h), np.float32), np.zeros(k, np.float32))
+        return nothing.to_record().array_records[ARRAYS]

@@ -1,115 +1,167 @@
-"""FedGLS's messages: models both ways, and what clients measure.
-
-Models travel under Flower's own keys, so that any Flower strategy that averages can carry them: one
-array record, and ``num-examples`` as the weight. Measurements are sums over the clients of a
-SuperNode divided by ``num-examples``; Flower's weighted mean of them is then the sum over all
-clients, divided by a number that is the same for all: the quotient of two is a mean over clients.
-"""
+"""FedGLS's messages: models or prototypes both ways, and what clients measure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.messages.client_means import sums
-from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
+from flower_graph.messages.averaging import ClientMean, Measured, Trained
+from flower_graph.messages.codec import Message, Tensor
+from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings, rest_shapes
 
-Arrays = list[NDArray[Any]]
-
-# The two models, theta and omega, each as its first layer and all the rest
-MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
+Floats = NDArray[np.float32]
 # What divides the array of a name without this end, where not every client has a part in it
 SHARE_END = "-share"
-SHARE_KEYS = tuple(f"{first.partition('-')[0]}{SHARE_END}" for first, _ in MODEL_KEYS)
-PROTOTYPES, PROTOTYPES_SHARE = "prototypes", f"prototypes{SHARE_END}"
 STRUCTURE_NAMES = (
     *("precision", "recall", "homophily", "true-homophily", "degree", "true-degree"),
 )
-CONTRAST, DISTILLATION, LOSS = "contrast", "distillation", "cross-entropy"
+NONE = torch.zeros(0)  # of no client
+# What the page says
+FIRST_LAYER = (
+    "θ: first layer (not FedProto, Local-GNN_k); up: mean over the SuperNode's clients by nodes; "
+    "with shares: sum divided by `num-examples`"
+)
+ENCODER_LAYER = "ω, of FedGLS, and Fed-GNNMLP's MLP"
 
 
-class SharedModels(NamedTuple):
-    """Models as they travel."""
+@dataclass
+class SharedModels(Message, down="train evaluate", up="train"):
+    """The models, each as its first layer and all the rest, flat."""
 
-    models: list[ModelWeights]  # Theta and, where there is one, omega
-    # Which part of the nodes each model was trained on; None where every client has all models
-    shares: list[float] | None = None
-
-    def to_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Give the arrays by their keys."""
-        arrays: dict[str, NDArray[np.float32]] = {}
-        for number, model in enumerate(self.models):
-            first, rest = MODEL_KEYS[number]
-            arrays |= {first: model.first.cpu().numpy(), rest: model.rest.cpu().numpy()}
-            if self.shares is not None:
-                share = np.array([self.shares[number]], np.float32)
-                arrays[SHARE_KEYS[number]] = share
-        return arrays
+    gnn_first: Annotated[
+        Floats,
+        Tensor("arrays/gnn-first", FIRST_LAYER, shape="f h"),
+    ]
+    gnn_rest: Annotated[Floats, Tensor("arrays/gnn-rest", "θ: the other weights, flat", shape="D")]
+    gnn_share: Annotated[
+        Floats | None,
+        Tensor(
+            "arrays/gnn-share",
+            "Fed-GNNMLP: part of all nodes that the GNN was trained on",
+            shape="1",
+            when="shares",
+        ),
+    ] = None
+    encoder_first: Annotated[
+        Floats | None,
+        Tensor(
+            "arrays/encoder-first",
+            ENCODER_LAYER,
+            shape="f h",
+            when="encoder",
+        ),
+    ] = None
+    encoder_rest: Annotated[
+        Floats | None, Tensor("arrays/encoder-rest", "likewise", shape="D", when="encoder")
+    ] = None
+    encoder_share: Annotated[
+        Floats | None,
+        Tensor("arrays/encoder-share", "Fed-GNNMLP: of the MLP", shape="1", when="shares"),
+    ] = None
 
     @classmethod
-    def from_arrays(cls, parameters: Sequence[NDArray[Any]], num_models: int) -> SharedModels:
-        """Read them back, in the order of ``to_arrays``."""
-        per_model, rest = divmod(len(parameters), num_models)
-        if rest or per_model not in (2, 3):
-            raise ValueError(
-                f"{len(parameters)} arrays came for {num_models} models: must be 2 each, or 3 "
-                "with shares"
+    def of(cls, models: Sequence[ModelWeights], shares: Sequence[float] | None) -> SharedModels:
+        """Take models and, where not every client has all of them, the nodes' parts of each."""
+        parts: list[Any] = []
+        for place, model in enumerate(models):
+            share = None if shares is None else np.array([shares[place]], np.float32)
+            parts += [model.first.cpu().numpy(), model.rest.cpu().numpy(), share]
+        return cls(*parts)
+
+    @classmethod
+    def of_server(
+        cls, parameters: Sequence[NDArray[Any]], settings: StructureSettings
+    ) -> SharedModels:
+        """Read what the server sent; ``ValueError`` if it has other settings."""
+        has_shares, models = settings.graphs == OWN, settings.num_models
+        try:
+            if len(parameters) != models * (3 if has_shares else 2):
+                raise ValueError(f"{len(parameters)} arrays came for {models} models")
+            return cls.from_numpy(
+                parameters,
+                {},
+                encoder=models > 1,
+                shares=has_shares,
+                f=settings.num_features,
+                h=settings.hidden,
+                D=sum(torch.Size(shape).numel() for shape in rest_shapes(settings).values()),
             )
-        parts = [torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in parameters]
-        starts = range(0, len(parts), per_model)
-        models = [ModelWeights(parts[at], parts[at + 1]) for at in starts]
-        shares = [float(parts[at + 2]) for at in starts] if per_model == 3 else None
-        return cls(models, shares)
+        except ValueError as error:
+            why = "server and clients must have the same settings"
+            raise ValueError(f"{error}: {why}") from error
+
+    @property
+    def models(self) -> list[ModelWeights]:
+        """Give the models, ready to compute with."""
+        pairs = [(self.gnn_first, self.gnn_rest), (self.encoder_first, self.encoder_rest)]
+        return [
+            ModelWeights(*(torch.from_numpy(np.ascontiguousarray(p, np.float32)) for p in pair))
+            for pair in pairs
+            if pair[0] is not None
+        ]
 
 
-class SharedPrototypes(NamedTuple):
-    """FedProto's prototypes as they travel."""
+@dataclass
+class SharedPrototypes(Message, down="train evaluate", up="train"):
+    """FedProto's prototypes."""
 
-    vectors: Tensor  # [k, h] up: sums over nodes divided by num-examples; down: means
-    share: Tensor  # [k] up: nodes of the class divided by num-examples; down: 0 for a class without
-
-    def to_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Give the arrays by their keys."""
-        vectors, share = (part.float().cpu().numpy() for part in self)
-        return {PROTOTYPES: vectors, PROTOTYPES_SHARE: share}
-
-    @classmethod
-    def from_arrays(cls, parameters: Sequence[NDArray[Any]]) -> SharedPrototypes:
-        """Read them back, in the order of ``to_arrays``."""
-        if len(parameters) != 2:
-            raise ValueError(f"{len(parameters)} arrays came: must be prototypes and their shares")
-        return cls(*(torch.from_numpy(np.ascontiguousarray(p, np.float32)) for p in parameters))
-
-
-def training_metrics(
-    losses: Mapping[str, Tensor],
-    weight: int,
-    clients: int,
-    names: Sequence[str],
-    left_out: Sequence[str],
-) -> dict[str, Any]:
-    """Write what ``fit`` says besides arrays and weight."""
-    metrics: dict[str, Any] = {ARRAY_NAMES: list(names), CLIENTS: clients}
-    for name in (CONTRAST, DISTILLATION):
-        metrics |= sums(name, losses.get(name, torch.zeros(0)), weight)
-    return metrics | ({LEFT_OUT: list(left_out)} if left_out else {})
+    vectors: Annotated[
+        Floats,
+        Tensor(
+            "arrays/prototypes",
+            "FedProto: means of embeddings by class; up: sums over nodes divided by `num-examples`",
+            shape="k h",
+        ),
+    ]
+    share: Annotated[
+        Floats,
+        Tensor(
+            "arrays/prototypes-share",
+            "FedProto: 0 for a class without; up: nodes of the class divided by `num-examples`",
+            shape="k",
+        ),
+    ]
 
 
-def measurements(judged: Metrics, structure: Mapping[str, Tensor] | None) -> dict[str, float]:
-    """Write what ``evaluate`` measured; the weight is the number of clients."""
-    # structure [g]
-    clients = judged.accuracy.shape[0]
-    metrics = sums(LOSS, judged.loss, clients)
-    for role, values in zip(ROLES, judged.accuracy.T, strict=True):
-        metrics |= sums(role, values, clients)
-    for name in STRUCTURE_NAMES:
-        metrics |= sums(name, (structure or {}).get(name, torch.zeros(0)), clients)
-    return metrics
+@dataclass(kw_only=True)
+class StructureTrained(Trained, up="train"):
+    """What ``fit`` says besides arrays."""
+
+    # Flower wants the same names from all, also from SuperNodes without graphless clients.
+    contrast: Annotated[
+        Any,
+        ClientMean(
+            "contrast",
+            "with `distillation`: losses summed over clients, divided by `num-examples`",
+        ),
+    ] = NONE
+    distillation: Annotated[Any, ClientMean("distillation")] = NONE
+
+
+@dataclass(kw_only=True)
+class StructureMeasured(Measured, up="evaluate"):
+    """What ``evaluate`` measured."""
+
+    precision: Annotated[
+        Any,
+        ClientMean(
+            "precision", "this and the rest: learnt graphs against true ones, graphless clients"
+        ),
+    ] = NONE
+    recall: Annotated[Any, ClientMean("recall")] = NONE
+    homophily: Annotated[Any, ClientMean("homophily")] = NONE
+    true_homophily: Annotated[Any, ClientMean("true-homophily")] = NONE
+    degree: Annotated[Any, ClientMean("degree")] = NONE
+    true_degree: Annotated[Any, ClientMean("true-degree")] = NONE
+
+    def to_report(self) -> dict[str, Any]:
+        """Give the fields of a ``RoundReport``; of the graphs what anybody could compare."""
+        figures = {name: getattr(self, name.replace("-", "_")) for name in STRUCTURE_NAMES}
+        known = {name: value for name, value in figures.items() if value == value}
+        return super().to_report() | {"structure": known}

@@ -43,28 +43,21 @@ from numpy.typing import NDArray
 
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
-from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.messages.client_means import mean_of
-from flower_graph.messages.keys import SERVER_ROUND
+from flower_graph.messages.averaging import RoundRequest, mean_of
+from flower_graph.messages.keys import ARRAYS
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.server.client_reply import ClientReply
 from flower_graph.server.combined_arrays import Combined
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
-from flower_graph.strategies.structure_fedavg.cohort_client import (
-    StructureCohortClient,
-    check_models,
-)
+from flower_graph.strategies.structure_fedavg.cohort_client import StructureCohortClient
 from flower_graph.strategies.structure_fedavg.messages import (
-    CONTRAST,
-    DISTILLATION,
-    LOSS,
     SHARE_END,
-    STRUCTURE_NAMES,
     SharedModels,
-    measurements,
-    training_metrics,
+    SharedPrototypes,
+    StructureMeasured,
+    StructureTrained,
 )
 from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings, initial_models
 
@@ -107,33 +100,29 @@ class StructureClient(NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
         restore_if_asked(self.host.restore, config)
-        return self.host.presence().to_properties()
+        return self.host.enrolment().to_config()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
-        start = self._models(parameters)
+        start = SharedModels.of_server(parameters, self.settings).models
         with self.host.opened() as cohort:
             cohort.start_from(start)
-            trained = cohort.train(int(config[SERVER_ROUND]))
+            trained = cohort.train(RoundRequest.from_config(config).server_round)
         # Out here: if nobody is left to average, the clients still keep what they have.
         models, shares, nodes = cohort.mean_models(trained.diverged)
-        shared = SharedModels(models, shares if self.settings.graphs == OWN else None)
-        return training_answer(shared.to_arrays(), nodes, cohort.size, trained)
+        has_shares = self.settings.graphs == OWN
+        shared = SharedModels.of(models, shares if has_shares else None)
+        return training_answer(shared, nodes, cohort.size, trained)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure the server's models on every client (step 6)."""
-        start = self._models(parameters)
+        start = SharedModels.of_server(parameters, self.settings).models
         with self.host.opened() as cohort:
             cohort.start_from(start)
             answer = measured(cohort)
         return save_if_asked(self.host.save, config, answer)
-
-    def _models(self, parameters: list[NDArray[Any]]) -> list[ModelWeights]:
-        shared = SharedModels.from_arrays(parameters, self.settings.num_models)
-        check_models(shared.models, self.settings)
-        return shared.models
 
 
 class LocalClient(StructureClient):
@@ -142,9 +131,9 @@ class LocalClient(StructureClient):
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train every client's own model."""
         with self.host.opened() as cohort:
-            trained = cohort.train(int(config[SERVER_ROUND]))
+            trained = cohort.train(RoundRequest.from_config(config).server_round)
             nodes = int(cohort.nodes.sum())
-        return training_answer({}, nodes, cohort.size, trained)
+        return training_answer(None, nodes, cohort.size, trained)
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -157,18 +146,32 @@ class LocalClient(StructureClient):
 
 def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:
     """Answer an ``evaluate``: mean loss, number of clients, measurements."""
-    metrics = measurements(cohort.evaluate(), cohort.structure())
-    return mean_of(metrics, LOSS), cohort.size, dict(metrics)
+    metrics, graphs = cohort.evaluate(), cohort.structure() or {}
+    train, val, test = metrics.accuracy.T
+    said = StructureMeasured(
+        weight=cohort.size,
+        cross_entropy=metrics.loss,
+        train=train,
+        val=val,
+        test=test,
+        **{name.replace("-", "_"): values for name, values in graphs.items()},
+    )
+    return said.answer()
 
 
 def training_answer(
-    arrays: dict[str, NDArray[Any]], weight: int, clients: int, trained: Trained
+    arrays: SharedModels | SharedPrototypes | None, weight: int, clients: int, trained: Trained
 ) -> Answer:
     """Answer a ``train``: arrays, their weight, losses and who is left out."""
-    losses = {CONTRAST: trained.contrast, DISTILLATION: trained.distillation}
-    left_out = [f"client {client}: weights are not finite" for client in trained.diverged]
-    metrics = training_metrics(losses, weight, clients, list(arrays), left_out)
-    return list(arrays.values()), weight, metrics
+    said = StructureTrained(
+        weight=weight,
+        clients=clients,
+        left_out=[f"client {client}: weights are not finite" for client in trained.diverged],
+        contrast=trained.contrast,
+        distillation=trained.distillation,
+    )
+    values, _, names = ([], 0, {}) if arrays is None else arrays.to_numpy()
+    return values, weight, names | said.to_config()
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -178,8 +181,7 @@ def initial_arrays(settings: StructureSettings) -> ArrayRecord:
     """Give the models that a run starts from, for any Flower strategy's ``start``."""
     models = initial_models(settings)
     shares = [1.0] * len(models) if settings.graphs == OWN else None
-    arrays = SharedModels(models, shares).to_arrays()
-    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+    return SharedModels.of(models, shares).to_record().array_records[ARRAYS]
 
 
 class StructureFedAvg(ReportedFedAvg):
@@ -261,17 +263,8 @@ class StructureFedAvg(ReportedFedAvg):
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
         """Turn Flower's means of what clients measured into the fields of a report."""
-        loss = mean_of(evaluated, LOSS)
-        figures = {name: mean_of(evaluated, name) for name in STRUCTURE_NAMES}
-        return {
-            "loss": loss,
-            "cross_entropy": loss,
-            "regulariser": mean_of(trained, CONTRAST),
-            "train_accuracy": mean_of(evaluated, "train"),
-            "val_accuracy": mean_of(evaluated, "val"),
-            "test_accuracy": mean_of(evaluated, "test"),
-            "structure": {name: value for name, value in figures.items() if value == value},
-        }
+        said = StructureMeasured.from_config(evaluated)
+        return said.to_report() | {"regulariser": mean_of(trained, "contrast")}
 
 
 class SharewiseFedAvg(StructureFedAvg):

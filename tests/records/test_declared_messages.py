@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages import codec, fields, packed
 from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.averaging import ClientMean
 from flower_graph.messages.codec import Message, fields_of
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flower_graph.secure.align import plaintext_messages as plaintext
@@ -23,6 +25,7 @@ from flower_graph.strategies.masked_embedding_averaging import messages as ego
 from flower_graph.strategies.procrustes_alignment import messages as public
 from flower_graph.strategies.procrustes_alignment.rotated_sum import SumOrder
 from flower_graph.strategies.split_gradient_relay import messages as relay
+from flower_graph.strategies.structure_fedavg import messages as structure
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
 PRIME = 2**31 - 1
@@ -55,6 +58,8 @@ KNOWN: dict[type, dict[str, Any]] = {
     sage.MeanClassifier: {"shapes": SHAPES},
     ego.EgoReply: {"L": 3},
     ego.PlainEnrolment: {"asked": np.arange(100)},
+    structure.SharedModels: {"f": 4, "h": 2, "D": 3, "encoder": True, "shares": True},
+    structure.SharedPrototypes: {"k": 2, "h": 2},
 }
 # With fields that depend on one another: their own tests have them
 BY_HAND = (public.PublicRequest, public.PublicReply, ego.EgoRequest)
@@ -82,6 +87,8 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         int(s) if s.isdecimal() else sizes.get(s, 3) for s in getattr(field, "shape", "").split()
     ]
     match field:
+        case ClientMean():
+            return torch.tensor([rng.random()], dtype=torch.float64)
         case fields.Whole():
             return int(rng.integers(field.least or 0, min(field.most or 99, 99)))
         case fields.Real():
@@ -223,7 +230,9 @@ ENTRIES = [
     (kind, field)
     for kind in MESSAGES
     for name, field in fields_of(kind).items()
-    if not isinstance(field, (codec.Tensor, codec.Named, codec.Part, ego.Seconds, ego.Rest))
+    if not isinstance(
+        field, (codec.Tensor, codec.Named, codec.Part, ego.Seconds, ego.Rest, ClientMean)
+    )
     and not isinstance(field, (fields.Word, fields.Lines))
 ]
 

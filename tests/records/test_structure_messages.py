@@ -1,4 +1,4 @@
-"""Messages of FedGLS: what is written is what is read, and sums that average to means."""
+"""Messages of FedGLS: models in the order of their keys, and sums that average to means."""
 
 from __future__ import annotations
 
@@ -11,113 +11,110 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.messages.client_means import mean_of
-from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, LEFT_OUT
+from flower_graph.messages.averaging import mean_of
 from flower_graph.strategies.structure_fedavg.messages import (
-    CONTRAST,
-    DISTILLATION,
-    LOSS,
-    MODEL_KEYS,
-    SHARE_KEYS,
     STRUCTURE_NAMES,
     SharedModels,
-    SharedPrototypes,
-    measurements,
-    training_metrics,
+    StructureMeasured,
+    StructureTrained,
+)
+from flower_graph.strategies.structure_fedavg.networks import (
+    LEARNED,
+    NONE,
+    OWN,
+    StructureSettings,
 )
 
 
+def settings(graphs: str) -> StructureSettings:
+    return StructureSettings(3, 1, graphs=graphs, hidden=2)
+
+
 def model(value: float) -> ModelWeights:
-    return ModelWeights(torch.full((3, 2), value), torch.full((7,), value))
+    return ModelWeights(torch.full((3, 2), value), torch.full((5,), value))
 
 
-@pytest.mark.parametrize("shares", [None, [0.25, 0.75]])
-def test_two_models(shares: list[float] | None) -> None:
-    arrays = SharedModels([model(1.0), model(2.0)], shares).to_arrays()
-    order = ["gnn-first", "gnn-rest", "encoder-first", "encoder-rest"]
-    if shares is not None:
-        order = [*order[:2], "gnn-share", *order[2:], "encoder-share"]
-    assert list(arrays) == order
-    assert all(values.dtype == np.float32 for values in arrays.values())
-    read = SharedModels.from_arrays(list(arrays.values()), 2)
-    assert read.shares == shares
-    for ours, value in zip(read.models, (1.0, 2.0), strict=True):
-        assert torch.equal(ours.first, model(value).first)
-        assert torch.equal(ours.rest, model(value).rest)
+@pytest.mark.parametrize("graphs", [NONE, LEARNED, OWN])
+def test_models_there_and_back(graphs: str) -> None:
+    own, shares = settings(graphs), [0.25, 0.75] if graphs == OWN else None
+    sent = [model(1.0), model(2.0)][: own.num_models]
+    arrays, _, entries = SharedModels.of(sent, shares).to_numpy()
+    order = ["gnn-first", "gnn-rest", "gnn-share", "encoder-first", "encoder-rest", "encoder-share"]
+    order = order[: 3 * own.num_models]
+    if shares is None:
+        order = [name for name in order if "share" not in name]
+    assert entries == {"array-names": order}
+    assert all(values.dtype == np.float32 for values in arrays)
+    # Strategies such as FedAdam answer in double precision.
+    read = SharedModels.of_server([values.astype(np.float64) for values in arrays], own)
+    assert len(read.models) == len(sent)
+    for ours, theirs in zip(read.models, sent, strict=True):
+        assert torch.equal(ours.first, theirs.first) and torch.equal(ours.rest, theirs.rest)
 
 
-def test_one_model_has_the_gnns_keys() -> None:
-    arrays = SharedModels([model(1.0)]).to_arrays()
-    assert tuple(arrays) == MODEL_KEYS[0]
-    assert len(SharedModels.from_arrays(list(arrays.values()), 1).models) == 1
-    assert SHARE_KEYS == ("gnn-share", "encoder-share")
-
-
-@pytest.mark.parametrize(("count", "models"), [(3, 2), (5, 2), (8, 2), (1, 1), (4, 1), (0, 1)])
-def test_too_few_or_too_many_arrays(count: int, models: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} arrays came for {models} models: must be 2"):
-        SharedModels.from_arrays([np.zeros(2, np.float32)] * count, models)
-
-
-def test_prototypes() -> None:
-    vectors, share = torch.arange(6.0).view(3, 2), torch.tensor([0.5, 0.0, 0.5])
-    arrays = SharedPrototypes(vectors, share).to_arrays()
-    assert list(arrays) == ["prototypes", "prototypes-share"]
-    read = SharedPrototypes.from_arrays(list(arrays.values()))
-    assert torch.equal(read.vectors, vectors) and torch.equal(read.share, share)
-    with pytest.raises(ValueError, match="1 arrays came: must be prototypes and their shares"):
-        SharedPrototypes.from_arrays([np.zeros(2)])
+@pytest.mark.parametrize(
+    ("graphs", "shapes", "why"),
+    [
+        (LEARNED, [(3, 2), (5,), (3, 2)], "3 arrays came for 2 models"),
+        (OWN, [(3, 2), (5,), (3, 2), (5,)], "4 arrays came for 2 models"),
+        (NONE, [(3, 2), (5,), (1,)], "3 arrays came for 1 models"),
+        (LEARNED, [(3, 2), (5,), (3, 2), (4,)], r"encoder-rest has shape \(4,\), expected \[5\]"),
+        (NONE, [(2, 3), (5,)], r"gnn-first has shape \(2, 3\), expected \[3, 2\]"),
+    ],
+)
+def test_models_of_other_settings(graphs: str, shapes: list[tuple[int, ...]], why: str) -> None:
+    with pytest.raises(ValueError, match=f"{why}: server and clients must have the same settings"):
+        SharedModels.of_server([np.zeros(shape, np.float32) for shape in shapes], settings(graphs))
 
 
 def test_what_training_says_by_hand() -> None:
-    losses = {CONTRAST: torch.tensor([3.0, math.nan]), DISTILLATION: torch.tensor([1.0, 2.0])}
-    said = training_metrics(losses, 10, 3, ["a", "b"], ["client 3: no"])
+    losses = {"contrast": torch.tensor([3.0, math.nan]), "distillation": torch.tensor([1.0, 2.0])}
+    said = StructureTrained(weight=10, clients=3, left_out=["client 3: no"], **losses).to_config()
     assert said == {
-        ARRAY_NAMES: ["a", "b"],
-        CLIENTS: 3,
-        CONTRAST: 0.3,
-        f"has-{CONTRAST}": 0.1,
-        DISTILLATION: 0.3,
-        f"has-{DISTILLATION}": 0.2,
-        LEFT_OUT: ["client 3: no"],
+        "clients": 3,
+        "contrast": 0.3,
+        "has-contrast": 0.1,
+        "distillation": 0.3,
+        "has-distillation": 0.2,
+        "left-out": ["client 3: no"],
     }
-    nothing = training_metrics({}, 10, 3, [], [])
-    assert LEFT_OUT not in nothing
+    nothing = StructureTrained(weight=10, clients=3).to_config()
+    assert "left-out" not in nothing
     # Flower wants the same names from all: a SuperNode without graphless clients has zeros.
-    assert nothing.keys() | {LEFT_OUT} == said.keys()
-    assert nothing[CONTRAST] == nothing[f"has-{CONTRAST}"] == 0
+    assert nothing.keys() | {"left-out"} == said.keys()
+    assert nothing["contrast"] == nothing["has-contrast"] == 0
 
 
-def judged(rows: list[list[float]], losses: list[float]) -> Metrics:
-    return Metrics(torch.tensor(rows).double(), torch.tensor(losses).double())
+def measured(accuracy: list[list[float]], losses: list[float], **more: Any) -> dict[str, Any]:
+    train, val, test = torch.tensor(accuracy).double().T
+    loss, count = torch.tensor(losses).double(), len(losses)
+    figures = {"cross_entropy": loss, "train": train, "val": val, "test": test}
+    return StructureMeasured(weight=count, **figures, **more).to_config()
 
 
 def test_measurements_by_hand() -> None:
-    found = judged([[1.0, 0.5, 0.0], [0.5, math.nan, 0.5]], [0.25, 0.75])
-    figures = {name: torch.tensor([0.5]) for name in STRUCTURE_NAMES}
-    said = measurements(found, figures)
-    assert [mean_of(said, name) for name in ROLES] == [0.75, 0.5, 0.25]
-    assert (mean_of(said, LOSS), said["val"], said["has-val"]) == (0.5, 0.25, 0.5)
-    assert all(mean_of(said, name) == 0.5 for name in STRUCTURE_NAMES)
-    without = measurements(found, None)
+    rows = [[1.0, 0.5, 0.0], [0.5, math.nan, 0.5]]
+    names = [name.replace("-", "_") for name in STRUCTURE_NAMES]
+    said = measured(rows, [0.25, 0.75], **{name: torch.tensor([0.5]) for name in names})
+    assert (said["val"], said["has-val"]) == (0.25, 0.5)
+    report = StructureMeasured.from_config(said).to_report()
+    assert [report[f"{role}_accuracy"] for role in ("train", "val", "test")] == [0.75, 0.5, 0.25]
+    assert report["loss"] == report["cross_entropy"] == 0.5
+    assert report["structure"] == dict.fromkeys(STRUCTURE_NAMES, 0.5)
+    without = measured(rows, [0.25, 0.75])
     assert without.keys() == said.keys()
-    assert all(math.isnan(mean_of(without, name)) for name in STRUCTURE_NAMES)
-    assert math.isnan(mean_of({}, "train"))
+    assert StructureMeasured.from_config(without).to_report()["structure"] == {}
+    assert math.isnan(StructureMeasured.from_config({}).train)
 
 
 CLIENT = st.one_of(st.floats(0, 1), st.just(math.nan))
 
 
-@given(
-    values=st.lists(CLIENT, min_size=1, max_size=6),
-    split=st.integers(0, 6),
-)
+@given(values=st.lists(CLIENT, min_size=1, max_size=6), split=st.integers(0, 6))
 def test_flowers_mean_of_the_sums_is_the_mean_over_clients(values: list[float], split: int) -> None:
     hosts = [part for part in (values[:split], values[split:]) if part]
-    replies = [measurements(judged([[v] * 3 for v in part], part), None) for part in hosts]
+    replies = [measured([[v] * 3 for v in part], part) for part in hosts]
     weights = [len(part) for part in hosts]
     mean: dict[str, Any] = {
         name: sum(w * reply[name] for w, reply in zip(weights, replies, strict=True)) / len(values)
@@ -125,5 +122,5 @@ def test_flowers_mean_of_the_sums_is_the_mean_over_clients(values: list[float], 
     }
     known = [value for value in values if value == value]
     wanted = sum(known) / len(known) if known else math.nan
-    for name in (*ROLES, LOSS):
+    for name in ("train", "val", "test", "cross-entropy"):
         assert mean_of(mean, name) == pytest.approx(wanted, nan_ok=True)

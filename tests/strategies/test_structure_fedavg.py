@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_structure import FEDGLS, METHODS, PlainFederation
 from structure_helpers import (
+    MODEL_KEYS,
     Outcome,
     client_app,
     run,
@@ -20,8 +21,6 @@ from structure_helpers import (
     toy_clients,
 )
 from torch import Tensor
-
-from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
 
 ROUNDS = 3
 

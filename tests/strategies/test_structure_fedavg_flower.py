@@ -19,12 +19,11 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from plain_structure import FEDGLS, PlainFederation
-from structure_helpers import client_app, run, settings_of, toy_clients
+from structure_helpers import MODEL_KEYS, client_app, run, settings_of, toy_clients
 from torch import Tensor
 
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
 from flower_graph.strategies.structure_fedavg.strategy import initial_arrays
 
 SETTINGS = settings_of(FEDGLS)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, RecordDict
 from plain_structure import FEDGLS
-from structure_helpers import SETTINGS, Outcome, run, settings_of, toy_clients
+from structure_helpers import MODEL_KEYS, SETTINGS, Outcome, run, settings_of, toy_clients
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.messages import MODEL_KEYS
 from flower_graph.strategies.structure_fedavg.strategy import StructureClient
 
 # All that may be in a message besides the four arrays of the models
