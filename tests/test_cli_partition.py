@@ -326,7 +326,7 @@ PLACES = [(0, "cora"), (1, "citeseer"), (2, "pubmed")]
 def test_the_documented_figures_are_those_that_the_command_wrote(
     app: str, title: str, place: int, name: str
 ) -> None:
-    page = (ROOT / "docs" / "partition.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "partition.md").read_text(encoding="utf-8")
     [section] = [part for part in page.split("\n## ") if part.startswith(title)]
     documented = _table(section)
     path = ROOT / "docs" / "results" / app / "partition" / name / "partition.md"
