@@ -52,17 +52,15 @@ def plain_total(layout: Layout) -> np.ndarray:
     return total
 
 
-def test_a_report_has_means_over_those_that_have_something() -> None:
+def test_a_sum_says_means_over_those_that_have_something() -> None:
     layout = Layout(2, HIDDEN)
     found = RoundSum(2, 2, plain_total(layout), 2)
-    report = book_of().take(layout, found, None, REPLIES, 3)
-    assert (report.asked, report.answered) == (3, 2)
-    assert (report.train_accuracy, report.val_accuracy) == (0.75, 0.25)
-    assert math.isnan(report.test_accuracy)
-    contrast = 0.25 * contrast_scale(SETTINGS.tau)
-    assert (report.cross_entropy, report.regulariser) == (3.0, contrast)
-    assert report.loss == 3.0 + SETTINGS.mu * contrast
-    assert (report.parts["train"], report.parts["mask"]) == (1.0, 0.5)
+    means = book_of().take(layout, found, None, REPLIES, 3)
+    assert (means.train, means.val) == (0.75, 0.25)
+    assert math.isnan(means.test)
+    assert means.cross_entropy == 3.0
+    assert means.contrast == 0.25 * contrast_scale(SETTINGS.tau)
+    assert (found.parts["train"], found.parts["mask"]) == (1.0, 0.5)
 
 
 def test_plain_sums_of_one_holder_are_not_handed_on() -> None:
@@ -85,9 +83,8 @@ def test_sums_are_forgotten_when_slots_change() -> None:
 def test_a_skipped_round_leaves_nothing() -> None:
     layout, book = Layout(2, HIDDEN), book_of(shares_model=True)
     start = book.model
-    report = book.take(layout, RoundSum(2, 2, skipped="too few"), None, [], 0)
-    assert (report.skipped, report.answered) == ("too few", 0)
-    assert math.isnan(report.loss)
+    means = book.take(layout, RoundSum(2, 2, skipped="too few"), None, [], 0)
+    assert math.isnan(means.cross_entropy)
     request: EgoRequest = book.request(3, session_of())
     assert request.sums is None
     assert book.model is start
@@ -102,8 +99,8 @@ def test_the_mean_model_comes_from_the_ring() -> None:
     total = np.zeros(layout.length, ring.dtype)
     total[layout.metrics] = ring.encode(METRICS)
     total[layout.model] = ring.encode(flat + 1) + ring.encode(flat + 3)
-    report = book.take(layout, RoundSum(1, 1, total, 2), ring, REPLIES, 2)
-    assert report.cross_entropy == 3.0
+    means = book.take(layout, RoundSum(1, 1, total, 2), ring, REPLIES, 2)
+    assert means.cross_entropy == 3.0
     request = book.request(2, session)
     assert request.model is not None
     np.testing.assert_allclose(request.model[0], start.first.numpy() + 2, atol=2.0**-16)

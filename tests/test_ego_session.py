@@ -1,4 +1,4 @@
-"""Whom the server asks, how it sizes the ring, and what it refuses of a hello."""
+"""Whom the server asks, how it sizes the ring, and who may enrol with which keys."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.messages.keys import HANDLED
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.sum.messages import KeyReply
+from flower_graph.server.exchange import Replies
+from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
 
@@ -24,6 +26,16 @@ class Nodes:
 
     def get_node_ids(self) -> list[int]:
         return self.nodes
+
+
+class Answers:
+    """An exchange in which SuperNodes give the answers that a test has."""
+
+    def __init__(self, answers: dict[int, RecordDict]) -> None:
+        self.answers = answers
+
+    def send(self, requests: Any, *, read: Any, **_: Any) -> Replies[Any]:
+        return Replies({node: read(node, self.answers[node]) for node in requests})
 
 
 def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
@@ -38,16 +50,23 @@ def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
     }
     session = EgoSession(SETTINGS, **{**given, **options})
     session.open(Nodes(list(hosted)), 1.0, 3)  # type: ignore[arg-type]
-    for node, clients in hosted.items():
-        session._read_keys(node, keys_of(session, clients), set(hosted))
-    session.clients, session._newcomers = session._newcomers, {}
+    ask(session, {node: keys_of(session, clients) for node, clients in hosted.items()})
+    session.members.new = []
     return session
 
 
-def keys_of(session: EgoSession, clients: list[int]) -> RecordDict:
+def ask(session: EgoSession, answers: dict[int, RecordDict], gone: int | None = None) -> list[str]:
+    """Let SuperNodes enrol; return why some take no part."""
+    connected = sorted((session.members.clients.keys() | answers.keys()) - {gone})
+    exchange: Any = Answers(answers)
+    return [entry.reason for entry in session.members.ask(exchange, connected, 1, 1.0)]
+
+
+def keys_of(session: EgoSession, clients: list[int], handled: int | None = None) -> RecordDict:
     public = np.frombuffer(b"".join(new_key()[1] for _ in clients), np.uint8).reshape(-1, 32)
-    reply = KeyReply(session.sums.run_id, np.array(clients, np.int64), public)
-    return RecordDict({"config": ConfigRecord(reply.to_config())})
+    reply = KeyReply(session.sums.server.run_id, np.array(clients, np.int64), public)
+    entries = reply.to_config() | ({} if handled is None else {HANDLED: handled})
+    return RecordDict({"config": ConfigRecord(entries)})
 
 
 HOSTED = {71: [1, 5, 9], 72: [2, 4], 73: [3, 8, 6, 7]}
@@ -77,7 +96,7 @@ def test_a_masked_sum_needs_two(aggregation: str, count: int) -> None:
 def test_only_connected_and_honest_clients_are_drawn() -> None:
     session = session_of(HOSTED)
     session.exchange.grid.nodes = [72, 73]  # type: ignore[attr-defined]
-    session.sums.excluded.add(3)
+    session.sums.server.excluded.add(3)
     assert session.sample(1) == [2, 4, 6, 7, 8]
     session.exchange.grid.nodes = []  # type: ignore[attr-defined]
     with pytest.raises(NoClientsError, match="round 4: no client of the run is connected"):
@@ -89,63 +108,62 @@ def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
     before = session.ring()
     assert before is not None
     assert before.guard_bits == 4  # nine clients
-    session.sums.excluded |= {1, 2, 3}
+    session.sums.server.excluded |= {1, 2, 3}
     assert session.ring() == before
     assert session_of(HOSTED, aggregation="plain").ring() is None
 
 
 def test_a_client_has_one_host() -> None:
     session = session_of(HOSTED)
-    with pytest.raises(MalformedReplyError, match="client 4 is hosted by node 72 already"):
-        session._read_keys(74, keys_of(session, [10, 4]), {71, 72, 73, 74})
-    assert 10 not in session.sums.clients  # nothing of it was taken
+    (why,) = ask(session, {74: keys_of(session, [10, 4])})
+    assert why.startswith("client 4 is hosted by node 72 already")
+    assert 10 not in session.sums.server.clients  # nothing of it was taken
 
 
 def test_one_that_is_back_under_another_id_keeps_its_place() -> None:
-    session = session_of(HOSTED)
+    session = session_of({71: [1, 5, 9], 73: [3, 6]})
     keys = keys_of(session, [2, 4])
-    session._read_keys(72, keys, {71, 72, 73})
-    session.clients[72] = session._newcomers.pop(72)
-    session._told = {71, 72}
-    session._read_keys(99, keys, {71, 73, 99})
-    assert list(session.clients.items()) == [(71, [1, 5, 9]), (99, [2, 4]), (73, [3, 6, 7, 8])]
-    assert session._told == {71, 99}
-    assert session.sums.node_of(4) == 99
-    assert not session._newcomers
+    assert ask(session, {72: keys}) == []
+    session.members.new, session.members.unsent = [], {72: {"slots": 1}}
+    session.sums.server.excluded = {4}
+    assert ask(session, {99: keys}, gone=72) == []
+    assert list(session.clients.items()) == [(71, [1, 5, 9]), (73, [3, 6]), (99, [2, 4])]
+    assert session.members.unsent == {99: {"slots": 1}}
+    assert session.sums.server.node_of(4) == 99
+    assert session.sums.server.excluded == {4}
+    assert session.members.new == []
 
 
 def test_one_that_is_back_with_other_keys_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     session = session_of(HOSTED)
-    session._begun = {2}
-    keys = keys_of(session, [2, 4])
-    keys.config_records["config"][HANDLED] = 0
-    session._read_keys(99, keys, {71, 73, 99})
-    assert sorted(session.clients) == [71, 73]
-    assert session._newcomers == {99: [2, 4]}
-    assert session.sums.node_of(4) == 99
+    session.members.begun = {2}
+    assert ask(session, {99: keys_of(session, [4, 2], 0)}, gone=72) == []
+    assert sorted(session.clients) == [71, 73, 99]
+    assert session.members.new == [99]
+    assert session.clients[99] == [2, 4]
+    assert session.sums.server.node_of(4) == 99
     assert "node 99 has lost its state: its clients begin anew" in caplog.text
 
 
-def test_a_malformed_hello_takes_nobodys_place() -> None:
+def test_one_that_has_lost_its_keys_is_asked_again() -> None:
     session = session_of(HOSTED)
-    keys = keys_of(session_of({99: [2, 4]}), [2, 4])  # of another run
-    with pytest.raises(MalformedReplyError, match=r"run .*, expected"):
-        session._read_keys(99, keys, {71, 73, 99})
-    assert session.clients[72] == [2, 4]
-    assert session.sums.node_of(4) == 72
+    session.members._lost = {72}
+    assert ask(session, {72: keys_of(session, [2])}) == []
+    assert session.members.new == [72]
+    assert session.clients[72] == [2]
+    assert session.sums.server.node_of(4) is None
 
 
-def test_a_hello_of_another_run_or_without_keys_is_refused() -> None:
-    session, other = session_of(HOSTED), session_of(HOSTED)
+def test_keys_of_another_run_and_none_are_refused() -> None:
+    session, other = session_of(HOSTED), session_of({99: [2, 4]})
     with pytest.raises(MalformedReplyError, match=r"run .*, expected"):
-        session._read_keys(74, keys_of(other, [10]), {74})
+        session.members.read(99, keys_of(other, [2, 4]))
     with pytest.raises(MalformedReplyError):
-        session._read_keys(74, RecordDict(), {74})
+        session.members.read(74, RecordDict())
+    assert session.sums.server.node_of(4) == 72
 
 
 def test_requests_go_to_the_hosts_of_those_drawn() -> None:
-    from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
-
     session = session_of(HOSTED, aggregation="plain", participation=0.3)
     base = EgoRequest(2, np.zeros(0, np.int64), SETTINGS, "full")
     requests = session.requests(2, base, 9)

@@ -129,7 +129,9 @@ def observe(
     session = server.session
     length = Layout(session.num_slots, HIDDEN).length
     sums = [total for total in totals if total.total.size == length]
-    return Record(grid.received, session.sums.run_id, losses, sums, session.num_slots, embeddings)
+    return Record(
+        grid.received, session.sums.server.run_id, losses, sums, session.num_slots, embeddings
+    )
 
 
 def _client_app(egos: list[EgoNetwork]) -> Any:

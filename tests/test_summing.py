@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from doc_helpers import DOCS, run_blocks
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
@@ -114,16 +114,15 @@ def test_in_four_steps_with_some_of_the_nodes():
     for node, entries in secure.requests(2).items():
         client = Numbered(grid.contexts[node], [nodes.index(node)])
         reply, answer = client.masked(entries, {nodes.index(node): np.array([2.0, -1.0])})
-        arrays = ArrayRecord({"masked-sum": Array(reply.total)})
-        secure.take(node, RecordDict({"arrays": arrays, "config": ConfigRecord(plain(answer))}))
+        content = RecordDict({"arrays": ArrayRecord({"masked-sum": Array(reply.total)})})
+        numbers = {name: value for name, value in answer.items() if isinstance(value, int)}
+        words = {name: value for name, value in answer.items() if isinstance(value, bytes)}
+        content["metrics"], content["config"] = MetricRecord(numbers), ConfigRecord(words)
+        secure.take(node, content)
     summed = secure.close(1)
     assert summed.values.tolist() == [6, -3] and summed.contributors.tolist() == [0, 1, 2]
     # Those that may take part from now on are not in the sum that is ready.
     assert secure.prepare(2, grid.contexts) == [0, 1, 2]
-
-
-def plain(entries):
-    return {key: value for key, value in entries.items() if value != []}
 
 
 def test_reply_without_the_sum():

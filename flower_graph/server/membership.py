@@ -66,6 +66,10 @@ class Membership:
         """Say why a newcomer does not fit this run, or nothing."""
         return ""
 
+    def replaced(self, old: int, node: int, answer: Any) -> None:
+        """Forget a SuperNode that is gone and whose clients came back under another id."""
+        self.forget(old)
+
     def enrolled(self, node: int, answer: Any) -> None:
         """Note what else a newcomer said; its clients may begin anew."""
         if not answer.clients:
@@ -166,8 +170,8 @@ class Membership:
         for client, other in doubled.items():
             if other in connected:
                 return hosted_twice(client, other)
-        for other in set(doubled.values()):  # the same clients came back under another id
-            self.forget(other)
+        for other in set(doubled.values()):
+            self.replaced(other, node, answer)
         self.enrolled(node, answer)
         self.clients[node] = clients
         self._homes |= dict.fromkeys(clients, node)

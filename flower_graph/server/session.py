@@ -155,11 +155,14 @@ class Session:
 
     def gather(self, server_round: int, who: str = "clients of this run") -> dict[int, list[int]]:
         """Wait for SuperNodes and enrol new ones; return whose clients are there."""
-        self.rejected = []
-        self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
-        timeout = self.timeout
-        self.rejected += self.members.ask(self.exchange, self.connected, server_round, timeout)
+        self.enrol(server_round)
         return self.there(who)
+
+    def enrol(self, server_round: int) -> None:
+        """Wait for SuperNodes and enrol new ones."""
+        self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        members, timeout = self.members, self.timeout
+        self.rejected = members.ask(self.exchange, self.connected, server_round, timeout)
 
     def there(self, who: str = "clients of this run") -> dict[int, list[int]]:
         """Return the clients of the SuperNodes that are there in this round."""

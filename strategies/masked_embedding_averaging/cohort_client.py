@@ -25,7 +25,7 @@ from flower_graph.errors import (
     RefusedError,
     UnreadableSumError,
 )
-from flower_graph.messages.keys import ALIGN_STAGE, PREPARE_RUN, ROUND, RUN_TOKEN, UNMASK_RUN
+from flower_graph.messages.keys import ALIGN_STAGE, ROUND, RUN_TOKEN
 from flower_graph.messages.resume import Resume
 from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
@@ -34,8 +34,6 @@ from flower_graph.secure.sum.messages import (
     KeyReply,
     MaskedReply,
     MaskRequest,
-    PrepareRequest,
-    UnmaskRequest,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
@@ -128,11 +126,7 @@ class EgoCohortClient:
     def unmask(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Reveal shares of the last sum, and prepare the next one; either may be left out."""
         form, host, aligner = self.secrets.load()
-        answer: dict[str, Any] = {}
-        if UNMASK_RUN in config:
-            answer |= host.unmask(UnmaskRequest.from_config(config)).to_config()
-        if PREPARE_RUN in config:
-            answer |= host.prepare(PrepareRequest.from_config(config)).to_config()
+        answer = host.turn(config)
         self.secrets.keep(form, host, aligner)
         return answer
 

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.report.rounds import RoundReport
 from flower_graph.server.ledger import ByteLedger
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
@@ -29,7 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     RoundSum,
     Sums,
 )
-from flower_graph.strategies.masked_embedding_averaging.vector import mean_metrics
+from flower_graph.strategies.masked_embedding_averaging.vector import Means, mean_metrics
 
 if TYPE_CHECKING:
     from flower_graph.secure.ring import Ring
@@ -89,12 +88,12 @@ class EgoServerState:
         ring: Ring | None,
         replies: Iterable[EgoReply],
         asked: int,
-    ) -> RoundReport:
-        """Keep what a sum brings for the next round; report what it says about the last one."""
+    ) -> Means:
+        """Keep what a sum brings for the next round; return what it says about the last one."""
         self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
         self._sums = None
         seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
-        parts = {
+        found.parts = {
             "train": max((train for train, _ in seconds), default=0.0),
             "mask": max((mask for _, mask in seconds), default=0.0),
             **found.parts,
@@ -110,7 +109,7 @@ class EgoServerState:
                 LOG.warning("round %d: %s", found.server_round, found.skipped)
         if metrics[UNREAD] > 0:
             self._name_unread(found, int(metrics[UNREAD]))
-        return _report(metrics, asked, found, parts, self.settings, self.payload)
+        return mean_metrics(metrics, self.settings.tau)
 
     def _read(self, layout: Layout, found: RoundSum, ring: Ring | None) -> dict[str, float]:
         total = found.total
@@ -201,31 +200,3 @@ class EgoServerState:
         self.ledger.load_state_dict(state["ledger"])
         if self.model is not None:
             self.model = ModelWeights(state["first"], state["rest"])
-
-
-def _report(
-    metrics: dict[str, float],
-    asked: int,
-    found: RoundSum,
-    parts: dict[str, float],
-    settings: EgoSettings,
-    payload: dict[str, dict[str, int]],
-) -> RoundReport:
-    """Report means over clients, of what the sums of their measurements say."""
-    means = mean_metrics(metrics, settings.tau)
-    contrast = 0.0 if math.isnan(means.contrast) else means.contrast
-    return RoundReport(
-        round=0,
-        loss=means.cross_entropy + settings.mu * contrast,
-        cross_entropy=means.cross_entropy,
-        regulariser=means.contrast,
-        train_accuracy=means.train,
-        val_accuracy=means.val,
-        test_accuracy=means.test,
-        asked=asked,
-        answered=found.contributors,
-        rejected=found.rejected,
-        bytes=payload,
-        parts=parts,
-        skipped=found.skipped,
-    )

@@ -1,4 +1,8 @@
-"""The embedding-averaging server's rounds: whom it asks, secure sums, checkpoints.
+"""The embedding-averaging server's talk with its clients: set-up, requests, secure sums.
+
+Set-up is done whenever a SuperNode is new: keys, and an alignment. One that was started anew, under
+another id if it has no authentication, keeps its clients' places in alignment and sums as long as
+it still has its keys.
 
 A round is two exchanges: one brings the last round's sums and asks for vectors, one asks for what
 takes the masks away and prepares the next round's. Plain sums need the first one only.
@@ -8,130 +12,360 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import RecordDict
 
-from flower_graph.errors import NoClientsError
+from flower_graph.errors import AlignmentError, NoClientsError
+from flower_graph.messages.keys import SUMS, TOTAL, read_array
+from flower_graph.messages.resume import read_handled
+from flower_graph.secure.align.plaintext_server import (
+    PlaintextAlignmentServer,
+    PolynomialAlignmentServer,
+)
+from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.server import SumResult
-from flower_graph.server.exchange import Rejected
-from flower_graph.server.participation import NOT_READY, Participation, account_for
-from flower_graph.server.reply_limits import reply_bytes
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply
+from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
+from flower_graph.server.exchange import count_bytes
+from flower_graph.server.membership import Membership
+from flower_graph.server.participation import NOT_READY, Participation
+from flower_graph.server.reply_limits import reply_bytes, setup_bytes
+from flower_graph.server.session import Session
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.message_checks import check_plain_sum
 from flower_graph.strategies.masked_embedding_averaging.messages import (
+    EgoEnrolment,
     EgoReply,
     EgoRequest,
     Layout,
     PlainEnrolment,
     RoundSum,
 )
-from flower_graph.strategies.masked_embedding_averaging.setup import EgoSetup
+from flower_graph.strategies.masked_embedding_averaging.secrets import FORMS, NO_SLOTS
 
 LOG = logging.getLogger(__name__)
+AGGREGATIONS = ("masked", "plain")
+MAX_UNIONS = 6  # tries to read the table of tokens, twice as large each time
+T = TypeVar("T")
 
 
-class EgoSession(EgoSetup):
+class Keys(NamedTuple):
+    """What a SuperNode says of itself."""
+
+    clients: list[int]  # Ascending
+    handled: int | None  # Messages of this run that they have behind them, if it says so
+    reply: KeyReply
+
+
+class EgoMembership(Membership):
+    """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
+
+    def __init__(self, settings: EgoSettings, alignment: str, sums: SumServer) -> None:
+        super().__init__()
+        self.settings, self.alignment, self.sums = settings, alignment, sums
+        self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
+        if alignment == "psi":
+            self.aligner = AlignmentServer(sums.run_id)
+        elif alignment == "polynomial":
+            self.aligner = PolynomialAlignmentServer()
+        else:  # idle where nothing is shared
+            self.aligner = PlaintextAlignmentServer()
+        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
+        self.begun: set[int] = set()  # clients that have taken part in a round
+        self.unsent: dict[int, dict[str, Any]] = {}  # what tells each SuperNode its slots
+
+    def question(self) -> RecordDict:
+        """Ask for keys, under the run's settings."""
+        run = self.sums.run_id
+        return EgoEnrolment(self.settings, run, self.alignment, self.resume).to_record()
+
+    def read(self, node: int, content: RecordDict) -> Keys:
+        """Read and check keys."""
+        reply = KeyReply.read(content)
+        self.sums.check_keys(reply)
+        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
+
+    def unasked(self) -> None:
+        """Let nobody take part who has no keys."""
+
+    def replaced(self, old: int, node: int, answer: Keys) -> None:
+        """Know a SuperNode that is back with its keys by its new id; forget one without."""
+        if not self.sums.knows(old, answer.reply):
+            self.forget(old)
+            return
+        self.sums.move(old, node)
+        self.aligner.move(old, node)
+        self.clients = _renamed(self.clients, old, node)
+        self.unsent = _renamed(self.unsent, old, node)
+        self.new = [node if at == old else at for at in self.new]
+
+    def enrolled(self, node: int, answer: Keys) -> None:
+        """Take in the keys of a SuperNode that is not just back with those it had."""
+        if self.sums.node_of(answer.clients[0]) != node:
+            self.sums.enroll(node, answer.reply)
+            self.new.append(node)
+        if answer.handled == 0 and self.begun & set(answer.clients):
+            LOG.warning("node %d has lost its state: its clients begin anew", node)
+
+    def forget(self, node: int) -> None:
+        """Strike a SuperNode off whose keys are lost; its clients may enrol again."""
+        self.sums.forget(node)
+        self.aligner.forget(self.clients[node])
+        self.new = [at for at in self.new if at != node]
+        super().forget(node)
+
+
+class EgoSession(Session):
     """One run's exchanges over a grid; arguments are those of ``MaskedEmbeddingAveraging``."""
+
+    members: EgoMembership
+
+    def __init__(
+        self,
+        settings: EgoSettings,
+        *,
+        alignment: str,
+        aggregation: str,
+        participation: float,
+        limit: float,
+        resolution: float,
+        dropout: float,
+        min_nodes: int,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        for name, value, allowed in (
+            ("alignment", alignment, (*FORMS, NO_SLOTS)),
+            ("aggregation", aggregation, AGGREGATIONS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
+        self.sums = SecureSum(None, limit=limit, resolution=resolution, dropout=dropout, guard=True)
+        self.sums.number = 0  # they count from 1, as rounds do
+        super().__init__(
+            EgoMembership(settings, alignment, self.sums.server),
+            min_nodes=min_nodes,
+            participation=participation,
+            seed=settings.seed,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
+        self.settings, self.is_masked = settings, aggregation == "masked"
+        self.setup_seconds = 0.0
+        self.num_slots = 0  # identities that are held by two clients or more
+        self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
+        self.drawn: set[int] = set()  # clients of this round's sum
+        self._named = 0  # clients that reports have named already
+        self._turn = partial(self.sums.turn, send=self.send, message_type="train.unmask")
+
+    @property
+    def clients(self) -> dict[int, list[int]]:
+        """The clients of every SuperNode that can take part."""
+        hosted, out = self.members.clients, self.unaligned
+        return {n: [c for c in local if c not in out] for n, local in hosted.items()}
+
+    @property
+    def everyone(self) -> list[int]:
+        """All clients that can take part, by number."""
+        known = sorted(client for clients in self.clients.values() for client in clients)
+        return [client for client in known if client not in self.sums.server.excluded]
+
+    # Set-up
+
+    def admit(self, server_round: int) -> bool:
+        """Enrol and align SuperNodes that are new; return whether the slots may have changed."""
+        started, members = time.perf_counter(), self.members
+        self.enrol(server_round)
+        new, members.new = members.new, []
+        for node in new:
+            members.aligner.enroll(node, members.clients[node])
+            for client in members.clients[node]:
+                self.unaligned.pop(client, None)
+        if not self.everyone:
+            reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
+            raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
+        if new and members.alignment != NO_SLOTS:
+            self._align(server_round)
+        if new:
+            self.sums.clients = []  # a sum that was prepared without them is given up
+        self.setup_seconds += time.perf_counter() - started
+        return bool(new)
+
+    def _align(self, server_round: int) -> None:
+        """Bring all clients to one order of slots."""
+        aligner, members = self.members.aligner, self.members
+        while requests := aligner.requests():
+            contents = {node: request.to_record() for node, request in requests.items()}
+            self.send(
+                contents,
+                server_round,
+                lambda node, content: aligner.take(node, entries_of(content)),
+                message_type="train.align",
+                max_reply_bytes=setup_bytes(self._most_clients)
+                + max(count_bytes(content) for content in contents.values()),
+            )
+        if isinstance(aligner, AlignmentServer):
+            self._unite(server_round, aligner)
+        for client, reason in aligner.blamed:
+            LOG.warning("client %d takes no part: %s", client, reason)
+        published = aligner.publications()
+        members.unsent = {node: message.to_config() for node, message in published.items()}
+        self.num_slots = max((message.num_slots for message in published.values()), default=0)
+        aligned, blamed = set(aligner.aligned), dict(aligner.blamed)
+        known = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
+        self.unaligned = {c: blamed.get(c, "not aligned") for c in known if c not in aligned}
+        if not self.everyone:
+            raise AlignmentError("no client was aligned; the log names the reasons")
+
+    def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
+        """Add up the clients' tables of tokens in a secure sum, until the table can be read."""
+        why, server = "", self.sums.server
+        for _ in range(MAX_UNIONS):
+            if aligner.settled:
+                return
+            clients = self.everyone
+            self.prepare(server_round, clients)
+            unions = aligner.union_requests()
+            length = 3 * next(iter(unions.values())).cells
+            masks = server.mask_requests(self.sums.number, length)
+            self.send(
+                {
+                    node: as_record(unions[node].to_config() | mask.to_config())
+                    for node, mask in masks.items()
+                    if node in unions
+                },
+                server_round,
+                partial(self._take_masked, length=length),
+                message_type="train.union",
+                max_reply_bytes=reply_bytes(length, self._most_clients),
+            )
+            self._turn(server_round, None)
+            result = server.result(self.sums.number)
+            if isinstance(result, Skipped):
+                why = f"the clients' tables could not be added up: {result.reason}"
+                if len(self.everyone) == len(clients):
+                    raise AlignmentError(why)
+                LOG.warning("%s; tried again without whom it proves guilty", why)
+                continue
+            why = f"the table of tokens could not be read in {MAX_UNIONS} tries"
+            aligner.take_union(result.total, result.contributors.tolist())
+        raise AlignmentError(why)
+
+    def _take_masked(self, node: int, content: RecordDict, length: int) -> None:
+        total = read_array(content, SUMS, TOTAL, (length,), limit=None)
+        self.sums.server.take_masked(node, MaskedReply.read(content, total=total))
+
+    @property
+    def _most_clients(self) -> int:
+        return max(map(len, self.clients.values()), default=0)
+
+    # A round
 
     def ring(self) -> Ring | None:
         """Return how numbers are written, sized for all clients; None for plain sums."""
         # Excluded clients count: a round's sums are read with the ring of the next round, so it
         # must not shrink in between.
-        if not self.is_masked:
-            return None
-        known = sum(len(clients) for clients in self.clients.values())
-        return Ring.fit(known, self._limit, self._resolution, guard=True)
+        return self.sums.ring_for(sum(map(len, self.clients.values()))) if self.is_masked else None
 
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients of a round; depends on the seed, the round and who is there."""
-        connected = set(self.exchange.grid.get_node_ids())
-        everyone = [c for c in self.everyone if self.sums.node_of(c) in connected]
+        connected, server = set(self.exchange.grid.get_node_ids()), self.sums.server
+        everyone = [c for c in self.everyone if server.node_of(c) in connected]
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
         drawn = self.draw(len(everyone), server_round, least=2 if self.is_masked else 1)
         return [everyone[index] for index in drawn]
 
-    def ask(
-        self, server_round: int, requests: Mapping[int, EgoRequest], length: int
-    ) -> tuple[dict[int, EgoReply], list[Rejected]]:
-        """Send a round's requests and take the vectors."""
-        replies = self.send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: self._take_vector(node, content, requests[node], length),
-            max_reply_bytes=reply_bytes(length, self._most_clients),
-        )
-        self._told |= replies.values.keys()
-        self._begun |= {c for node in replies.values for c in requests[node].clients.tolist()}
-        return replies.values, replies.rejected
+    def prepare(self, server_round: int, clients: list[int]) -> None:
+        """Let clients make the keys of the next secure sum, in an exchange of its own."""
+        self._turn(server_round, clients, reveal=False)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         """Address a round's request to the SuperNodes of this round's clients."""
         masks = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
-            masks = self.sums.mask_requests(self._sum_round, length, word)
+            masks = self.sums.server.mask_requests(self.sums.number, length, word)
             chosen = {node: mask.clients for node, mask in masks.items()}
-            self.drawn = self._prepared
+            self.drawn = set(self.sums.clients)
         else:
             self.drawn = set(self.sample(server_round))
             chosen = {
                 node: np.array([c for c in local if c in self.drawn], np.int64)
                 for node, local in self.clients.items()
             }
-        connected = set(self.exchange.grid.get_node_ids())
-        return {
-            node: EgoRequest(
-                server_round,
-                clients,
-                base.settings,
-                base.variant,
-                base.sums,
-                base.model,
-                base.ring,
-                masks.get(node),
-                base.is_last,
-                base.checkpoint,
-                base.run,
-                {} if node in self._told else self._publications.get(node, {}),
-            )
+        there, unsent = set(self.exchange.grid.get_node_ids()), self.members.unsent
+        requests = {
+            node: replace(base, clients=clients, mask=masks.get(node), slots=unsent.get(node, {}))
             for node, clients in chosen.items()
-            if clients.size and node in connected
+            if clients.size and node in there
         }
+        self.asked = {node: request.clients.tolist() for node, request in requests.items()}
+        return requests
+
+    def ask(
+        self, server_round: int, requests: Mapping[int, EgoRequest], length: int
+    ) -> dict[int, EgoReply]:
+        """Send a round's requests and take the vectors."""
+        replies = self.send(
+            {node: request.to_record() for node, request in requests.items()},
+            server_round,
+            lambda node, content: self._take_vector(node, content, requests[node], length),
+            max_reply_bytes=reply_bytes(length, self._most_clients),
+        ).values
+        for node in replies:
+            self.members.unsent.pop(node, None)
+        self.members.begun |= self.clients_of(replies)
+        return replies
+
+    def _take_vector(
+        self, node: int, content: RecordDict, request: EgoRequest, length: int
+    ) -> EgoReply:
+        reply = EgoReply.from_record(content, request.server_round, length)
+        if request.mask is not None:
+            server = self.sums.server
+            server.take_masked(node, MaskedReply.from_config(reply.entries, total=reply.total))
+        else:
+            presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
+            slots = 0 if request.is_last else self.num_slots
+            layout = Layout(slots, self.settings.hidden)
+            layout = layout._replace(weights=length - layout.length)
+            check_plain_sum(reply.total, layout, presence.clients.size)
+        return reply
 
     def close(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
         """Take the masks away, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
-        now = self._sum_round
-        following = [] if server_round > self.rounds else self.sample(server_round + 1)
-        rejected = self._reveal(server_round, following)
+        now, server = self.sums.number, self.sums.server
+        following = None if server_round > self.rounds else self.sample(server_round + 1)
+        revealed = self._turn(server_round, following)
         started = time.perf_counter()
-        result = self.sums.result(now)
+        result = server.result(now)
         # The secure sum has a number of its own.
         local, ours = f"round {now}", f"round {server_round}"
-        for client, why in self.sums.blamed[self._named :]:
-            rejected.append({"client": client, "reason": why.replace(local, ours, 1)})
-        self._named = len(self.sums.blamed)
-        found = RoundSum(server_round, now, rejected=rejected)
-        found.failed = {one["client"]: one["reason"] for one in rejected if "client" in one}
+        blamed = [(c, why.replace(local, ours, 1)) for c, why in server.blamed[self._named :]]
+        self._named = len(server.blamed)
+        found = RoundSum(server_round, now, failed=dict(blamed))
+        found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
+        found.rejected += [{"client": client, "reason": why} for client, why in blamed]
         found.parts = {"unmask": time.perf_counter() - started}
-        for entry in rejected:
+        for entry in found.rejected:
             LOG.warning("round %d: %s", server_round, entry)
-        if isinstance(result, SumResult):
-            found.total, found.answered = result.total, set(result.contributors.tolist())
-            found.contributors = len(found.answered)
-        else:
+        if isinstance(result, Skipped):
             found.skipped = result.reason.replace(local, ours, 1)
             LOG.warning("%s", found.skipped)
+        else:
+            found.total, found.answered = result.total, set(result.contributors.tolist())
+            found.contributors = len(found.answered)
         return found
-
-    def is_prepared(self) -> bool:
-        """Whether a secure sum waits for its vectors."""
-        return bool(self._prepared)
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
         if not vectors:
@@ -147,40 +381,20 @@ class EgoSession(EgoSetup):
         result.rejected = [{"client": c, "reason": why} for c, why in result.failed.items()]
         return result
 
-    def _take_vector(
-        self, node: int, content: RecordDict, request: EgoRequest, length: int
-    ) -> EgoReply:
-        reply = EgoReply.from_record(content, request.server_round, length)
-        if request.mask is not None:
-            self.sums.take_masked(node, MaskedReply.from_config(reply.entries, total=reply.total))
-        else:
-            presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
-            slots = 0 if request.is_last else self.num_slots
-            layout = Layout(slots, self.settings.hidden)
-            layout = layout._replace(weights=length - layout.length)
-            check_plain_sum(reply.total, layout, presence.clients.size)
-        return reply
+    def became_of(self, found: RoundSum) -> Participation:
+        """Say what became of every client in the exchanges of a round's sum."""
+        there, server = set(self.connected), self.sums.server
+        at = {client: node for node, clients in self.clients.items() for client in clients}
+        undone = {client: NOT_READY for client in self.drawn if at.get(client) in there}
+        excluded = {client: why for client, why in server.blamed if client in server.excluded}
+        return self.participation(
+            found.answered,
+            failed=found.failed,
+            left_out=self.unaligned | undone | excluded,
+            no_use=found.skipped,
+        )
 
 
-def participation_of(
-    session: EgoSession,
-    requests: Mapping[int, EgoRequest],
-    found: RoundSum,
-    silent: Sequence[Rejected],
-) -> Participation:
-    """Say what became of every client in the exchanges of a round's sum."""
-    at = {client: node for node, clients in session.clients.items() for client in clients}
-    there = set(session.exchange.grid.get_node_ids())
-    undone = {client: NOT_READY for client in session.drawn if at.get(client) in there}
-    blamed = session.sums.blamed
-    excluded = {client: why for client, why in blamed if client in session.sums.excluded}
-    return account_for(
-        session.clients,
-        there,
-        {node: request.clients.tolist() for node, request in requests.items()},
-        found.answered,
-        silent={entry.node_id: entry.reason for entry in silent},
-        failed=found.failed,
-        left_out=session.unaligned | undone | excluded,
-        no_use=found.skipped,
-    )
+def _renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
+    """Give the same under a SuperNode's new id, in the same order."""
+    return {node if at == old else at: one for at, one in by_node.items()}

@@ -34,6 +34,7 @@ it is revealed, and step 4 goes on without ``L_ct``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from flower_graph.errors import NoClientsError
 from flower_graph.messages.keys import ARRAY_NAMES, HANDLED, NOT_SAVED, SUMS, TOTAL
 from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.report.rounds import RoundReport
+from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
@@ -58,11 +60,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     write_save,
 )
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
-from flower_graph.strategies.masked_embedding_averaging.session import (
-    EgoSession,
-    participation_of,
-)
-from flower_graph.strategies.masked_embedding_averaging.setup import as_record
+from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
 ACTIONS = ("align", "union", "unmask", "save", "finish")  # named actions, for make_client_app
 VARIANTS = ("full", "iter", "minus")
@@ -237,28 +235,37 @@ class MaskedEmbeddingAveraging(OwnRounds):
         """Do steps 3 to 7; return the report of the round before."""
         # A round's measurements come with the next round's vectors.
         session, kept = self.session, self.kept
-        session.rejected = []
         if session.admit(server_round):
             kept.forget_sums()
-        if session.is_masked and not session.is_prepared():
+        if session.is_masked and not session.sums.clients:
             session.prepare(server_round, session.sample(server_round))
         base, layout = kept.request(server_round, session), kept.layout(server_round, session)
         requests = session.requests(server_round, base, layout.length)
-        vectors, rejected = session.ask(server_round, requests, layout.length)
-        if requests and not vectors:  # without requests the round is skipped
+        self.answers = session.ask(server_round, requests, layout.length)
+        if requests and not self.answers:  # without requests the round is skipped
             raise NoClientsError(
                 f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
                 f"within {session.timeout:g} s; the log names the reasons"
             )
-        self.answers = vectors
-        result = session.close(server_round, vectors)
-        rejected, session.refused = [*session.refused, *rejected], []
-        result.rejected += [{"node": r.node_id, "reason": r.reason} for r in rejected]
-        asked = sum(request.clients.size for request in requests.values())
-        report = kept.take(layout, result, base.ring, vectors.values(), asked)
-        report.round = server_round - 1
-        report.participation = participation_of(session, requests, result, rejected).to_record()
-        report.wire_bytes = session.exchange.ledger.wire
+        silent = list(session.rejected)  # whoever fails after this has sent its vector
+        result = session.close(server_round, self.answers)
+        session.rejected = silent
+        result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
+        asked = sum(map(len, session.asked.values()))
+        means = kept.take(layout, result, base.ring, self.answers.values(), asked)
+        contrast = 0.0 if math.isnan(means.contrast) else means.contrast
+        report = self.report(
+            server_round - 1,
+            session.became_of(result),
+            means._asdict(),
+            loss=means.cross_entropy + kept.settings.mu * contrast,
+            cross_entropy=means.cross_entropy,
+            regulariser=means.contrast,
+            bytes=self.payload,
+            parts=result.parts,
+            skipped=result.skipped,
+        )
+        report.rejected = result.rejected
         if server_round == session.members.resume.server_round + 1:
             self._early = report.rejected
             return None

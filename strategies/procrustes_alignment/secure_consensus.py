@@ -207,7 +207,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        self._ring = {"limit": limit, "resolution": resolution}
+        self._ring: dict[str, Any] = {"limit": limit, "resolution": resolution}
         self.mean = CommonMean(dropout)
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0

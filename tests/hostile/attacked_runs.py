@@ -139,19 +139,14 @@ class Method:
         error, log = listening(go)
         weights = {k: np.array(v) for k, v in strategy.weights().items()} if not error else {}
         is_masked = self.atol and not error
-        excluded = frozenset(_sums(strategy).excluded) if is_masked else frozenset[int]()
+        sums = getattr(strategy, "sums", None) or getattr(strategy.session, "sums", None)
+        excluded = frozenset(sums.server.excluded) if is_masked else frozenset[int]()
         return Attacked(grid, reports, weights, log, self.clients, error, excluded)
 
     def round_of(self, key: Key) -> int:
         """The round whose report tells of a message."""
         kind, number = key
         return max(1, number - self.shift.get(kind, 1) + 1) if kind in self.rounds else 1
-
-
-def _sums(strategy: Any) -> Any:
-    """Return the server of a masked run's secure sums."""
-    sums = strategy.sums if hasattr(strategy, "sums") else strategy.session.sums
-    return getattr(sums, "server", sums)
 
 
 def _relay(**options: Any) -> tuple[Any, Any]:

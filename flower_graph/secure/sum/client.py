@@ -12,12 +12,14 @@ refused, as is a round that is not newer than the last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.messages.keys import PREPARE_RUN, UNMASK_RUN
 from flower_graph.secure.align.identities import split as pieces
 from flower_graph.secure.channel import (
     COMMITMENT_BYTES,
@@ -119,6 +121,15 @@ class SumClient:
         masked = np.array(total)
         self._add_masks(kept, request, rows, is_present, masked)
         return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
+
+    def turn(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Reveal shares of one sum, prepare the next, or both; read and write entries."""
+        answer: dict[str, Any] = {}
+        if UNMASK_RUN in config:
+            answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
+        if PREPARE_RUN in config:
+            answer |= self.prepare(PrepareRequest.from_config(config)).to_config()
+        return answer
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
         """Reveal one share about each partner that the server asks about; never two."""

@@ -67,24 +67,29 @@ class SumServer:
         """The SuperNode of every enrolled client, of excluded ones too."""
         return {client: node for client, (node, _) in self._members.items()}
 
-    def node_of(self, client: int) -> int:
-        """Return the SuperNode that hosts a client; ``KeyError`` if it is not enrolled."""
-        return self._members[client][0]
+    def node_of(self, client: int) -> int | None:
+        """Return the SuperNode that hosts a client; None if it is not enrolled."""
+        return self._members.get(client, (None,))[0]
 
     def key_request(self) -> KeyRequest:
         """Write the request for channel keys; the same for all."""
         return KeyRequest(self.run_id)
 
-    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
-        """Take in a SuperNode's clients; one that enrols again gets its new keys."""
+    def check_keys(self, reply: KeyReply) -> None:
+        """Refuse keys of another run, and those that hide nothing."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
+            if is_low_order(key.tobytes()):
+                raise MalformedReplyError(f"the channel key of client {client} is of low order")
+
+    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
+        """Take in a SuperNode's clients; one that enrols again gets its new keys."""
+        self.check_keys(reply)
         result = {}
         for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
             if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
                 raise MalformedReplyError(f"client {client} belongs to node {owner}")
-            if is_low_order(key.tobytes()):
-                raise MalformedReplyError(f"the channel key of client {client} is of low order")
             result[client] = node, key.tobytes()
         for old in gone:
             self.forget(old)

@@ -9,9 +9,10 @@ example.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,7 @@ from flower_graph.messages.keys import (
     CONFIG,
     MASKED_SUM,
     METRICS,
-    PREPARE_RUN,
     SUM_STATE,
-    UNMASK_RUN,
 )
 from flower_graph.secure.ring import Ring, encode_sum
 from flower_graph.secure.sum.client import SumClient
@@ -42,10 +41,9 @@ from flower_graph.secure.sum.messages import (
     PrepareReply,
     PrepareRequest,
     UnmaskReply,
-    UnmaskRequest,
 )
 from flower_graph.secure.sum.server import Skipped, SumServer
-from flower_graph.server.exchange import Exchange, Rejected
+from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.reply_limits import reply_bytes, setup_bytes, sum_bytes
 
 # For make_client_app
@@ -68,8 +66,8 @@ class SecureSum:
 
     Parameters
     ----------
-    exchange : Exchange
-        How messages are sent.
+    exchange : Exchange, optional
+        How messages are sent; None for a caller that sends them itself.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float
@@ -80,11 +78,13 @@ class SecureSum:
         Seconds to wait for replies to one exchange, and for nodes.
     min_nodes : int
         SuperNodes to wait for.
+    guard : bool
+        Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
     """
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Exchange | None,
         *,
         limit: float,
         resolution: float = 2.0**-16,
@@ -92,16 +92,16 @@ class SecureSum:
         corrupt: float = 0.1,
         timeout: float = 600.0,
         min_nodes: int = 1,
+        guard: bool = False,
     ) -> None:
         self.server = SumServer(dropout=dropout, corrupt=corrupt)
-        self._exchange = exchange
-        self._limit, self._resolution = limit, resolution
-        self._timeout, self._min_nodes = timeout, min_nodes
-        self._next = 0  # number of the sum that is prepared or will be
-        self._ring: Ring | None = None  # of the sum that is prepared
-        self._clients: list[int] = []  # of that sum
-        self._enrolled: set[int] = set()
+        self.number = -1  # of the newest sum
+        self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
+        self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
+        self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
+        self._exchange, self._timeout, self._min_nodes = exchange, timeout, min_nodes
+        self._enrolled: set[int] = set()
 
     def sum(
         self, server_round: int, length: int, config: Mapping[str, Any] | None = None
@@ -125,11 +125,13 @@ class SecureSum:
         """
         self.prepare(server_round)
         requests = {
-            node: _record(entries | dict(config or {}))
+            node: as_record(entries | dict(config or {}))
             for node, entries in self.requests(length).items()
         }
-        limit = reply_bytes(length, len(self._clients))
-        self._send(server_round, "sum_mask", requests, self.take, limit)
+        limit = reply_bytes(length, len(self.clients))
+        self._send(
+            requests, server_round, self.take, message_type="train.sum_mask", max_reply_bytes=limit
+        )
         return self.close(server_round)
 
     # The same in four steps, for messages of the caller's own that carry the masked vectors
@@ -150,17 +152,18 @@ class SecureSum:
             Clients that the sum is for, ascending. At most the share ``dropout`` of them may be
             missing from it, else it is skipped.
         """
-        there = self._exchange.nodes(self._min_nodes, self._timeout) if nodes is None else nodes
-        self._enroll(server_round, set(there))
-        if self._ring is None:
-            self._turn(server_round, {}, self._open())
-        return self._clients
+        if nodes is None:
+            assert self._exchange is not None
+            nodes = self._exchange.nodes(self._min_nodes, self._timeout)
+        self._enroll(server_round, set(nodes))
+        if not self.clients:
+            self.turn(server_round, self.server.clients, self._send, reveal=False)
+        return self.clients
 
     def requests(self, length: int) -> dict[int, dict[str, Any]]:
         """Give the entries with which each SuperNode's ``masked`` masks a vector of this length."""
-        assert self._ring is not None, "nothing is prepared"
         ring = RING.to_config(self._ring)
-        masks = self.server.mask_requests(self._next, length, self._ring.word)
+        masks = self.server.mask_requests(self.number, length, self._ring.word)
         return {node: request.to_config() | ring for node, request in masks.items()}
 
     def take(self, node: int, content: RecordDict) -> None:
@@ -169,14 +172,12 @@ class SecureSum:
         if arrays is None or MASKED_SUM not in arrays:
             raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
         total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-        self.server.take_masked(node, MaskedReply.from_config(_entries(content), total=total))
+        self.server.take_masked(node, MaskedReply.read(content, total=total))
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Take the masks away, in an exchange that also makes the next sum ready."""
-        number, ring = self._next, self._ring
-        assert ring is not None, "nothing is prepared"
-        self._next += 1
-        self._turn(server_round, self.server.unmask_requests(number), self._open())
+        number, ring = self.number, self._ring
+        self.turn(server_round, self.server.clients, self._send)
         result = self.server.result(number)
         if isinstance(result, Skipped):
             return result
@@ -187,15 +188,79 @@ class SecureSum:
             return Skipped(f"a client's part of the sum was not as agreed: {error}")
         return Summed(values, result.contributors)
 
+    def turn(
+        self,
+        server_round: int,
+        following: Iterable[int] | None,
+        send: Callable[..., Replies[None]],
+        *,
+        reveal: bool = True,
+        message_type: str = "train.sum_unmask",
+    ) -> list[Rejected]:
+        """Unmask the newest sum and make the next ready for some clients, in one exchange.
+
+        Parameters
+        ----------
+        server_round : int
+            The caller's round.
+        following : iterable of int, optional
+            Clients that the next sum is for; None if there is to be none yet.
+        send : callable
+            Sends the messages, as ``Session.send`` does.
+        reveal : bool
+            Whether to unmask the newest sum.
+        message_type : str
+            Of the messages, which ``SumClient.turn`` answers.
+
+        Returns
+        -------
+        list of Rejected
+            SuperNodes without a usable answer.
+        """
+        unmask = self.server.unmask_requests(self.number) if reveal else {}
+        prepare: dict[int, PrepareRequest] = {}
+        self.clients = [] if following is None else list(following)
+        if following is not None:
+            self.number += 1
+            self._ring = self.ring_for(max(1, len(self.clients)))
+            prepare = self.server.open_round(self.number, self.clients)
+        entries: dict[int, dict[str, Any]] = {}
+        for requests in (unmask, prepare):
+            for node, request in requests.items():
+                entries.setdefault(node, {}).update(request.to_config())
+
+        def read(node: int, content: RecordDict) -> None:
+            if node in unmask:
+                self.server.take_shares(node, UnmaskReply.read(content))
+            if node in prepare:
+                self.server.take_prepare(node, PrepareReply.read(content))
+
+        if not entries:
+            return []
+        replies = send(
+            {node: as_record(config) for node, config in entries.items()},
+            server_round,
+            read,
+            message_type=message_type,
+            max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
+        )
+        return replies.rejected
+
+    def forget(self, node: int) -> None:
+        """Strike a SuperNode off that has lost its keys; it is asked for new ones."""
+        self.server.forget(node)
+        self._enrolled.discard(node)
+
     def _enroll(self, server_round: int, nodes: set[int]) -> None:
         """Ask SuperNodes that are new for their clients, and forget those that are gone."""
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
-        request = _record(self.server.key_request().to_config())
-        requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
+        requests = dict.fromkeys(
+            sorted(nodes - self._enrolled), self.server.key_request().to_record()
+        )
 
         def read(node: int, content: RecordDict) -> None:
-            reply, homes = KeyReply.from_config(_entries(content)), self.server.homes
+            reply, homes = KeyReply.read(content), self.server.homes
             before = {homes[c] for c in reply.clients.tolist() if c in homes} & gone
             if len(before) == 1 and self.server.knows(old := next(iter(before)), reply):
                 self.server.move(old, node)
@@ -204,63 +269,27 @@ class SecureSum:
             gone.difference_update(before)
             self._enrolled.add(node)
 
-        self._send(server_round, "sum_enroll", requests, read, setup_bytes())
+        if requests:
+            self._send(
+                requests,
+                server_round,
+                read,
+                message_type="train.sum_enroll",
+                max_reply_bytes=setup_bytes(),
+            )
         for old in gone:
             self.server.forget(old)
         self._enrolled &= nodes
 
-    def forget(self, node: int) -> None:
-        """Strike a SuperNode off that has lost its keys; it is asked for new ones."""
-        self.server.forget(node)
-        self._enrolled.discard(node)
-
-    def _open(self) -> dict[int, PrepareRequest]:
-        """Open the next sum, with all clients that are there."""
-        self._clients = self.server.clients
-        self._ring = Ring.fit(max(1, len(self._clients)), self._limit, self._resolution)
-        return self.server.open_round(self._next, self._clients)
-
-    def _turn(
-        self,
-        server_round: int,
-        unmask: Mapping[int, UnmaskRequest],
-        prepare: Mapping[int, PrepareRequest],
-    ) -> None:
-        """Unmask one sum and prepare the next, in one exchange."""
-        entries: dict[int, dict[str, Any]] = {}
-        for requests in (unmask, prepare):
-            for node, request in requests.items():
-                entries.setdefault(node, {}).update(request.to_config())
-
-        def read(node: int, content: RecordDict) -> None:
-            result = _entries(content)
-            if node in unmask:
-                self.server.take_shares(node, UnmaskReply.from_config(result))
-            if node in prepare:
-                self.server.take_prepare(node, PrepareReply.from_config(result))
-
-        records = {node: _record(config) for node, config in entries.items()}
-        limit = sum_bytes(unmask.values(), prepare.values())
-        self._send(server_round, "sum_unmask", records, read, limit)
-
     def _send(
-        self,
-        server_round: int,
-        action: str,
-        requests: Mapping[int, RecordDict],
-        read: Any,
-        max_reply_bytes: int,
-    ) -> None:
-        if requests:
-            replies = self._exchange.send(
-                requests,
-                message_type=f"train.{action}",
-                server_round=server_round,
-                timeout=self._timeout,
-                read=read,
-                max_reply_bytes=max_reply_bytes,
-            )
-            self.rejected += replies.rejected
+        self, requests: Mapping[int, RecordDict], server_round: int, read: Any, **how: Any
+    ) -> Replies[None]:
+        assert self._exchange is not None
+        replies: Replies[None] = self._exchange.send(
+            requests, server_round=server_round, timeout=self._timeout, read=read, **how
+        )
+        self.rejected += replies.rejected
+        return replies
 
 
 class MaskingClient(NumPyClient):
@@ -300,11 +329,8 @@ class MaskingClient(NumPyClient):
 
     def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
         """Reveal shares of one sum, prepare the next, or both."""
-        host, entries = self.keys(), dict[str, Any]()
-        if UNMASK_RUN in config:
-            entries |= host.unmask(UnmaskRequest.from_config(config)).to_config()
-        if PREPARE_RUN in config:
-            entries |= host.prepare(PrepareRequest.from_config(config)).to_config()
+        host = self.keys()
+        entries = host.turn(config)
         self._keep(host)
         return [], len(self.clients), entries
 
@@ -336,13 +362,12 @@ class SecureSumClient(MaskingClient):
         return [reply.total], reply.clients.size, entries
 
 
-def _record(config: Mapping[str, Any]) -> RecordDict:
+def as_record(config: Mapping[str, Any]) -> RecordDict:
+    """Write entries as a message."""
     return RecordDict({CONFIG: ConfigRecord(dict(config))})
 
 
-def _entries(content: RecordDict) -> dict[str, Any]:
-    """Merge a reply's entries: the adaptor puts numbers into the metrics, the rest beside them."""
-    return {
-        **content.metric_records.get(METRICS, {}),
-        **content.config_records.get(CONFIG, {}),
-    }
+def entries_of(content: RecordDict) -> dict[str, Any]:
+    """Return a reply's entries: the adaptor puts numbers and all else into two records."""
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    return {**content.metric_records.get(METRICS, {}), **config}
