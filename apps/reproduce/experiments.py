@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -154,22 +154,30 @@ def _path(folder: Path, job: Job) -> Path:
 
 def _is_kept(path: Path, job: Job) -> bool:
     """Say whether a run is there, and of today's shipped config."""
-    # A setting that the run's file does not have is newer than the run: it changed nothing then.
     if not path.exists():
         return False
-    stored = json.loads(path.read_text()).get("settings", {})
-    now = _settings(job)
-    return all(now.get(key) == value for key, value in stored.items())
+    return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(_config(job)))
 
 
-def _settings(job: Job) -> dict[str, Any]:
+def is_same(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Say whether a kept run had today's settings."""
+    # A setting that the run's file does not have is newer than the run: it changed nothing then.
+    return all(now.get(key) == value for key, value in kept.items())
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
     """Give a run's settings by dotted key, without those that say where it runs."""
-    settings = to_dict(_config(job))
-    flat: dict[str, Any] = {}
+    settings = flat(to_dict(config))
+    return {key: value for key, value in settings.items() if key not in ("device", "data.root")}
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Write settings by dotted key."""
+    result: dict[str, Any] = {}
     for key, value in settings.items():
         inner = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
-    return {key: value for key, value in flat.items() if key not in ("device", "data.root")}
+        result |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
+    return result
 
 
 def _config(job: Job) -> Any:
@@ -207,5 +215,5 @@ def _run(job: Job, path: Path, centralised: TrainCentralised | None, fresh: bool
     curves.run_seconds = time.perf_counter() - started
     curves.peak_bytes = peak_memory() if fresh else math.nan
     stored = {"cell": asdict(job.cell), "seed": job.seed, "rounds": job.rounds}
-    write_json(path, stored | {"settings": _settings(job), "curves": asdict(curves)})
+    write_json(path, stored | {"settings": settings_of(config), "curves": asdict(curves)})
     return curves.test_at_best_val

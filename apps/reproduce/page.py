@@ -50,9 +50,11 @@ def _block(block: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list
 
 
 def _prose(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> list[str]:
-    seeds = (asked.seeds or asked.table.seeds) if not here else here[0]["seeds"]
+    is_whole = "rows" not in block or not here
+    seeds = (asked.seeds or asked.table.seeds) if is_whole else here[0]["seeds"]
     values = {"seeds": ", ".join(map(str, seeds)), "seeds_comma": ",".join(map(str, seeds)), **keys}
-    if here:
+    values["rounds"] = asked.rounds or asked.table.rounds
+    if not is_whole:
         values["rounds"] = here[0]["settings"]["rounds"]
     heading = [f"## {fill(block['heading'], values)}"] if "heading" in block else []
     text = block.get("text", [])
@@ -116,7 +118,7 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     shared = [first] if "columns" in block else []
     shared += [line for line in block.get("lines", []) if "each" not in line]
     lines = [
-        _line(line["cells"], asked, {**keys, **one}, here)
+        _line(line["cells"], asked, _with_values({**keys, **one}, asked), here)
         for each, group in [(block.get("each", ()), shared), *((o["each"], [o]) for o in local)]
         for one in _each(each, here, asked)
         for line in group
@@ -135,6 +137,12 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     ]
     texts = [[cells[place][0] for place in shown] for cells in lines]
     return ["\n".join(markdown([names[place][0] for place in shown], texts))]
+
+
+def _with_values(keys: Values, asked: Asked) -> Values:
+    """Add what templates may name of a line's method."""
+    method = asked.table.methods.get(keys.get("method", ""))
+    return {**method.values, **keys} if method else keys
 
 
 def _part(column: Any, place: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
 from importlib import import_module, resources
@@ -15,9 +15,11 @@ import yaml
 
 from flower_graph.apps.reproduce.experiments import Experiment, Run, loaded
 from flower_graph.config.checks import nearest, one_line, refuse_key
-from flower_graph.config.sources import is_file_name
+from flower_graph.config.registry import known_apps, method_named
+from flower_graph.config.sources import TABLES, is_file_name
 from flower_graph.errors import ConfigError
 
+PRIVACY = "privacy"  # Name of the table that is a curve
 Values = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -59,6 +61,7 @@ class Choice:
     settings: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)  # What templates may name
     only: Values = field(default_factory=dict)  # Data sets and models that have it; else all
+    follows: str = ""  # Method that it is run with; it cannot be asked for itself
     seconds: float = 1.0  # Of a round on one core; those of data set, model and method multiply
     start_seconds: float = 0.0  # Of what goes before the first round
     model: str | None = None  # Name of the model in rows, where the method says it
@@ -118,43 +121,29 @@ class Table:
     times: tuple[str, ...] = ()  # Settings that the seconds of a round are to be multiplied by
     fresh: bool = False  # A process of its own for every run, so that its memory can be told
     centralised: str | None = None  # Function that trains the config's network in one piece
-    extra_rows: str | None = None  # Function that makes rows which no run of the plan has
-    if_asked: Mapping[str, Values] = field(default_factory=dict)  # Run only if it is asked for
+    privacy: Values | None = None  # A curve of accuracy against a budget, only if it is asked for
 
     def known(self) -> dict[str, tuple[str, ...]]:
         """Give what ``--only`` may name."""
-        tables = (*self.tables, *self.if_asked)
-        all_of_them = {"data": self.data, "model": self.models, "method": self.methods}
-        return {key: tuple({**all_of_them, "table": tables}[key]) for key in self.only}
+        known = {
+            "data": tuple(self.data),
+            "model": tuple(self.models),
+            "method": tuple(key for key, one in self.methods.items() if not one.follows),
+            "table": (*self.tables, *([PRIVACY] if self.privacy else [])),
+        }
+        return {key: known[key] for key in self.only}
 
 
-def tables() -> list[str]:
-    """Name the papers whose tables ship with the package."""
-    folder = resources.files("flower_graph.conf") / "reproduce"
-    names = (entry.name for entry in folder.iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+def tables() -> dict[str, str]:
+    """Give all methods' tables by name: those of ``conf/reproduce``, or paths of files."""
+    every = {Path(one).stem: one for app in known_apps() for one in method_named(app).tables}
+    return dict(sorted(every.items()))
 
 
-def read_table(name: str, others: Collection[str] = ()) -> Table:
-    """Read a shipped paper's tables, or a file of the same form; ``others`` are known besides."""
-    if is_file_name(name):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"table {name}: {error}") from error
-    elif name in (known := tables()):
-        text = (resources.files("flower_graph.conf") / "reproduce" / f"{name}.yaml").read_text(
-            "utf-8"
-        )
-    else:
-        every = sorted({*known, *others})
-        close = nearest(name, every)
-        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(every)}"
-        raise ConfigError(
-            f"paper: {name!r} is unknown; {hint} (a table of your own must end in .yaml or .yml)"
-        )
+def read_table(name: str) -> Table:
+    """Read a method's tables, or a file of the same form."""
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.safe_load(_text_of(name))
     except yaml.YAMLError as error:
         raise ConfigError(f"table {name}: malformed YAML: {one_line(error)}") from error
     if not isinstance(tree, dict):
@@ -168,6 +157,24 @@ def read_table(name: str, others: Collection[str] = ()) -> Table:
         for key, parts in tree.get("tables", {}).items()
     }
     return make(Table, {"name": Path(name).stem, **tree}, name)
+
+
+def _text_of(name: str) -> str:
+    if is_file_name(name):
+        try:
+            return Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"table {name}: {error}") from error
+    known = tables()
+    if name not in known:
+        close = nearest(name, known)
+        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(known)}"
+        raise ConfigError(
+            f"paper: {name!r} is unknown; {hint} (a table of your own must end in .yaml or .yml)"
+        )
+    if is_file_name(known[name]):
+        return _text_of(known[name])
+    return (resources.files("flower_graph.conf") / f"{TABLES}{name}.yaml").read_text("utf-8")
 
 
 def make(kind: type[T], tree: Values, where: str) -> T:
@@ -313,7 +320,7 @@ class Asked:
             for _, varied in points
         )
         seeds = (self.seeds or part.seeds or self.table.seeds)[: choice.seeds]
-        name = fill(part.shown, {"method": method, **shown})
+        name = fill(part.shown, {**choice.values, "method": method, **shown})
         return Group(part, data, model, method, name, keys, experiments, rounds, seeds)
 
     def _experiment(

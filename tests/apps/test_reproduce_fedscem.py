@@ -128,7 +128,7 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
     job = Job(EVERYTHING.cell("Cora", FEDSCEM), 0, 3)
     from flower_graph.apps.reproduce import experiments as cells
 
-    path, settings = cells._path(tmp_path, job), cells._settings(job)
+    path, settings = cells._path(tmp_path, job), cells.settings_of(cells._config(job))
     for stored, is_missing in (
         (settings, False),
         ({}, False),  # older versions did not say

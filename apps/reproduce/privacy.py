@@ -1,0 +1,189 @@
+"""Accuracy against the budget of local differential privacy, as a table's ``privacy`` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from flower_graph.apps.reproduce.experiments import flat, is_same, settings_of
+from flower_graph.apps.reproduce.table import Values, fill, function, make
+from flower_graph.apps.reproduce.text import Row, markdown
+from flower_graph.apps.run import simulate
+from flower_graph.config.load import load_config
+from flower_graph.privacy.accountant import spent
+from flower_graph.report.plots.privacy import Panel, plot_budgets
+from flower_graph.report.result import best_round
+from flower_graph.storage.files import prepare_folder, write_json, write_text
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is run and drawn."""
+
+    title: str
+    text: str
+    configs: Mapping[str, Values]  # By title: a config, and what is tried with it alone
+    epsilons: tuple[float, ...]  # Budgets of a whole run
+    noisy: str  # Name of the runs with noise
+    levels: Mapping[str, Sequence[str]]  # Settings of runs without noise, by name
+    # Values of settings, tried at every budget with the first seed
+    tried: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)  # Settings that rows show, by their key
+    columns: Mapping[str, str] = field(default_factory=dict)  # Keys that the page shows, by name
+    constants: Mapping[str, str] = field(default_factory=dict)  # Functions of the config, by name
+    measured: tuple[str, ...] = ()  # Settings of how accuracy is measured
+
+
+def privacy_curve(
+    out: Path,
+    tree: Values,
+    seeds: Sequence[int],
+    rounds: int | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Row]:
+    """Run without noise and at every budget; write table and picture."""
+    # What the folder has of the same settings is not run again; it is written after every run.
+    curve = make(Curve, tree, "privacy")
+    file = prepare_folder(out, may_exist=True) / "privacy.json"
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    panels = {
+        title: _groups(curve, one, kept, rounds, overrides) for title, one in curve.configs.items()
+    }
+    rows = [row for groups in panels.values() for group in groups for row in group]
+    for row in rows:
+        _run(curve, row, seeds[0], file, rows)
+    # Validation accuracy with the first seed chooses, never test accuracy.
+    first = str(seeds[0])
+    best = {
+        title: [max(group, key=lambda row: row["val"][first]) for group in groups]
+        for title, groups in panels.items()
+    }
+    chosen = [row for group in best.values() for row in group]
+    for row in rows:
+        row["chosen"] = any(row is one for one in chosen)
+    for seed in seeds:
+        for row in chosen:
+            _run(curve, row, seed, file, rows)
+    write_json(file, rows)
+    constants = {title: _constants(curve, group[0]) for title, group in best.items()}
+    write_text(out / "privacy.md", _page(curve, best, constants, seeds))
+    _draw(out / "privacy.png", curve, best, constants)
+    return rows
+
+
+def _groups(
+    curve: Curve, one: Values, kept: Sequence[Row], rounds: int | None, overrides: Sequence[str]
+) -> list[list[Row]]:
+    """List a config's rows: each level alone, those of a budget together."""
+    tried = {**curve.tried, **one.get("tried", {})}
+    more = [*overrides]
+    if rounds is not None and "rounds" in tried:
+        tried["rounds"] = [rounds]
+    elif rounds is not None:
+        more.append(f"rounds={rounds}")
+    longest = [f"rounds={max(tried['rounds'])}"] if "rounds" in tried else []
+
+    def begin(name: str, *settings: str) -> Row:
+        return _row(curve, name, one["config"], [*settings, *more], kept)
+
+    levels = [[begin(name, *settings, *longest)] for name, settings in curve.levels.items()]
+    choices = [
+        [f"{key}={value}" for key, value in zip(tried, values, strict=True)]
+        for values in product(*tried.values())
+    ]
+    return levels + [
+        [begin(curve.noisy, f"privacy.epsilon={epsilon}", *choice) for choice in choices]
+        for epsilon in curve.epsilons
+    ]
+
+
+def _row(curve: Curve, name: str, config: str, overrides: list[str], kept: Sequence[Row]) -> Row:
+    """Begin a row, with the runs that there are of the same settings."""
+    settings = load_config(config, [*overrides, *curve.measured])
+    row: Row = {"method": name, "config": config, "overrides": overrides}
+    row |= {"settings": settings_of(settings), "rounds": settings.rounds}
+    row |= {key: row["settings"][name] for key, name in curve.keys.items()}
+    if settings.privacy.is_on:
+        row |= spent(settings.privacy, settings.rounds)
+    for old in kept:
+        # What older versions did not write down does not tell rows apart.
+        same = all(old.get(key, row[key]) == row[key] for key in row if key != "settings")
+        if same and is_same(flat(old.get("settings", {})), row["settings"]):
+            return {**row, "val": dict(old["val"]), "test": dict(old["test"])}
+    return {**row, "val": {}, "test": {}}
+
+
+def _run(curve: Curve, row: Row, seed: int, file: Path, rows: Sequence[Row]) -> None:
+    """Run a row with a seed, unless it was."""
+    if str(seed) in row["test"]:
+        return
+    overrides = [*row["overrides"], *curve.measured, f"seed={seed}"]
+    best = best_round(simulate(load_config(row["config"], overrides)))
+    assert best is not None  # the data sets have validation nodes
+    row["val"][str(seed)], row["test"][str(seed)] = best.val_accuracy, best.test_accuracy
+    write_json(file, rows)
+    what = f"{row['config']} {row['method']} {row['overrides']} seed {seed}"
+    print(f"{what}: {best.test_accuracy:.4f}", flush=True)
+
+
+def _constants(curve: Curve, row: Row) -> dict[str, float]:
+    """Work out what a run is compared with that is no run."""
+    config = load_config(row["config"], row["overrides"])
+    return {name: function(one)(config) for name, one in curve.constants.items()}
+
+
+def _page(
+    curve: Curve,
+    best: Mapping[str, Sequence[Row]],
+    constants: Mapping[str, Mapping[str, float]],
+    seeds: Sequence[int],
+) -> str:
+    delta = next(row["delta"] for rows in best.values() for row in rows if "delta" in row)
+    values = {"seeds": ", ".join(map(str, seeds)), "first": seeds[0], "delta": delta}
+    parts = [f"# {curve.title}", fill(curve.text, values)]
+    for title, rows in best.items():
+        lines = [_line(curve, row) for row in rows if "epsilon" in row]
+        lines += [_line(curve, row) for row in rows if "epsilon" not in row]
+        gap = [""] * (len(curve.columns) + 4)
+        lines += [[name, *gap, f"{100 * one:.1f}"] for name, one in constants[title].items()]
+        heads = ["epsilon", "of a round", "noise / sensitivity", "clipping norm", *curve.columns]
+        parts += [f"## {title}"] if len(best) > 1 else []
+        parts.append("\n".join(markdown([*heads, "rounds", "test accuracy"], lines)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(curve: Curve, row: Row) -> list[str]:
+    values = [100 * value for value in row["test"].values()]
+    shown = [f"{row[key]:g}" for key in curve.columns.values()]
+    end = [*shown, str(row["rounds"]), f"{fmean(values):.1f} ± {pstdev(values):.1f}"]
+    if "epsilon" not in row:
+        return [row["method"], "", "", "", *end]
+    budget = [_figure(row["epsilon"]), _figure(row["epsilon-of-a-round"])]
+    return [*budget, f"{row['noise-multiplier']:.3g}", f"{row['clipping-norm']:g}", *end]
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _draw(
+    path: Path,
+    curve: Curve,
+    best: Mapping[str, Sequence[Row]],
+    constants: Mapping[str, Mapping[str, float]],
+) -> None:
+    panels = {title: Panel({}, {}) for title in best}
+    for title, rows in best.items():
+        for row in rows:
+            values = list(row["test"].values())
+            if "epsilon" in row:
+                panels[title].budgets[row["epsilon"]] = values
+            else:
+                panels[title].levels[row["method"]] = values
+        panels[title].levels.update({name: [one] for name, one in constants[title].items()})
+    plot_budgets(path, panels, noisy=curve.noisy)
