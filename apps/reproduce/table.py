@@ -167,7 +167,7 @@ def _text_of(name: str) -> str:
             raise ConfigError(f"table {name}: {error}") from error
     known = tables()
     if name not in known:
-        close = nearest(name, known)
+        close = nearest(name, [*known])
         hint = f"did you mean {close!r}?" if close else f"there are {', '.join(known)}"
         raise ConfigError(
             f"paper: {name!r} is unknown; {hint} (a table of your own must end in .yaml or .yml)"
