@@ -73,7 +73,9 @@ def relay_app(x: np.ndarray, users_of: dict[int, list[int]], rate: float) -> Cli
             latent[row] = x[user] @ weight
         content = {
             "arrays": record({"relay": latent}),
-            "metrics": MetricRecord({"num-examples": len(users), "round": config["round"]}),
+            "metrics": MetricRecord(
+                {"num-examples": len(users), "server-round": config["server-round"]}
+            ),
         }
         return Message(RecordDict(content), reply_to=message)
 
@@ -125,7 +127,11 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
         # and whether the means of the round before could not be read
         measured = [0.5, 1, 0.25, 1, 0.75, 1, 2.0, 0, 0, 0]
         total = np.concatenate([sums.ravel(), held, measured])
-        numbers = {"round": config["round"], "train-seconds": 0.0, "mask-seconds": 0.0}
+        numbers = {
+            "server-round": config["server-round"],
+            "train-seconds": 0.0,
+            "mask-seconds": 0.0,
+        }
         return reply(
             message,
             sums=record({"total": total}),
@@ -198,7 +204,10 @@ def scored_app(num_features: int, num_classes: int) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        numbers = {"round": message.content["config"]["round"], "losses": [1.0 + here(context)]}
+        numbers = {
+            "server-round": message.content["config"]["server-round"],
+            "losses": [1.0 + here(context)],
+        }
         return reply(message, numbers, {"counts": integers([1, 1, 1, 2, 2, 2])})
 
     @app.train("finish")

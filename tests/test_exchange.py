@@ -294,21 +294,21 @@ def stamp(**entries: Any) -> RecordDict:
     return RecordDict({"config": ConfigRecord(named)})
 
 
-@pytest.mark.parametrize("said", [2, 0, "1", b"1", [1], 1.5])
+@pytest.mark.parametrize("said", [1, 0, "1", b"1", [1], 1.5])
 def test_another_message_format_is_refused(said: Any) -> None:
     with pytest.raises(MalformedReplyError) as error:
         other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
     assert str(error.value).startswith(f"speaks message format {said} (flower-graph ")
-    assert str(error.value).endswith(f"the server 1 ({__version__}): install the same version")
+    assert str(error.value).endswith(f"the server 2 ({__version__}): install the same version")
     assert "\n" not in str(error.value)
 
 
 def test_a_client_that_says_nothing_of_its_version_is_fine() -> None:
     for content in (RecordDict(), stamp(), stamp(flower_graph="9.9"), vector(1, 2, 3)):
         assert other_version(content) == ""
-    assert other_version(stamp(message_format=1, flower_graph=__version__)) == ""
-    assert other_version(stamp(message_format=1, flower_graph="9.9")) == "9.9"
-    assert other_version(stamp(message_format=1)) == "?"
+    assert other_version(stamp(message_format=2, flower_graph=__version__)) == ""
+    assert other_version(stamp(message_format=2, flower_graph="9.9")) == "9.9"
+    assert other_version(stamp(message_format=2)) == "?"
 
 
 def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -317,7 +317,7 @@ def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(stamp(message_format=1, flower_graph="9.9"), reply_to=message)
+        return Message(stamp(message_format=2, flower_graph="9.9"), reply_to=message)
 
     sender = Exchange(grid)
     for server_round in (1, 2):

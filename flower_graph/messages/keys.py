@@ -27,8 +27,8 @@ RELAY, WEIGHTS, HOLDERS = "relay", "weights", "holders"
 # Exact integers, as little-endian bytes
 USERS, GRADIENT_ROUND = "users", "gradient-round"
 # Scalars
-ROUND, AVERAGE_ROUND, RESUME_ROUND = "round", "average-round", "resume-round"
-SERVER_ROUND = "server-round"  # Flower's FedAvg says so
+AVERAGE_ROUND, RESUME_ROUND = "average-round", "resume-round"
+SERVER_ROUND = "server-round"  # the round, as Flower's FedAvg says it
 CHECKPOINT = "checkpoint"
 HANDLED = "handled-messages"  # how many a client has behind it; 0 if it has no state of the run
 RUN_TOKEN, NOT_SAVED = "run-token", "not-saved"  # whose checkpoint; why a client could not write it
@@ -81,7 +81,7 @@ IS_TARGET, ROTATIONS_ONLY = "is-target", "rotations-only"
 # in the answer to a ``query``: version, and FORMAT of the messages that it understands
 ARRAY_NAMES = "array-names"
 VERSION, MESSAGE_FORMAT = "flower-graph", "message-format"
-FORMAT = 1  # counts up whenever a server of one version cannot work with clients of another
+FORMAT = 2  # counts up whenever a server of one version cannot work with clients of another
 # Largest number that can be a weight, an embedding or a latent vector's. Ten thousand times more
 # than any that we have seen; squares of it, added up over a large graph, still fit into float32.
 MAX_NUMBER = 2.0**20

@@ -31,7 +31,7 @@ from flower_graph.messages.keys import (
     CONFIG,
     METRICS,
     NUM_EXAMPLES,
-    ROUND,
+    SERVER_ROUND,
     USERS,
     WITH_TARGETS,
     unpack_integers,
@@ -46,7 +46,7 @@ from flower_graph.privacy.client_noise import (
 
 PROTECTED = "train"  # the kind of message whose reply has the arrays
 # What replies say of themselves and not of the data; any other figure comes from the data.
-KEPT = {NUM_EXAMPLES, CLIENTS, ROUND, WITH_TARGETS}
+KEPT = {NUM_EXAMPLES, CLIENTS, SERVER_ROUND, WITH_TARGETS}
 
 
 class PrivateReplies:

@@ -29,8 +29,8 @@ from flower_graph.messages.keys import (
     NUM_CLASSES,
     NUM_EXAMPLES,
     NUM_FEATURES,
-    ROUND,
     ROWS,
+    SERVER_ROUND,
     FloatArray,
     IntArray,
 )
@@ -170,7 +170,7 @@ class PeerGradients(Message, up="train.judge"):
 class SageRequest(Message, down="train evaluate"):
     """Server to client: train, or say how good you are."""
 
-    server_round: Annotated[int, Whole(ROUND, "the round")]
+    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     clients: Annotated[IntArray, Exact(CLIENTS, "who trains, or is judged", shape="p")]
     settings: Settings  # What to train with
     # Empty for LocalSage+, where each keeps its own
@@ -204,7 +204,7 @@ class Losses(Numbers):
 class SageScores(Message, up="train evaluate"):
     """How good the classifiers of some clients at one SuperNode are."""
 
-    server_round: Annotated[int, Whole(ROUND, "as asked")]
+    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
     losses: Annotated[
         FloatArray,
         Losses(
@@ -244,7 +244,7 @@ class SageScores(Message, up="train evaluate"):
 class MeanClassifier(Message, up="train"):
     """Client to server: the mean of its clients' classifiers."""
 
-    server_round: Annotated[int, Whole(ROUND, "as asked")]
+    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
     weight: Annotated[int, Whole(NUM_EXAMPLES, "training nodes, the weight of the mean", least=0)]
     weights: Annotated[
         Arrays,

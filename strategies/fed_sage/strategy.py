@@ -43,7 +43,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.messages import keys
-from flower_graph.messages.keys import ARRAY_NAMES, NUM_EXAMPLES, ROUND
+from flower_graph.messages.keys import ARRAY_NAMES, NUM_EXAMPLES, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging_checkpoints import restore_if_asked
 from flower_graph.server.exchange import Replies
@@ -164,7 +164,7 @@ class SageClient(NumPyClient):
                 return [], places.numel(), scores.to_config()
             mean, size = cohort.mean_weights(places)
         arrays = [value.cpu().numpy() for value in mean.values()]
-        return arrays, size, {ROUND: request.server_round, ARRAY_NAMES: list(mean)}
+        return arrays, size, {SERVER_ROUND: request.server_round, ARRAY_NAMES: list(mean)}
 
     def evaluate(
         self, parameters: list[Any], config: dict[str, Any]
@@ -182,7 +182,9 @@ class SageClient(NumPyClient):
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[list[Any], int, dict[str, Any]]:
         """Write a checkpoint."""
-        why = self.host.save(read_settings(config), int(config[ROUND]), str(config[keys.RUN_TOKEN]))
+        why = self.host.save(
+            read_settings(config), int(config[SERVER_ROUND]), str(config[keys.RUN_TOKEN])
+        )
         return [], self.host.clients.size, {keys.NOT_SAVED: why} if why else {}
 
     def finish(
@@ -329,7 +331,7 @@ class LocalSage(RoundStrategy):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have all clients that are there save a round."""
-        order = {keys.ROUND: server_round, keys.RUN_TOKEN: self.session.checkpoints.run}
+        order = {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: self.session.checkpoints.run}
         config = ConfigRecord(write_settings(self.settings) | order)
         return self.session.have_saved(server_round, RecordDict({keys.CONFIG: config}), {})
 

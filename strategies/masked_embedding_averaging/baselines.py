@@ -36,7 +36,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.averaging import Enrolment
-from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, ROUND
+from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
@@ -144,7 +144,7 @@ class EgoModelClient(NumPyClient):
         answer = metrics["cross-entropy"], len(self.host.egos), metrics
 
         def save(server_round: int, run: str) -> str:
-            return self.host.save(config | {ROUND: server_round})
+            return self.host.save(config | {SERVER_ROUND: server_round})
 
         return save_if_asked(save, config, answer)
 

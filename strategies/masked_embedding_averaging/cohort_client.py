@@ -25,7 +25,7 @@ from flower_graph.errors import (
     RefusedError,
     UnreadableSumError,
 )
-from flower_graph.messages.keys import ALIGN_STAGE, ROUND, RUN_TOKEN
+from flower_graph.messages.keys import ALIGN_STAGE, RUN_TOKEN, SERVER_ROUND
 from flower_graph.messages.resume import Resume
 from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
@@ -179,7 +179,7 @@ class EgoCohortClient:
 
     def save(self, config: Mapping[str, Any]) -> str:
         """Write a checkpoint without taking part in the round; return why not, or nothing."""
-        return self._save(read_settings(config), int(config[ROUND]), str(config[RUN_TOKEN]))
+        return self._save(read_settings(config), int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
 
     def handled(self, settings: EgoSettings) -> int:
         """Return how many messages the models have behind them; 0 if they are lost, too."""

@@ -110,7 +110,7 @@ write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
 
 def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, Any]:
     """Return the entries of ``train.save``: write the checkpoint of a round of a run."""
-    return write_settings(settings) | {keys.ROUND: server_round, keys.RUN_TOKEN: run}
+    return write_settings(settings) | {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
 
 
 @dataclass
@@ -221,7 +221,7 @@ class Rest(Field):
 
     def read(self, name: str, reading: Reading) -> Any:
         """Give all entries; who reads the other message knows its own."""
-        others = (keys.ROUND, keys.NUM_EXAMPLES)
+        others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
         return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
 
 
@@ -238,7 +238,7 @@ class MaskedRing(Part):
 class EgoRequest(Message, down="train"):
     """Server to client: the last round's sums; asks for this round's vector."""
 
-    server_round: Annotated[int, Whole(keys.ROUND, "the round")]
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
     clients: Annotated[IntArray, Clients(keys.CLIENTS, "who takes part", shape="p")]
     settings: Settings  # What the clients' models and training are
     variant: Annotated[str, Word(keys.VARIANT, "`full`, `iter` or `minus`")]
@@ -275,7 +275,7 @@ class Seconds(Real):
 class EgoReply(Message, up="train"):
     """Client to server: the sum of its clients' vectors."""
 
-    server_round: Annotated[int, Whole(keys.ROUND, "as asked")]
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND, "as asked")]
     # Of the MaskedReply; or, for plain sums, clients in the sum and those left out
     entries: Annotated[dict[str, Any], Rest("")]
     total: Annotated[

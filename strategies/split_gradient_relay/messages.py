@@ -15,7 +15,7 @@ from flower_graph.messages.fields import Entries, Field, Flag, Reading, Real, Wh
 from flower_graph.messages.keys import (
     GRADIENT_ROUND,
     HOLDERS,
-    ROUND,
+    SERVER_ROUND,
     USERS,
     WEIGHT_SHAPE,
     FloatArray,
@@ -119,7 +119,7 @@ class EnrolmentReply(Message, up="query"):
 class RelayRequest(Message, down="train train.finish"):
     """Server to client: gradients of an earlier round."""
 
-    server_round: Annotated[int, Whole(ROUND, "the round")]
+    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     users: Annotated[IntArray, Exact(USERS, "who takes part, and the order of all rows", shape="p")]
     gradient: Annotated[
         FloatArray,
@@ -170,7 +170,7 @@ class RelayReply(Message, up="train"):
 
     # The answer to ``train.finish``, too; there only its shape matters.
 
-    server_round: Annotated[int, Whole(ROUND, "as asked")]
+    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
     latent: Annotated[
         FloatArray, Tensor("arrays/relay", "latent vectors, in the order of `users`", shape="p h")
     ]

@@ -215,7 +215,7 @@ def test_another_message_format_is_refused_by_name(
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
-    monkeypatch.setattr("flower_graph.client.adaptor.FORMAT", 2)
+    monkeypatch.setattr("flower_graph.client.adaptor.FORMAT", 3)
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
     strategy = method_of(config).build_strategy(
@@ -223,5 +223,5 @@ def test_another_message_format_is_refused_by_name(
     )
     with pytest.raises(NoClientsError) as error:
         strategy.start(grid, num_rounds=1, timeout=5)
-    assert "speaks message format 2 (flower-graph 0.3.0), the server 1 (" in str(error.value)
+    assert "speaks message format 3 (flower-graph 0.3.0), the server 2 (" in str(error.value)
     assert "install the same version" in str(error.value)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import decode_array, encode_array
-from flower_graph.messages.keys import PRESENT, ROUND
+from flower_graph.messages.keys import PRESENT, SERVER_ROUND
 from flower_graph.messages.resume import Resume
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -56,7 +56,7 @@ def test_hello() -> None:
 
 def test_save() -> None:
     entries = write_save(SETTINGS, 6, "ab" * 16)
-    assert (read_settings(entries), entries[ROUND]) == (SETTINGS, 6)
+    assert (read_settings(entries), entries[SERVER_ROUND]) == (SETTINGS, 6)
 
 
 @pytest.mark.parametrize("has_sums", [False, True])
@@ -93,7 +93,13 @@ def test_request(has_sums: bool, has_model: bool) -> None:
 
 def reply_record(total: np.ndarray | None = None, **metrics: Any) -> RecordDict:
     total = np.arange(4.0) if total is None else total
-    numbers = {"num-examples": 1, "round": 3, "train-seconds": 0.5, "mask-seconds": 0.25, **metrics}
+    numbers = {
+        "num-examples": 1,
+        "server-round": 3,
+        "train-seconds": 0.5,
+        "mask-seconds": 0.25,
+        **metrics,
+    }
     return RecordDict(
         {
             "sums": ArrayRecord({"total": encode_array("total", total)}),
@@ -109,7 +115,7 @@ def test_reply() -> None:
     assert (read.train_seconds, read.mask_seconds) == (0.5, 0.25)
     assert PlainEnrolment.from_config(read.entries, asked=np.array([2, 3])).clients.tolist() == [2]
     arrays, count, metrics = read.to_numpy()
-    assert (count, metrics["round"], metrics["array-names"]) == (1, 3, ["sums/total"])
+    assert (count, metrics["server-round"], metrics["array-names"]) == (1, 3, ["sums/total"])
     assert arrays[0] is read.total
 
 
@@ -122,8 +128,8 @@ def test_times_that_are_missing_are_no_reason_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (reply_record(round=4), "round 4, expected 3"),
-        (reply_record(round=None), "round None, expected 3"),
+        (reply_record(**{"server-round": 4}), "round 4, expected 3"),
+        (reply_record(**{"server-round": None}), "round None, expected 3"),
         (reply_record(np.arange(5.0)), r"shape \(5,\), expected \(4,\)"),
         (reply_record(np.array([0, np.nan, 0, 0])), "NaN"),
         (reply_record(np.array(["a"] * 4)), "expected numbers"),

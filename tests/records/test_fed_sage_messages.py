@@ -16,7 +16,7 @@ from flower_graph.messages.keys import (
     LOSSES,
     METRICS,
     NUM_EXAMPLES,
-    ROUND,
+    SERVER_ROUND,
     pack_integers,
 )
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings
@@ -130,7 +130,7 @@ def test_hello() -> None:
 
 def scores(server_round: int = 2, losses: Any = (0.5, 0.25), counts: Any = None) -> RecordDict:
     counts = np.array([1, 0, 0, 2, 1, 0] * 2) if counts is None else np.array(counts)
-    metrics = {ROUND: server_round, LOSSES: list(losses)}
+    metrics = {SERVER_ROUND: server_round, LOSSES: list(losses)}
     config = {COUNTS: pack_integers(counts)}
     return RecordDict({METRICS: MetricRecord(metrics), CONFIG: ConfigRecord(config)})
 
@@ -154,7 +154,7 @@ def test_scores() -> None:
 
 def mean(weight: Any = 4, server_round: int = 2, without: str = "") -> RecordDict:
     arrays = {n: encode_array(n, START[n].numpy()) for n in CLASSIFIER_NAMES if n != without}
-    metrics = MetricRecord({ROUND: server_round, NUM_EXAMPLES: weight})
+    metrics = MetricRecord({SERVER_ROUND: server_round, NUM_EXAMPLES: weight})
     return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: metrics})
 
 

@@ -179,7 +179,7 @@ def reply_record(**changes: Any) -> RecordDict:
             }
         )
 
-    metrics = {} if parts["round"] is None else {"round": parts["round"]}
+    metrics = {} if parts["round"] is None else {"server-round": parts["round"]}
     return RecordDict(
         {
             "arrays": arrays("relay"),
@@ -209,7 +209,9 @@ def test_another_round_is_refused(value: int | None, reason: str):
 
 def test_an_empty_reply_is_refused():
     refused(RecordDict(), "round None, expected 4")
-    refused(RecordDict({"metrics": MetricRecord({"round": 4})}), "array arrays/relay is missing")
+    refused(
+        RecordDict({"metrics": MetricRecord({"server-round": 4})}), "array arrays/relay is missing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def _nan(latent: np.ndarray) -> np.ndarray:
 
 
 def _metrics_round(reply: Message, message: Message) -> Message:
-    reply.content["metrics"]["round"] += 1
+    reply.content["metrics"]["server-round"] += 1
     return reply
 
 

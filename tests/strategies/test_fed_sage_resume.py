@@ -44,7 +44,7 @@ def test_a_training_that_failed_changes_nothing(strategy: type[LocalSage]) -> No
 
     class Fails(SageClient):
         def fit(self, parameters: Any, config: Any) -> Any:
-            number = int(config["round"])
+            number = int(config["server-round"])
             if number == 2 and self.host.clients[0] not in failed:
                 failed.append(int(self.host.clients[0]))
                 with pytest.raises(OSError, match="full"):

@@ -266,7 +266,7 @@ def _empty(content: RecordDict) -> None:
 
 
 def _other_round(content: RecordDict) -> None:
-    content["metrics"]["round"] += 1
+    content["metrics"]["server-round"] += 1
 
 
 BAD = {

@@ -97,11 +97,13 @@ def test_initial_arrays_and_evaluate_fn() -> None:
 def test_train_config_travels_and_stays_the_callers() -> None:
     data = small_graph()
     grid = FaultyGrid(client_app(data), num_supernodes=2, script={})
-    given = ConfigRecord({"note": "hello", "round": 99})
+    given = ConfigRecord({"note": "hello", "server-round": 99})
     strategy_for(data).start(grid, num_rounds=2, train_config=given)
-    assert dict(given) == {"note": "hello", "round": 99}
+    assert dict(given) == {"note": "hello", "server-round": 99}
     trained = [m.content["config"] for m in grid.sent if m.metadata.message_type == "train"]
-    assert [(c["note"], c["round"]) for c in trained] == [("hello", 1)] * 2 + [("hello", 2)] * 2
+    assert [(c["note"], c["server-round"]) for c in trained] == [("hello", 1)] * 2 + [
+        ("hello", 2)
+    ] * 2
 
 
 def test_clients_forget_a_finished_run() -> None:
