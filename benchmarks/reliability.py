@@ -44,7 +44,8 @@ def _short(test: str) -> str:
 
 def _place(method: str) -> tuple[int, str]:
     """Order by method; behind it where it was deployed."""
-    return METHODS.index(method.partition(",")[0]), method
+    name = method.partition(",")[0]
+    return METHODS.index(name) if name in METHODS else len(METHODS), method
 
 
 def write_page(page: Path, faults: Faults) -> None:

@@ -22,38 +22,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.load_profile("quick")
 
-# Contracts that take minutes over all methods; rounds and resuming are tried for every one.
-FAULTS = (
-    "test_checkpoint_files",
-    "test_clocks",
-    "test_dropouts",
-    "test_killed",
-    "test_restarts",
-    "test_server_killed",
-    "test_silence",
-)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what starts processes of Flower's or needs data from outside the package.
 
-    Of the former one test each is marked ``fast``: `make test` has it too. Of the contracts of
-    faults it has two methods'.
+    Of the former one test each is marked ``fast``: `make test` has it too.
     """
     for item in items:
-        if _is_a_fault_again(item):
-            item.add_marker(pytest.mark.slow)
         starts = item.get_closest_marker("flwr") or item.get_closest_marker("deployment")
         needs = "data_root" in getattr(item, "fixturenames", ())
         if needs or (starts and not item.get_closest_marker("fast")):
             item.add_marker(pytest.mark.slow)
-
-
-def _is_a_fault_again(item: pytest.Item) -> bool:
-    """Whether it is a contract of faults, for a method besides the two that `make test` tries."""
-    if item.path.parent.name != "contracts" or item.path.stem not in FAULTS or "[" not in item.name:
-        return False
-    return not any(method in item.name.lower() for method in ("nfedgnn", "fedgls"))
 
 
 def pytest_collection_finish() -> None:

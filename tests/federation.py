@@ -97,7 +97,6 @@ METHODS = {
     )
     for key, (config, small, supernodes) in FROZEN.items()
 }
-ONE_EACH = {setup.name: setup for setup in METHODS.values()}
 PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
 # What of a method is a path of its own through the server or the client
 VARIANTS = {
@@ -127,9 +126,16 @@ VARIANTS = {
     ),
 }
 ALL = METHODS | VARIANTS
-QUICK = {*METHODS, "fedscem, plain", "deepwalk, secure"}
-# For a test of all: most variants only in `make test-slow`
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL]
+
+
+def tried(names: Iterable[str], fast: Iterable[str] = ("nfedgnn", "fedgls")) -> list[Any]:
+    """Give a test's parameters; `make test` has one method with rounds of its own and one mean."""
+    return [pytest.param(n, marks=() if n in fast else pytest.mark.slow) for n in names]
+
+
+EVERY = tried(ALL)
+EACH = tried(METHODS)
+ONCE = tried(name for name in METHODS if name != "deepwalk")  # for what no model changes
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from flower_graph.apps.cli.main import main
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "new-method.md"
 FILES = re.compile(r"`([\w/]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
-CALL = "import sys; from flower_graph.apps.cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +25,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in that folder, as `PYTHONPATH=. flower-graph` does."""
-    path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", CALL, *words],
-        cwd=package,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+@pytest.fixture(autouse=True)
+def inside(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be in that folder, as `PYTHONPATH=. flower-graph` is."""
+    monkeypatch.chdir(package)
+    monkeypatch.syspath_prepend(package)
 
 
 def test_the_method_has_under_a_hundred_lines_of_code(package: Path) -> None:
@@ -48,17 +39,16 @@ def test_the_method_has_under_a_hundred_lines_of_code(package: Path) -> None:
 
 def test_the_pages_command_runs_it(package: Path) -> None:
     assert "PYTHONPATH=. flower-graph run my.yaml" in PAGE.read_text()
-    done = command(package, "run", "my.yaml", "--out", "out", "rounds=2", "device=cpu")
-    assert done.returncode == 0, done.stderr
+    assert main(["run", "my.yaml", "--out", "out", "rounds=2", "device=cpu"]) == 0
     result = json.loads((package / "out" / "result.json").read_text())
     assert result["clients"] == 10
     assert result["rounds"] == 2
     assert 0.2 < result["test-accuracy"] <= 1
 
 
-def test_its_keys_are_checked_and_shown(package: Path) -> None:
-    shown = command(package, "show", "my.yaml")
-    assert "sigma: 20" in shown.stdout, shown.stderr
-    wrong = command(package, "run", "my.yaml", "strategy.alpha=2")
-    assert wrong.returncode != 0
-    assert "strategy.alpha: 2.0 is not allowed; it must be above 0 and at most 1" in wrong.stderr
+def test_its_keys_are_checked_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "my.yaml"]) == 0
+    assert "sigma: 20" in capsys.readouterr().out
+    assert main(["run", "my.yaml", "strategy.alpha=2"]) != 0
+    said = "strategy.alpha: 2.0 is not allowed; it must be above 0 and at most 1"
+    assert said in capsys.readouterr().err

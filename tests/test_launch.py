@@ -22,7 +22,8 @@ from flower_graph.config.load import load_config
 from flower_graph.storage.supernode_folder import STATE_VARIABLE
 
 MARK = "FLOWER_GRAPH_TEST_MARK"
-SMALL = ["rounds=3"]
+SMALL = ["rounds=2", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.features=40"]
+SMALL += ["data.split=random", "data.ratios=[0.4,0.3,0.3]"]
 
 
 @pytest.fixture
@@ -75,8 +76,8 @@ def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
         assert ray["loss"] == pytest.approx(here["loss"], rel=1e-4)
         for part in ("train", "val", "test"):
             key = f"{part}-accuracy"
-            assert ray[key] == pytest.approx(here[key], abs=2.1e-3), (key, ray["round"])
-    assert sum("round" in line and "/3" in line for line in lines) >= 3
+            assert ray[key] == pytest.approx(here[key], abs=1e-6), (key, ray["round"])
+    assert sum("round" in line and "/2" in line for line in lines) >= 2
 
 
 @pytest.mark.flwr

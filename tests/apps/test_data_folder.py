@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from federation import tried
 from folder_helpers import (
+    YAML,
     MakeConfig,
     folders_of,
     partition,
@@ -31,7 +31,6 @@ from flower_graph.strategies.procrustes_alignment import method as ppfl
 from flower_graph.strategies.structure_fedavg import method as fedgls
 from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
     "nfedgnn": ("nfedgnn", ["strategy.average_every=2"], 90, []),
     "nfedgnn, three SuperNodes": ("nfedgnn", [], 3, []),
@@ -68,7 +67,7 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, refuse)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", tried(RUNS, fast=YAML))
 def test_results_are_those_of_the_simulation(
     name: str,
     config_of: MakeConfig,
@@ -189,24 +188,3 @@ def test_graphs_of_ones_own_go_to_folders_too(config_of: MakeConfig, tmp_path: P
     (tmp_path / "mine").rename(tmp_path / "gone")
     found, _ = run_from(config, out)
     assert plain(found) == plain(wanted)
-
-
-def test_a_client_with_a_folder_starts_quickly(config_of: MakeConfig, tmp_path: Path) -> None:
-    config = config_of("fedgls")
-    out = partition(config, tmp_path / "out")
-    # In a deployment each message starts a process: what it need not import, it must not.
-    program = f"""
-import sys
-from flwr.app import Context, RecordDict
-from flower_graph.config.registry import method_of
-from flower_graph.config.load import load_config
-config = load_config({str(tmp_path / "out.yaml")!r})
-node = {{"data-folder": {str(out / "client-0000")!r}}}
-method_of(config).build_client(config, Context(1, 2, node, RecordDict(), {{}}), None)
-slow = ("torch_geometric", "igraph", "sklearn", "gensim", "scipy", "matplotlib", "ray")
-print([name for name in slow if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

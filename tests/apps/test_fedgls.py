@@ -13,7 +13,6 @@ import torch
 from app_helpers import context_of, own_graph
 from torch_geometric.data import Data
 
-from flower_graph.apps.cli import launch
 from flower_graph.apps.run import run, simulate
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
@@ -285,21 +284,3 @@ def test_every_output_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert all(0 < record["structure"]["precision"] < 1 for record in records)
     assert all(record["regulariser"] > 0 for record in records)
     assert result["bytes"] == records[-1]["bytes"]
-
-
-@pytest.mark.flwr
-def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(tmp_path: Path) -> None:
-    small = ["rounds=3", "device=cpu"]
-    result = launch.flwr_run(
-        "fedgls/cora-linqs", small, tmp_path / "ray", seed=4, supernodes=2, echo=lambda _: None
-    )
-    expected = simulate(load_config("fedgls/cora-linqs", [*small, "seed=4"]), supernodes=2)
-    lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    # Ray's workers have another number of threads, and so sum in another order; where two
-    # neighbours are all but equally near, the last bit says which of them a node keeps.
-    for line, here in zip(map(json.loads, lines), expected, strict=True):
-        assert line["loss"] == pytest.approx(here.loss, rel=1e-3)
-        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=5e-3)
-        assert line["structure"] == pytest.approx(here.structure, rel=1e-3)
-        assert (line["answered"], line["rejected"], line["skipped"]) == (8, [], "")
-    assert result["seed"] == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 import torch
 from app_helpers import context_of, own_graph
 
-from flower_graph.apps.cli import launch
-from flower_graph.apps.run import simulate
 from flower_graph.config.checkpoints import CHECKPOINTS
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
@@ -168,20 +165,3 @@ def test_impossible_partitions_and_dealings_are_refused(config_of: MakeEgoConfig
 
 
 # The whole of it ---------------------------------------------------------------------------------
-
-SMALL = ["partition.clients=12", "rounds=3", "strategy.resolution=1e-6", "strategy.limit=64"]
-
-
-@pytest.mark.flwr
-def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(tmp_path: Path) -> None:
-    result = launch.flwr_run(
-        "fedscem/cora-linqs", SMALL, tmp_path / "ray", seed=4, supernodes=2, echo=lambda _: None
-    )
-    config = load_config("fedscem/cora-linqs", [*SMALL, "seed=4"])
-    expected = simulate(config)
-    lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    for line, here in zip(map(json.loads, lines), expected, strict=True):
-        assert line["loss"] == pytest.approx(here.loss, abs=1e-5)
-        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=1e-5)
-        assert (line["answered"], line["skipped"]) == (12, "")
-    assert result["seed"] == 4

@@ -13,7 +13,6 @@ from app_helpers import context_of
 from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
-from flower_graph.apps.cli import launch
 from flower_graph.apps.run import run, simulate
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
@@ -236,19 +235,3 @@ def test_the_bundled_cora(model: str, tmp_path: Path) -> None:
     sizes = [len(np.load(file)["nodes"]) for file in (tmp_path / "out" / "embeddings").iterdir()]
     assert sizes == [1489] * 4
     assert result["test-accuracy"] > 0.3  # the largest class has 30 %
-
-
-@pytest.mark.flwr
-def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(tmp_path: Path) -> None:
-    less = [*QUICK, "gat.epochs=3", "judge.mlp=false"]
-    name = "ppfl/cora-linqs-gat"
-    launch.flwr_run(name, less, tmp_path / "ray", seed=4, supernodes=4, echo=lambda _: None)
-    expected = simulate(load_config(name, [*less, "seed=4"]), supernodes=2)
-    lines = (tmp_path / "ray" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    for line, here in zip(map(json.loads, lines), expected, strict=True):
-        # Ray's workers have another number of threads, which rounds sums differently.
-        assert line["loss"] == pytest.approx(here.loss, rel=1e-3)
-        assert line["test-accuracy"] == pytest.approx(here.test_accuracy, abs=0.02)
-        assert line["alignment"] == pytest.approx(here.alignment, abs=0.02)
-        assert (line["answered"], line["rejected"], line["skipped"]) == (4, [], "")
-    assert len(list((tmp_path / "ray" / "embeddings").iterdir())) == 4

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import ONE_EACH, run
+from federation import METHODS, ONCE
 
 from flower_graph.errors import OutputError
 from flower_graph.storage import checkpoint
@@ -30,13 +30,12 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("who", ["save_client", "save_server"])
-@pytest.mark.parametrize("method", ONE_EACH)
+@pytest.mark.parametrize("name", ONCE)
 def test_a_full_disk(
-    method: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+    name: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
-    config = ONE_EACH[method].load("rounds=5", "checkpoint_every=2")
-    supernodes = ONE_EACH[method].supernodes
-    whole = run(config, tmp_path / "whole", supernodes=supernodes)
+    setup, words = METHODS[name], ("rounds=5", "checkpoint_every=2")
+    whole = setup.run(tmp_path / "whole", *words)
     save = getattr(checkpoint, who)
 
     def refused(*given: Any) -> Any:
@@ -47,65 +46,59 @@ def test_a_full_disk(
 
     monkeypatch.setattr(checkpoint, who, refused)
     out = tmp_path / "full"
-    done = run(config, out, supernodes=supernodes)
+    done = setup.run(out, *words)
     assert done.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
     found = checkpoint.complete_rounds(out / "checkpoints")
     assert DUE not in found and max(found) >= 4
     outcome(
         "the disk is full while a checkpoint is written",
-        method,
+        setup.name,
         "at a client or at the server: a warning, no checkpoint of that round, the next round "
         "tries again; the run's figures do not change",
     )
 
 
 @pytest.mark.parametrize("who", ["server.pt", "client-*.safetensors"])
-@pytest.mark.parametrize("method", ONE_EACH)
+@pytest.mark.parametrize("name", ONCE)
 def test_a_corrupt_checkpoint(
-    method: str,
-    who: str,
-    tmp_path: Path,
-    outcome: Outcome,
-    caplog: pytest.LogCaptureFixture,
+    name: str, who: str, tmp_path: Path, outcome: Outcome, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supernodes = ONE_EACH[method].supernodes
-    whole = run(ONE_EACH[method].load("rounds=6"), tmp_path / "whole", supernodes=supernodes)
-    out = tmp_path / "damaged"
-    run(ONE_EACH[method].load("rounds=4", "checkpoint_every=2"), out, supernodes=supernodes)
+    setup, out = METHODS[name], tmp_path / "damaged"
+    whole = setup.run(tmp_path / "whole", "rounds=6")
+    setup.run(out, "rounds=4", "checkpoint_every=2")
     file = sorted(tmp_path.glob(f"damaged*/**/round-000004/{who}"))[0]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    config = ONE_EACH[method].load("rounds=6", "checkpoint_every=2")
-    resumed = run(config, out, supernodes=supernodes, resume=True)
+    resumed = setup.run(out, "rounds=6", "checkpoint_every=2", resume=True)
     assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
     assert file.name in caplog.text
     outcome(
         "a checkpoint is corrupt",
-        method,
+        setup.name,
         "one bit of the server's file, or of a client's: refused by its checksum and named; the "
         "run goes on from the one before, to the same figures",
     )
 
 
-@pytest.mark.parametrize("method", ONE_EACH)
-def test_two_runs_with_one_folder(method: str, tmp_path: Path, outcome: Outcome) -> None:
-    config = ONE_EACH[method].load("rounds=4", "checkpoint_every=1")
-    supernodes, out, refused = ONE_EACH[method].supernodes, tmp_path / "o", []
+@pytest.mark.parametrize("name", ONCE)
+def test_two_runs_with_one_folder(name: str, tmp_path: Path, outcome: Outcome) -> None:
+    setup, words = METHODS[name], ("rounds=4", "checkpoint_every=1")
+    out, refused = tmp_path / "o", []
 
     def second(partition: int, server_round: int, kind: str) -> str:
         if server_round == 3 and kind == "train" and not refused:
             for resume in (False, True):
                 with pytest.raises(OutputError) as error:
-                    run(config, out, supernodes=supernodes, resume=resume)
+                    setup.run(out, *words, resume=resume)
                 refused.append(str(error.value))
         return "good"
 
-    done = run(config, out, supernodes=supernodes, faults=second)
+    done = setup.run(out, *words, faults=second)
     assert len(refused) == 2 and all(str(out) in said for said in refused)
     assert [report.round for report in done.reports] == [1, 2, 3, 4]
     outcome(
         "two runs with one output folder",
-        method,
+        setup.name,
         "the second is refused, resumed or not, and the first goes on",
     )

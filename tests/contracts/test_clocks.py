@@ -10,7 +10,7 @@ from typing import Any
 
 import flwr.app.message.message as flower_message
 import pytest
-from federation import ONE_EACH, Federation, run
+from federation import METHODS, ONCE, Federation
 from flwr.app import Message
 from flwr.server.utils.validator import validate_message
 
@@ -47,20 +47,19 @@ def _shifted(now: Callable[[], datetime], by: timedelta) -> datetime:
     return now() + by
 
 
-@pytest.mark.parametrize("method", ONE_EACH)
+@pytest.mark.parametrize("name", ONCE)
 def test_clocks_that_disagree(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
-    config = ONE_EACH[method].load("rounds=4", "strategy.timeout=5")
-    supernodes = ONE_EACH[method].supernodes
-    right = run(config, tmp_path / "right", supernodes=supernodes)
+    setup = METHODS[name].with_("rounds=4", "strategy.timeout=5")
+    right = setup.run(tmp_path / "right")
     monkeypatch.setattr("federation.Federation", OffClocks)
-    off = run(config, tmp_path / "off", supernodes=supernodes)
+    off = setup.run(tmp_path / "off")
     assert off.figures == pytest.approx(right.figures, nan_ok=True, abs=0)
     assert off.result["rejected"] == 0
     outcome(
         "clocks that disagree",
-        method,
+        setup.name,
         "clients' clocks 3 hours behind and 26 hours ahead: no reply is missed, the figures are "
         "the same",
     )
@@ -73,6 +72,5 @@ def test_without_the_mod_flower_drops_them(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("flower_graph.client.adaptor.servers_time", plain)
     monkeypatch.setattr("federation.Federation", OffClocks)
-    config = ONE_EACH["FedGLS"].load("rounds=2", "strategy.timeout=0.2")
-    done = run(config, tmp_path / "o", supernodes=ONE_EACH["FedGLS"].supernodes)
+    done = METHODS["fedgls"].run(tmp_path / "o", "rounds=2", "strategy.timeout=0.2")
     assert done.result["rejected"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federation import ALL, EVERY, METHODS, PERSONAL, Done, Setup
+from federation import ALL, EACH, METHODS, PERSONAL, Done, Setup, tried
 
 from flower_graph.client import state
 
@@ -34,8 +34,12 @@ def assert_same(setup: Setup, left: Done, right: Done) -> None:
         np.testing.assert_allclose(value, other[name], rtol=setup.atol, atol=setup.atol)
 
 
-@IDS
-@pytest.mark.parametrize("name", EVERY)
+# Where a variant keeps its state does not depend on the id.
+@pytest.mark.parametrize(
+    ("name", "new_id"),
+    [pytest.param(*p.values, new, marks=p.marks) for new in (True, False)
+     for p in (tried(ALL) if new else EACH)],
+)  # fmt: skip
 def test_they_go_on_where_they_were(
     name: str, new_id: bool, tmp_path: Path, outcome: Callable[[str, str, str], None]
 ) -> None:
@@ -57,7 +61,7 @@ def test_they_go_on_where_they_were(
         )
 
 
-@pytest.mark.parametrize("name", [*METHODS, "deepwalk, secure"])
+@pytest.mark.parametrize("name", tried([*METHODS, "deepwalk, secure"]))
 def test_they_go_on_with_files_of_any_size(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,14 +74,14 @@ def test_they_go_on_with_files_of_any_size(
     assert_same(setup, ended, whole)
 
 
-@pytest.mark.parametrize("name", ["nfedgnn", "fedscem"])
+@pytest.mark.parametrize("name", tried(["nfedgnn", "fedscem"]))
 def test_nothing_is_left_after_a_run_that_ends_with_a_message(name: str, tmp_path: Path) -> None:
     play(METHODS[name], tmp_path / "out", restarts={2: [1]}, state_dir=tmp_path / "state")
     assert not [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
 
 
 @IDS
-@pytest.mark.parametrize("name", [*KEEPS_STATE, "deepwalk, secure", "deepwalk, alone"])
+@pytest.mark.parametrize("name", tried([*KEEPS_STATE, "deepwalk, secure", "deepwalk, alone"]))
 def test_without_a_place_what_is_lost_is_said_and_the_run_goes_on(
     name: str, new_id: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import ALL, EVERY, METHODS, Done
+from federation import ALL, EACH, EVERY, METHODS, Done
 
 from flower_graph.config.checkpoints import CHECKPOINTS
 from flower_graph.errors import CheckpointError
@@ -43,7 +43,7 @@ def test_interrupted_after_any_round(name: str, tmp_path: Path) -> None:
     assert_same(whole, setup.run(out, *every, resume=True))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EACH)
 def test_with_some_of_the_clients_every_client_has_its_part(name: str, tmp_path: Path) -> None:
     setup = METHODS[name].with_("strategy.participation=0.5", f"rounds={ROUNDS}")
     whole = setup.run(tmp_path / "whole")
@@ -56,7 +56,7 @@ def test_with_some_of_the_clients_every_client_has_its_part(name: str, tmp_path:
     assert len(clients) == len(found) - 1
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_last_two_are_kept_and_a_longer_run_goes_on(name: str, tmp_path: Path) -> None:
     setup, out = METHODS[name], tmp_path / "out"
     whole = setup.run(tmp_path / "whole", f"rounds={ROUNDS}")
@@ -71,7 +71,7 @@ def test_the_last_two_are_kept_and_a_longer_run_goes_on(name: str, tmp_path: Pat
         setup.run(out, "rounds=1", "checkpoint_every=1", resume=True)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
     name: str, tmp_path: Path
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
     assert any(report.rejected for report in done.reports)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EACH)
 def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     setup, out = METHODS[name], tmp_path / "out"
     setup.run(out, "rounds=1", "checkpoint_every=1")
@@ -107,7 +107,7 @@ def _damage(out: Path, pattern: str) -> None:
     file.write_bytes(file.read_bytes()[:-7])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EACH)
 def test_without_a_good_checkpoint_all_reasons_are_named(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

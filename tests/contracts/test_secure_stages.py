@@ -8,22 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federation import ONE_EACH, run
-
-from flower_graph.server.participation import Participation
+from federation import ALL, METHODS
 
 ROUNDS, BAD = 6, 3
-SECURE = ONE_EACH["PPFL-GNN"].with_("strategy.alignment=secure")
 # What a client is busy with when it is killed
 STAGES = {
-    "FedSCem": (ONE_EACH["FedSCem"], ("train", "train.unmask")),
-    "PPFL-GNN": (SECURE, ("train", "train.sum_unmask")),
+    "FedSCem": (METHODS["fedscem"], ("train", "train.unmask")),
+    "PPFL-GNN": (ALL["deepwalk, secure"], ("train", "train.sum_unmask")),
 }
-CASES = [(method, stage) for method, (_, stages) in STAGES.items() for stage in stages]
+FAST = {("FedSCem", "train", 0.001), ("FedSCem", "train.unmask", 0.1)}
+CASES = [
+    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+    for method, (_, stages) in STAGES.items()
+    for case in itertools.product([method], stages, [0.001, 0.1])
+]
 
 
-@pytest.mark.parametrize(("method", "stage"), CASES)
-@pytest.mark.parametrize("after", [0.001, 0.1], ids=["at its begin", "later"])
+# After a millisecond it is at its begin.
+@pytest.mark.parametrize(("method", "stage", "after"), CASES)
 def test_killed_between_the_stages(
     method: str,
     stage: str,
@@ -37,13 +39,10 @@ def test_killed_between_the_stages(
         seen.add(kind)
         return "killed" if (partition, server_round, kind) == (1, BAD, stage) else "good"
 
-    config = setup.load(f"rounds={ROUNDS}", "strategy.timeout=0.5")
-    moments = itertools.repeat(after)
-    done = run(
-        config, tmp_path / "o", supernodes=setup.supernodes, faults=killed, kill_after=moments
-    )
+    words = (f"rounds={ROUNDS}", "strategy.timeout=0.5")
+    done = setup.run(tmp_path / "o", *words, faults=killed, kill_after=itertools.repeat(after))
     assert stage in seen, f"there is no such stage: {sorted(seen)}"
-    taken = [Participation.from_record(report.participation) for report in done.reports]
+    taken = done.who
     # Before its vector came it is missing in the sum; after that its masks are taken off with the
     # others' shares. It is named, and part of the last sums again.
     assert any(report.rejected for report in done.reports)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federation import ONE_EACH, run
+from federation import METHODS, ONCE
 
 ROUNDS, DIES = 6, 5  # with a checkpoint of round 4
 
@@ -19,29 +19,28 @@ def dies(partition: int, server_round: int, kind: str) -> str:
     return "good"
 
 
-@pytest.mark.parametrize("method", ONE_EACH)
+@pytest.mark.parametrize("name", ONCE)
 def test_killed_between_checkpoint_and_send(
-    method: str, tmp_path: Path, outcome: Callable[[str, str, str], None]
+    name: str, tmp_path: Path, outcome: Callable[[str, str, str], None]
 ) -> None:
-    config = ONE_EACH[method].load(f"rounds={ROUNDS}", "checkpoint_every=2")
-    supernodes = ONE_EACH[method].supernodes
-    whole = run(config, tmp_path / "whole", supernodes=supernodes)
+    setup = METHODS[name].with_(f"rounds={ROUNDS}", "checkpoint_every=2")
+    whole = setup.run(tmp_path / "whole")
     out = tmp_path / "killed"
     process = os.fork()
     if process == 0:
         try:
-            run(config, out, supernodes=supernodes, faults=dies)
+            setup.run(out, faults=dies)
         finally:
             os._exit(1)  # it is killed before
     _, status = os.waitpid(process, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     assert not (out / "result.json").exists()
-    resumed = run(config, out, supernodes=supernodes, resume=True)
+    resumed = setup.run(out, resume=True)
     assert [report.round for report in resumed.reports] == list(range(1, ROUNDS + 1))
     assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
     outcome(
         "the server is killed (SIGKILL) between checkpoint and send",
-        method,
+        setup.name,
         "resumed from the checkpoint: every round is there once, with the figures of a run that "
         "was not stopped",
     )

@@ -1,4 +1,4 @@
-"""One SuperLink for all tests of a file, and keys of three SuperNodes that it knows."""
+"""One SuperLink for all deployments of tests, and keys of three SuperNodes that it knows."""
 
 from __future__ import annotations
 

@@ -48,12 +48,18 @@ CASES = {
     ),
     "fedscem": Case(
         "fedscem/cora",
-        ("rounds=1", "partition.clients=3", "partition.min_nodes=6", "partition.hops=1"),
+        (
+            "rounds=1",
+            "partition.clients=3",
+            "partition.min_nodes=6",
+            "partition.hops=1",
+            "strategy.alignment=plain",
+        ),
         2,  # each of whose messages is answered by a new process
     ),
     "ppfl": Case(
         "ppfl/cora-gat",
-        ("rounds=2", "partition.clients=2", "judge.folds=2", "judge.mlp=false"),
+        ("rounds=1", "partition.clients=2", "judge.folds=2", "judge.mlp=false"),
         2,
         nodes=150,
     ),

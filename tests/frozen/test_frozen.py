@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from compare import compare
-from runs import in_process, on_ray
+from compare import LOOSELY, compare, read
+from runs import DECIDED_BY_ROUNDING, METHODS, in_process, on_ray
+
+# The run of the same settings in this process; on Ray there are two rounds and other SuperNodes
+HERE = {
+    "nfedgnn": "nfedgnn/gcn",
+    "fedscem": "fedscem/full",
+    "fedgls": "fedgls/attentive-cosine",
+    "deepwalk": "deepwalk/pairs",
+    "gat": "gat/pairs",
+}
 
 
 @pytest.mark.slow
@@ -18,3 +27,17 @@ def test_runs_in_process() -> None:
 @pytest.mark.timeout(1800)
 def test_runs_on_ray() -> None:
     assert compare(on_ray()) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_frozen_is_the_same_on_ray_and_in_this_process(method: str) -> None:
+    frozen = read()
+    ray = frozen[f"ray/{method}"]["metrics.jsonl"]
+    here = frozen[HERE.get(method, f"{method}/plain")]["metrics.jsonl"]
+    tolerance = LOOSELY if DECIDED_BY_ROUNDING.search(f"ray/{method}") else 1e-5
+    assert ray["round"] == [1, 2]
+    for key in ("loss", "test-accuracy", "participation/answered"):
+        expected = here[key][:2]
+        assert ray[key] == (
+            expected if "/" in key else pytest.approx(expected, abs=tolerance, nan_ok=True)
+        )
