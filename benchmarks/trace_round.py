@@ -1,11 +1,12 @@
 """The project's modules that one round in process enters, in the order in which it enters them.
 
-    python -m benchmarks.trace_round [METHOD ...]
+    python -m benchmarks.trace_round [--write]
 
-prints, for each method, the Markdown table that ``docs/architecture.md`` has. A small run of the
-method is made, and its second round traced, from the end of the first report to its own: what
-happens once, before the first round, is not in it, nor is the building of the clients, which the
-in-process engine repeats for every message. A module counts once any function of it runs.
+prints a Markdown table for each method, or writes them into ``docs/architecture.md``; a module is
+described where it first comes. A small run of the method is made, and its second round traced, from
+the end of the first report to its own: what happens once, before the first round, is not in it, nor
+is the building of the clients, which the in-process engine repeats for every message. A module
+counts once any function of it runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+MARKED = re.compile(r"(<!-- trace: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SMALL = (
     "data.name=csbm",
     "data.nodes=120",
@@ -121,19 +124,21 @@ def entered(method: str) -> list[str]:
     return trace.files
 
 
-def table(method: str) -> str:
-    """Write a method's table: each file with the first sentence of its docstring."""
+def table(method: str, described: set[str]) -> str:
+    """Write a method's table; what is in ``described`` was in a table before."""
     found = entered(method)
     files = [name for name in found if not name.startswith(FORMULAS)]
     formulas = [name.removeprefix(FORMULAS) for name in found if name.startswith(FORMULAS)]
-    lines = [f"### The files of a round of {METHODS[method][0]}", ""]
-    lines += ["| | file | what it is |", "|---|---|---|"]
+    lines = [f"A round of {METHODS[method][0]} enters {len(files)} modules, in this order:", ""]
+    lines += ["| | module | what it is |", "|---|---|---|"]
     for number, name in enumerate(files, 1):
-        lines.append(f"| {number} | `{name}` | {_summary(ROOT / name)} |")
+        says = "" if name in described else f" {_summary(ROOT / name)}"
+        lines.append(f"| {number} | `{name}` |{says} |")
+    described.update(files)
     if formulas:
         named = ", ".join(f"`{name}`" for name in formulas)
         lines.append(f"| | `{FORMULAS}` | the formulas: {named} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _summary(path: Path) -> str:
@@ -143,9 +148,16 @@ def _summary(path: Path) -> str:
     return re.split(r"[:;,.](?= |$)", line)[0].replace("|", "\\|")
 
 
-def main(methods: list[str]) -> None:
-    """Print the tables."""
-    print("\n\n".join(table(method) for method in methods or METHODS))
+def main(words: list[str]) -> None:
+    """Print the tables, or write them between their marks."""
+    described: set[str] = set()
+    tables = {method: table(method, described) for method in METHODS}
+    if words != ["--write"]:
+        print("\n".join(tables.values()))
+        return
+    text = PAGE.read_text(encoding="utf-8")
+    text = MARKED.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", text)
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/*.md"))
+WRITTEN = sorted(ROOT.glob("docs/results/**/*.md"))  # by commands, or about what these wrote
+# Files that a page has its reader make
+MADE = ("my_methods/", "DIR/")
 
 
 def anchors(text: str) -> set[str]:
@@ -17,13 +20,28 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *PAGES, *WRITTEN],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_links_lead_to_headings_and_files_that_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)]+)\)", text):
         name, _, anchor = target.partition("#")
-        if target.startswith("http") or "results/" in name:
-            continue  # pages that a command writes
+        if target.startswith("http"):
+            continue
         other = page.parent / name if name else page
-        assert other.is_file(), target
+        assert other.exists(), target
         assert not anchor or anchor in anchors(other.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`([\w-]+/[\w/-]+\.(?:py|sh|yaml|md|json|png))`", page.read_text("utf-8"))
+    roots = (ROOT, ROOT / "flower_graph", ROOT / "docs", ROOT / "examples")
+    gone = [name for name in named if not any((root / name).is_file() for root in roots)]
+    gone = [name for name in gone if not name.startswith(MADE)]
+    assert not gone, (
+        f"{gone}; the tables of architecture.md: python -m benchmarks.trace_round --write"
+    )
