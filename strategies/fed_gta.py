@@ -53,8 +53,7 @@ from flower_graph.ops.label_propagation import (
     smoothing_confidence,
 )
 from flower_graph.ops.peers import cosine_similarities, mixtures
-from flower_graph.server.client_reply import ClientReply
-from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.server.module_averaging import ModuleFedAvg
 
 APP = "fedgta"

@@ -47,8 +47,7 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.module_method import ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
-from flower_graph.server.client_reply import ClientReply
-from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.server.module_averaging import ModuleFedAvg
 
 APP = "fedpub"

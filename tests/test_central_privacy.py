@@ -55,7 +55,7 @@ def averaged(
     strategy.central_noise = noise
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=len(changes))
     start = ArrayRecord({"w": Array(np.ones(SIZE, np.float32))})
-    strategy.run(grid, start, 1, timeout=5.0, on_round=reports.append)
+    strategy.start(grid, start, 1, timeout=5.0, on_round=reports.append)
     return strategy.weights()["w"], reports
 
 

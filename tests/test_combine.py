@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.client import NumPyClient
+from flwr.serverapp.strategy.strategy import Strategy
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.cohort_state import save_if_asked
 from flower_graph.config.robust import Robust
 from flower_graph.errors import NoClientsError
 from flower_graph.messages.averaging import Enrolment
@@ -19,9 +21,7 @@ from flower_graph.messages.resume import Resume
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
-from flower_graph.server.client_reply import ClientReply
-from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.server.robust import make_robust
 from flower_graph.simulation import InProcessGrid
 
@@ -33,7 +33,8 @@ class Client(NumPyClient):
         self.clients, self.seen, self.extra = clients, seen, extra
 
     def get_properties(self, config):
-        restore_if_asked(lambda resume: self.seen.append(resume), config)
+        if config.get("resume-round"):
+            self.seen.append(Resume.from_config(config))
         return Enrolment(self.clients).to_config()
 
     def fit(self, parameters, config):
@@ -81,7 +82,7 @@ def run(
 
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=len(hosted))
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    strategy.run(grid, start, rounds, 5.0, reports.append, resume=resume)
+    strategy.start(grid, start, rounds, 5.0, on_round=reports.append, resume=resume)
     return reports, seen
 
 
@@ -257,7 +258,7 @@ def test_flowers_own_loop_sends_personal_arrays_too():
 
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=2)
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    Own().start(grid, start, num_rounds=2, train_config=ConfigRecord())
+    Strategy.start(Own(), grid, start, num_rounds=2, train_config=ConfigRecord())
     assert of_kind(seen, "train", 2) == {0: 10, 1: 20}
 
 

@@ -75,7 +75,7 @@ def run(
     reports: list[RoundReport] = []
     grid = make_grid(app or app_of(deal, bad), num_supernodes=len(deal))
     strategy, start = Simple(**options), ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    strategy.run(grid, start, rounds, timeout=0.05, on_round=reports.append)
+    strategy.start(grid, start, rounds, timeout=0.05, on_round=reports.append)
     return strategy, reports, list(grid.contexts)
 
 
@@ -86,7 +86,7 @@ def took_part(report: RoundReport) -> Participation:
 def test_every_client_is_known_by_its_number() -> None:
     deal = [[4, 5, 6], [0], [2, 9]]
     strategy, (report,), ids = run(deal)
-    assert strategy.hosted == dict(zip(ids, deal, strict=True))
+    assert strategy.session.members.clients == dict(zip(ids, deal, strict=True))
     assert took_part(report).answered == {0, 2, 4, 5, 6, 9}
     assert (report.asked, report.answered) == (6, 6)
     assert strategy.payload["up"]["weights"] == 6 * strategy.arrays.count_bytes()
@@ -104,8 +104,8 @@ def test_the_second_of_two_with_one_client_is_left_out_and_named() -> None:
     for report in reports:
         assert [entry["node"] for entry in report.rejected] == [second]
         assert f"client 1 is hosted by node {first} already" in report.rejected[0]["reason"]
-        assert took_part(report).answered == {3, *strategy.hosted[first]}
-    assert second not in strategy.hosted
+        assert took_part(report).answered == {3, *strategy.session.members.clients[first]}
+    assert second not in strategy.session.members.clients
 
 
 def test_nobody_can_take_part() -> None:
@@ -155,7 +155,7 @@ def plain_app() -> ClientApp:
 def test_a_plain_client_app_is_an_unknown_client(caplog: pytest.LogCaptureFixture) -> None:
     strategy, reports, ids = run([[], []], rounds=3, app=plain_app())
     assert strategy.weights()["w"].tolist() == [3, 3]
-    assert strategy.hosted == {node: [] for node in ids}
+    assert strategy.session.members.clients == {node: [] for node in ids}
     for report in reports:
         assert (report.asked, report.answered, report.rejected) == (2, 2, [])
         assert report.participation == {}
@@ -177,7 +177,7 @@ def test_a_plain_client_app_beside_others(tmp_path: Path) -> None:
     reports: list[RoundReport] = []
     grid = InProcessGrid(Both(), num_supernodes=2)
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    again.run(grid, start, 3, timeout=1, on_round=reports.append, resume=True)
+    again.start(grid, start, 3, timeout=1, on_round=reports.append, resume=True)
     assert [report.round for report in reports] == [3]
     assert again.weights()["w"].tolist() == [3, 3]
     assert took_part(reports[0]).answered == {0}
@@ -253,7 +253,10 @@ def test_one_that_goes_and_comes_back_under_another_id() -> None:
     one, two, three = map(took_part, reports)
     assert one.answered == three.answered == {0, 1, 2}
     assert (two.answered, two.left_out) == ({2}, dict.fromkeys([0, 1], "not connected"))
-    assert strategy.hosted == {ids[0]: [2], 7: [0, 1]}  # ids as they are in the end
+    assert strategy.session.members.clients == {
+        ids[0]: [2],
+        7: [0, 1],
+    }  # ids as in the end
     assert [report.rejected for report in reports] == [[], [], []]
 
 
@@ -274,7 +277,7 @@ def test_all_are_gone_when_they_should_measure() -> None:
     assert [report.answered for report in reports] == [0, 2]
     assert math.isnan(reports[0].loss)
     assert took_part(reports[0]).answered == {0, 1}  # their training counted
-    assert strategy.hosted == {1: [0], 2: [1]}
+    assert strategy.session.members.clients == {1: [0], 2: [1]}
 
 
 # Replies -----------------------------------------------------------------------------------------

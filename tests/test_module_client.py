@@ -19,7 +19,7 @@ from flower_graph.client.module_cohort import first_module
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import seeded
-from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.averaging_replies import Combined
 from flower_graph.server.module_averaging import ModuleFedAvg
 from flower_graph.simulation import InProcessGrid
 from tests.structure_helpers import toy_clients
@@ -71,7 +71,7 @@ def run(
     app = make_client_app(client_fn)
     grid = InProcessGrid(app, num_supernodes=supernodes, node_config=node_config)
     strategy, reports = kind(make, settings, **options), list[RoundReport]()
-    strategy.start(grid, rounds, 30.0, on_round=reports.append, resume=resume)
+    strategy.start(grid, None, rounds, 30.0, on_round=reports.append, resume=resume)
     return strategy, reports
 
 

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.server.reply_checks import MAX_NAMED, check_replies, clients_of, weight_of
+from flower_graph.server.averaging_replies import MAX_NAMED, check_replies, clients_of, weight_of
 from flower_graph.simulation import InProcessGrid
 
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})

@@ -77,7 +77,7 @@ class Run:
 
         self.grid = make_grid(make_client_app(client_fn), num_supernodes=nodes)
         self.ids = list(self.grid.contexts)
-        self.result = strategy.run(
+        self.result = strategy.start(
             self.grid, start(), rounds, timeout=0.05, on_round=self.reports.append
         )
 
@@ -246,9 +246,9 @@ def test_too_few_nodes_end_the_run_in_time():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"participation": 0}, "participation is 0, must be above 0 and at most 1"),
-        ({"participation": 1.5}, "participation is 1.5, must be above 0"),
-        ({"min_nodes": 0}, "min_nodes is 0, must be at least 1"),
+        ({"participation": 0}, "participation: 0 is not above 0 and at most 1"),
+        ({"participation": 1.5}, "participation: 1.5 is not above 0"),
+        ({"min_nodes": 0}, "min_nodes: 0 is not at least 1"),
     ],
 )
 def test_impossible_arguments(options: dict[str, Any], message: str):
@@ -292,5 +292,5 @@ def test_a_subclass_says_what_is_reported():
 def test_by_default_a_line_is_logged(caplog: pytest.LogCaptureFixture):
     run = Run(Simple())
     with caplog.at_level(logging.INFO, "flower_graph.server"):
-        run.strategy.run(run.grid, start(), 1, timeout=1)
+        run.strategy.start(run.grid, start(), 1, timeout=1)
     assert "round 1/1  loss 4.667" in caplog.text

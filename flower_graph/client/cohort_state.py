@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from flower_graph.client.state import StateStore, Tensors
 from flower_graph.errors import CheckpointError
+from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.messages.resume import Resume
 from flower_graph.storage.checkpoint import ClientCheckpoints
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
 T = TypeVar("T")
+Measurements = tuple[float, int, dict[str, Any]]
 
 
 class Makers(NamedTuple, Generic[T]):
@@ -130,3 +132,14 @@ def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
         ]
         if forms[0] != forms[1]:
             raise CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
+
+
+def save_if_asked(
+    save: Callable[[int, str], str], config: Mapping[str, Any], answer: Measurements
+) -> Measurements:
+    """Write a checkpoint, if the server wants one, before measurements are sent."""
+    if not config.get(CHECKPOINT):
+        return answer
+    loss, weight, metrics = answer
+    why = save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+    return (loss, weight, metrics | {NOT_SAVED: why}) if why else answer

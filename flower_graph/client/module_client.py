@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.client.cohort_state import CohortState, Makers
+from flower_graph.client.cohort_state import CohortState, Makers, save_if_asked
 from flower_graph.client.module_cohort import GraphOnDevice, Learner, build, start
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.messages.averaging import Enrolment, Measured, RoundRequest, Trained
 from flower_graph.messages.keys import ARRAY_NAMES, EXTRAS
+from flower_graph.messages.resume import Resume
 from flower_graph.rng import seeded
-from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
 
 __all__ = ["ModuleClient", "ModuleSettings"]
 
@@ -141,7 +141,7 @@ class ModuleClient(NumPyClient):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
-        restore_if_asked(partial(self._state.restore, makers=self._makers), config)
+        self._state.restore(Resume.from_config(config), self._makers)
         processed = self._state.processed(self._makers)
         weight = sum(map(self.examples, self.graphs))
         return Enrolment([g.client for g in self.graphs], processed, weight).to_config()

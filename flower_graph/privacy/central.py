@@ -23,8 +23,8 @@ from flower_graph.config.privacy import PrivacyConfig
 from flower_graph.messages.keys import NUM_EXAMPLES
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.client_noise import fresh_noise
+from flower_graph.server.averaging_replies import clients_of
 from flower_graph.server.exchange import Rejected
-from flower_graph.server.reply_checks import clients_of
 
 Averaged = tuple[ArrayRecord | None, MetricRecord | None]
 Average = Callable[[int, Iterable[Message]], Averaged]

@@ -1,96 +1,272 @@
-"""What one round of a strategy that averages has come to: who was asked, who answered."""
+"""One round of a strategy that averages, by Flower's verbs."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
-import torch
-from flwr.app import Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 
-from flower_graph.messages.keys import EXTRAS
-from flower_graph.rng import generator
-from flower_graph.server.exchange import Rejected
-from flower_graph.server.ledger import ByteLedger, count_bytes
+from flower_graph.config.robust import Robust
+from flower_graph.messages.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
+from flower_graph.privacy.central import CentralNoise
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging_replies import (
+    ClientReply,
+    Combined,
+    check_replies,
+    client_reasons,
+    clients_of,
+    is_by_client,
+    personal_arrays,
+    read_replies,
+    shared_arrays,
+    weight_of,
+    with_own_content,
+)
+from flower_graph.server.exchange import ByteLedger, Rejected
+from flower_graph.server.gathering import log_rejected
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_CONNECTED, account_for
-from flower_graph.server.reply_checks import client_reasons, clients_of, weight_of
+from flower_graph.server.participation import NOT_CONNECTED
+from flower_graph.server.session import Session
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class AveragingRound:
-    """A round so far."""
+class SoFar:
+    """What a round has come to so far."""
 
     number: int = 0
     started: float = field(default_factory=time.perf_counter)
     sent: list[Message] = field(default_factory=list)  # of the exchange that runs
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    connected: list[int] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)  # to train
-    used: list[int] = field(default_factory=list)  # whose training counted
-    silent: dict[int, str] = field(default_factory=dict)  # of those asked: why it did not
-    failed: dict[int, str] = field(default_factory=dict)  # the same, of single clients
+    measured: list[Message] = field(default_factory=list)  # the answers to ``evaluate``
+    used: set[int] = field(default_factory=set)  # clients whose training counted
+    failed: dict[int, str] = field(default_factory=dict)  # single clients: why it did not
     trained: MetricRecord = field(default_factory=MetricRecord)
+    evaluated: MetricRecord = field(default_factory=MetricRecord)
     is_averaged: bool = False  # whether Flower's average was asked for
     skipped: str = ""
     saves: bool = False  # whether a checkpoint of it is made
+    report: RoundReport | None = None
 
-    @property
-    def sent_to(self) -> list[int]:
-        """The SuperNodes of the exchange that runs."""
-        return [message.metadata.dst_node_id for message in self.sent]
 
-    def reject(self, entries: Iterable[Rejected]) -> None:
-        """Note who is left out, for the report."""
-        self.rejected += [{"node": one.node_id, "reason": one.reason} for one in entries]
+class CheckedFedAvg(FedAvg):
+    """Flower's verbs with checked replies; what a run is, ``ReportedFedAvg`` says."""
 
-    def learn(
-        self, usable: Iterable[Message], rejected: Iterable[Rejected], who: Membership
-    ) -> None:
-        """Note whose training counts."""
-        self.asked = self.sent_to
-        self.silent = {one.node_id: one.reason for one in rejected}
+    personal: bool = False  # whether ``combine`` answers each client with arrays of its own
+    session: Session
+    central_noise: CentralNoise | None
+    robust: Robust | None
+    arrays: ArrayRecord
+    own_arrays: dict[int, ArrayRecord]
+    _round: SoFar
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn Flower's weighted means of the replies' metrics into fields of ``RoundReport``.
+
+        Parameters
+        ----------
+        trained, evaluated : MetricRecord
+            Of the round's two exchanges; empty where no reply was usable.
+
+        Returns
+        -------
+        dict
+            At least losses, regulariser and accuracies.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what its reports hold")
+
+    def extras(self) -> Mapping[str, tuple[int, ...]]:
+        """Declare what clients send besides the model: name to shape, ``()`` for a number.
+
+        Clients send it as arrays of the record ``extras``: a ``NumPyClient`` names them
+        ``"extras/<name>"`` in its metrics' ``array-names``. A reply without it, with another shape
+        or with numbers that are not finite is left out.
+        """
+        return {}
+
+    def combine(self, replies: Sequence[ClientReply]) -> Combined:
+        """Make the next model, or one for each client, out of the replies that passed the checks.
+
+        By default Flower's average, or that of the strategy that a subclass puts beside this one.
+
+        Parameters
+        ----------
+        replies : sequence of ClientReply
+            At least one, in the order of the clients' numbers. They are the strategy's own: it may
+            change them.
+
+        Returns
+        -------
+        ArrayRecord, or dict of str to ndarray
+            The model for all; with the names and shapes of the model that was sent.
+        dict of int to one of these
+            With ``personal``, by client: each is sent its own until it is given another, also to
+            be measured. Who was never given any has the first model.
+        None
+            The models stay as they are.
+        """
+        average, messages = super().aggregate_train, [reply.message for reply in replies]
+        self._round.is_averaged = True
+        if self.central_noise is None:
+            arrays, trained = average(self._round.number, messages)
+        else:
+            noisy = self.central_noise.average
+            arrays, trained = noisy(self._round.number, self.arrays, messages, average)
+        self._round.trained = trained or MetricRecord()
+        return arrays
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the largest weight that a SuperNode's reply can have, if that is known."""
+        return self.session.members.most_examples(node, training=training)
+
+    def saves(self, server_round: int) -> bool:
+        """Whether the clients are to save the round."""
+        return False
+
+    # Flower's round, step by step
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the round's SuperNodes to train."""
+        session = self.session
+        self._round, self.arrays = SoFar(server_round), arrays
+        if server_round == 1:
+            self.own_arrays = {}
+        session.over(grid)
+        session.gather(server_round, "no SuperNode can take part")
+        there = session.members.present(session.connected)
+        nodes = [there[place] for place in session.draw(len(there), server_round)]
+        sent = self._send(super().configure_train(server_round, arrays, config, shown(nodes)))
+        asked = [message.metadata.dst_node_id for message in sent]
+        session.asked = {node: session.members.clients[node] for node in asked}
+        return sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average what can be averaged; without anything, the model stays as it was."""
+        replies, members = list(replies), self.session.members
+        self.session.ledger.count_messages("up", replies)
+        count_payload(self.session.ledger, self._round.sent, replies, members)
+        usable = self._usable(server_round, replies, self.arrays)
         for reply in usable:
-            self.used.append(reply.metadata.src_node_id)
-            self.failed |= client_reasons(reply, who.clients)
+            self._round.used |= set(members.clients.get(reply.metadata.src_node_id, ()))
+            self._round.failed |= client_reasons(reply, members.clients)
+        if not usable:
+            self._round.skipped = (
+                f"none of {len(self._round.sent)} SuperNodes gave a usable answer to train"
+            )
+            return None, None
+        arrays = self._combined(read_replies(usable, members.clients))
+        return arrays, self._round.trained
 
-    def report(
-        self, server_round: int, clients: tuple[int, int], who: Membership, ledger: ByteLedger
-    ) -> dict[str, Any]:
-        """Give what a round's report says of every method; ``clients``: asked, answered."""
-        return {
-            "round": server_round,
-            "asked": clients[0],
-            "answered": clients[1],
-            "rejected": self.rejected,
-            "bytes": ledger.payload,
-            "wire_bytes": ledger.wire,
-            "seconds": time.perf_counter() - self.started,
-            "skipped": self.skipped,
-            "participation": self.took_part(who),
-        }
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all SuperNodes to measure the model."""
+        self.arrays, session = arrays, self.session
+        connected = session.exchange.nodes(session.min_nodes, session.timeout)
+        present = session.members.present(connected)
+        self._round.saves = self.saves(server_round)
+        if not present:  # Flower would wait for one without an end
+            return self._send([])
+        if self._round.saves:
+            config[CHECKPOINT], config[RUN_TOKEN] = True, session.checkpoints.run
+        return self._send(super().configure_evaluate(server_round, arrays, config, shown(present)))
 
-    def took_part(self, who: Membership) -> dict[str, Any]:
-        """Say what became of every client that is known by its number."""
-        if not who.everyone():
-            return {}
-        used = {client for node in self.used for client in who.clients.get(node, ())}
-        result = account_for(
-            who.clients,
-            self.connected,
-            {node: who.clients.get(node, []) for node in self.asked},
-            used - self.failed.keys(),
-            silent=self.silent,
-            failed=self.failed,
-            left_out=dict.fromkeys(who.absent, NOT_CONNECTED),
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average the measurements and report the round."""
+        now, session, members = self._round, self.session, self.session.members
+        now.measured = list(replies)
+        session.ledger.count_messages("up", now.measured)
+        usable = self._usable(server_round, now.measured, None)
+        metrics = super().aggregate_evaluate(server_round, usable) if usable else None
+        now.evaluated = metrics or MetricRecord()
+        answered = sum(count_clients(reply, members) for reply in usable)
+        came = {reply.metadata.src_node_id for reply in usable}
+        silent = [one.metadata.dst_node_id for one in now.sent]
+        gone = dict.fromkeys(members.absent, NOT_CONNECTED)
+        who = session.participation(now.used - now.failed.keys(), failed=now.failed, left_out=gone)
+        now.report = RoundReport(
+            round=server_round,
+            asked=answered + sum(members.count(node) for node in silent if node not in came),
+            answered=answered,
+            rejected=[{"node": one.node_id, "reason": one.reason} for one in session.rejected],
+            bytes=session.ledger.payload,
+            wire_bytes=session.ledger.wire,
+            seconds=time.perf_counter() - now.started,
+            skipped=now.skipped,
+            participation=who.to_record() if members.everyone() else {},
+            **self.report_fields(now.trained, now.evaluated),
         )
-        return result.to_record()
+        return metrics
 
+    def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
+        """Have the replies combined; return the model if it is one for all."""
+        combined = self.combine(replies)
+        if not self._round.is_averaged:
+            self._refuse_unused()
+            contents = [reply.message.content for reply in replies]
+            self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        if not is_by_client(combined):
+            return shared_arrays(combined, self.arrays)
+        if not self.personal:
+            raise ValueError(
+                f"{type(self).__name__}.combine gives arrays by client: it needs personal = True"
+            )
+        known = self.session.members.everyone()
+        self.own_arrays |= personal_arrays(combined, self.arrays, known)
+        return None
 
-# Whom to ask -------------------------------------------------------------------------------------
+    def _refuse_unused(self) -> None:
+        """Refuse noise and averages that ``combine`` has not asked for."""
+        unused = "central_noise" if self.central_noise is not None else ""
+        if self.robust is not None:
+            unused = f"average: {self.robust.name}"
+        if unused:
+            raise ValueError(
+                f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
+                f"{unused} has no effect; it can do without only where none is set"
+            )
+
+    def _send(self, messages: Iterable[Message]) -> list[Message]:
+        """Put the messages in order: with it, the order of sums is the same each time."""
+        members, sent = self.session.members, list[Message]()
+        for message in sorted(messages, key=lambda one: members.place(one.metadata.dst_node_id)):
+            # The first client of a SuperNode, if it says whom it hosts
+            local = members.clients.get(message.metadata.dst_node_id, ())
+            own = self.own_arrays.get(local[0]) if local else None
+            sent.append(with_own_content(message, self.arrayrecord_key, own))
+        self._round.sent = sent
+        self.session.ledger.count_messages("down", sent)
+        return sent
+
+    def _usable(
+        self, server_round: int, replies: Sequence[Message], model: ArrayRecord | None
+    ) -> list[Message]:
+        """Return the replies to average; note and log every node that is left out."""
+        most = partial(self.most_examples, training=model is not None)
+        sent, timeout = self._round.sent, self.session.timeout
+        usable, rejected = check_replies(sent, replies, model, timeout, most, self.extras())
+        if model is not None and self.central_noise is not None:
+            usable, several = self.central_noise.sort_out(usable)
+            rejected = rejected + several
+        where = "evaluate: " if model is None else ""
+        named = [Rejected(entry.node_id, where + entry.reason) for entry in rejected]
+        self.session.leave_out(named)
+        log_rejected(LOG, server_round, "left out", named)
+        return usable
 
 
 class _Nodes:
@@ -108,27 +284,12 @@ def shown(nodes: list[int]) -> Grid:
     return cast(Grid, _Nodes(nodes))
 
 
-def drawn(nodes: list[int], participation: float, seed: int, server_round: int) -> Grid:
-    """Draw a share of the SuperNodes, one at least; return a grid that has them alone."""
-    count = max(1, round(participation * len(nodes)))
-    rng = generator(seed, "participants", server_round)
-    places = torch.randperm(len(nodes), generator=rng)[:count].tolist()
-    return shown([nodes[place] for place in places])
-
-
-# Counting ----------------------------------------------------------------------------------------
+# Counting ---------------------------------------------------------------------------------------
 
 
 def count_clients(measured: Message, who: Membership) -> int:
     """Return how many clients a measurement is of."""
     return len(who.clients.get(measured.metadata.src_node_id, ())) or int(weight_of(measured))
-
-
-def count_wire(ledger: ByteLedger, direction: str, messages: Iterable[Message]) -> None:
-    """Count what messages hold."""
-    for message in messages:
-        if message.has_content():
-            ledger.count_wire(direction, count_bytes(message.content))
 
 
 def count_payload(

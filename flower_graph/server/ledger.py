@@ -8,10 +8,10 @@ exchange counts it without being asked. Both are cumulative, go into a checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 DIRECTIONS = ("up", "down")  # client to server, server to client
 
@@ -58,6 +58,12 @@ class ByteLedger:
         """Add what a message held; `direction` and `nbytes` as in `count`."""
         _check(direction, nbytes)
         self._wire[direction] += int(nbytes)
+
+    def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
+        """Add what messages held that have content."""
+        for message in messages:
+            if message.has_content():
+                self.count_wire(direction, count_bytes(message.content))
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:

@@ -48,7 +48,8 @@ class Membership:
 
     def question(self) -> RecordDict:
         """Write what newcomers are asked."""
-        return RecordDict({CONFIG: ConfigRecord(self._question)})
+        goes_on = self.resume.to_config() if self.resume.server_round else {}
+        return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
     def read(self, node: int, content: RecordDict) -> Any:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""

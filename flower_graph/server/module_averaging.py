@@ -7,15 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from torch import nn
 
 from flower_graph.client.module_client import ModuleSettings
 from flower_graph.client.module_cohort import first_module
 from flower_graph.messages.arrays import encode_array
 from flower_graph.messages.averaging import Measured
-from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 
 __all__ = ["ModuleFedAvg"]
@@ -37,18 +34,6 @@ class ModuleFedAvg(ReportedFedAvg):
     ) -> None:
         super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings
-
-    def start(  # type: ignore[override]
-        self,
-        grid: Grid,
-        num_rounds: int = 100,
-        timeout: float = 600.0,
-        *,
-        on_round: Callable[[RoundReport], None] | None = None,
-        resume: bool = False,
-    ) -> Result:
-        """Run the rounds from the module's first weights; arguments as of ``run``."""
-        return self.run(grid, self.first_arrays(), num_rounds, timeout, on_round, resume=resume)
 
     def first_arrays(self) -> ArrayRecord:
         """Give what the first round sends."""

@@ -1,14 +1,14 @@
-"""What the servers of all methods that bring their own rounds have in common: `start`.
+"""What the servers of all methods have in common: `start`, that is the loop, resume and reports.
 
-A method writes
+`RoundLoop` is the loop; methods that average stand on it with Flower's verbs
+(``flower_graph.server.averaging``). A method that brings its own rounds is a `RoundStrategy` and
+writes
 
 - ``ask``, ``read`` and ``learn``: the requests of a round, how a reply is read, what comes of it;
   or `round`, if a round is more than one exchange;
 - `weights`: what the server has learnt;
 - `fixed_settings`, `state` and `load_state`: what a checkpoint holds;
 - a `Membership`: what newcomers are asked.
-
-The loop, resume, reports, checkpoints and Flower's own round loop are here.
 """
 
 from __future__ import annotations
@@ -34,46 +34,42 @@ from flower_graph.server.session import Session
 LOG = logging.getLogger(__name__)
 
 
-class RoundStrategy(Strategy):
-    """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
+class RoundLoop(Strategy):
+    """The rounds of a server, begun anywhere, reported, saved and resumed."""
 
+    session: Session
     usual_rounds: ClassVar = 100
     more_passes: ClassVar = 0  # after the last round: then a round is reported in a later one
-    unused: ClassVar = ""  # why ``start`` takes no arrays, configs and ``evaluate_fn``
-    metrics: ClassVar = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
     wire_key: ClassVar = "wire"  # in a checkpoint: bytes that travelled
     counts_saving: ClassVar = True  # whether a checkpoint counts the bytes of its making
     counts_rejoining: ClassVar = False  # whether the bytes of going on are counted
-    again: ClassVar = ""  # what else than building a new one helps who starts it twice
+    _config = ConfigRecord()  # entries that the caller adds to ``train``
+    _evaluate_config = ConfigRecord()  # ... and to ``evaluate``
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.requests: dict[int, Any] = {}  # of the current round, by SuperNode
-        self.answers: dict[int, Any] = {}  # what came of them
-        self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
-        self._config = ConfigRecord()  # entries that the caller adds to ``train``
+    # What a server says
 
-    # What a method writes
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        """Take over what a run begins with."""
 
-    def ask(self, server_round: int) -> Mapping[int, Any]:
-        """Write the round's request to each SuperNode; it has ``clients`` and ``to_record``."""
+    def round(self, server_round: int) -> RoundReport | None:
+        """Run a round; return its report, or none if that comes later."""
         raise NotImplementedError
 
-    def read(self, node: int, content: RecordDict) -> Any:
-        """Read and check a SuperNode's reply to it."""
+    def note(self, result: Result, report: RoundReport) -> None:
+        """Put a round's figures into Flower's result."""
         raise NotImplementedError
 
-    def reply_bytes(self) -> int:
-        """Return the most bytes that a reply may have."""
-        raise NotImplementedError
-
-    def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
-        """Do what the server does with the replies, and say what the round gave."""
-        raise NotImplementedError
+    def is_over(self, last_round: int) -> bool:
+        """Whether the run ends after a round, though it is not the last."""
+        return False
 
     def weights(self) -> dict[str, Any]:
         """Return what the last report was made with."""
         raise NotImplementedError
+
+    def learnt(self) -> ArrayRecord:
+        """Return what the server has learnt, as a result has it."""
+        return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
@@ -87,37 +83,19 @@ class RoundStrategy(Strategy):
         """Go on from what ``state`` returned."""
         raise NotImplementedError
 
-    def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Take over what a run begins with."""
-
-    def round(self, server_round: int) -> RoundReport | None:
-        """Run a round; return its report, or none if that comes later."""
-        self.requests = dict(self.ask(server_round))
-        replies = self.send(server_round, "train", self._config)
-        self.answers = replies.values
-        return self.learn(server_round, replies)
-
-    def send(
-        self, server_round: int, message_type: str, config: Mapping[str, Any] | None = None
-    ) -> Replies[Any]:
-        """Send the requests, and gather what is usable of the replies."""
-        return self.session.send(
-            self._messages(config or {}),
-            server_round,
-            self.read,
-            message_type=message_type,
-            max_reply_bytes=self.reply_bytes(),
-        )
+    def is_due(self, server_round: int) -> bool:
+        """Whether a checkpoint of a round is to be made."""
+        return self.session.is_due(server_round)
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
-        # Here their requests have asked for it.
-        came = {node: answer.not_saved for node, answer in self.answers.items()}
-        said = {node: came.get(node, "it did not answer") for node in self.requests}
-        return {node: why for node, why in said.items() if why}
+        raise NotImplementedError
 
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
+
+    def check_start(self, *given: object) -> None:
+        """Refuse arguments of ``start`` that the method has no use for."""
 
     # The loop
 
@@ -141,7 +119,7 @@ class RoundStrategy(Strategy):
         grid : Grid
             Flower's grid, or ``flower_graph.simulation.InProcessGrid``.
         initial_arrays : ArrayRecord, optional
-            What the server's model begins with; by default the model as it is. Refused by methods
+            What the server's model begins with; by default the method's own. Refused by methods
             whose server has no model, as are ``train_config`` and ``evaluate_fn``.
         num_rounds : int, optional
             Rounds to run, those before a checkpoint included; by default as many as the method's
@@ -151,7 +129,8 @@ class RoundStrategy(Strategy):
         train_config : ConfigRecord, optional
             Entries to send along with every ``train`` message.
         evaluate_config : ConfigRecord, optional
-            Refused: nothing is sent to clients for evaluation alone.
+            Entries to send along with every ``evaluate`` message; refused by methods that send
+            nothing to clients for evaluation alone.
         evaluate_fn : callable, optional
             Called with the round and the server model's arrays after every round.
         on_round : callable, optional
@@ -180,34 +159,125 @@ class RoundStrategy(Strategy):
         rounds = self.usual_rounds if num_rounds is None else num_rounds
         if rounds < 1:
             raise ValueError(f"num_rounds: {rounds} is not at least 1")
-        self._check_unused(initial_arrays, train_config, evaluate_config, evaluate_fn)
-        if self.session.is_open and not (resume and self.again):
-            raise ValueError(f"this strategy has run already: build a new one{self.again}")
+        self.check_start(resume, initial_arrays, train_config, evaluate_config, evaluate_fn)
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
         self._config = train_config or ConfigRecord()
+        self._evaluate_config = evaluate_config or ConfigRecord()
         first = self._resume() + 1 if resume else 1
         result = Result()
         for server_round in range(first, rounds + self.more_passes + 1):
+            if self.is_over(server_round - 1):
+                break
             started = time.perf_counter()
             report = self.round(server_round)
             if report is None:
                 continue
-            found = evaluate_fn(report.round, self.arrays()) if evaluate_fn else None
+            found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
             if found is not None:
                 result.evaluate_metrics_serverapp[report.round] = found
-            result.train_metrics_clientapp[report.round] = self.as_metrics(report)
+            self.note(result, report)
             report.seconds = time.perf_counter() - started
             # In this order a run can be stopped anywhere: a checkpoint's rounds are reported.
             (on_round or self._log)(report)
             self._save(report.round)
         self.finish(rounds)
-        result.arrays = self.arrays()
+        result.arrays = self.learnt()
         return result
 
-    def arrays(self) -> ArrayRecord:
-        """Return what the server has learnt, as a result has it."""
-        return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
+    def _save(self, server_round: int) -> None:
+        """Complete a round's checkpoint, if one is due and all clients that are there saved."""
+        session = self.session
+        if self.is_due(server_round):
+            wire = session.exchange.ledger.state_dict()
+            missing = self.clients_save(server_round)
+            if self.counts_saving:
+                wire = session.exchange.ledger.state_dict()
+            state = {"settings": self.fixed_settings(), self.wire_key: wire, **self.state()}
+            session.checkpoints.save(server_round, state, missing)
+
+    def _resume(self) -> int:
+        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        session, wire = self.session, dict[str, Any]()
+
+        def load(state: Mapping[str, Any]) -> None:
+            self.load_state(state)
+            wire.update(state[self.wire_key])
+            session.exchange.ledger.load_state_dict(wire)
+
+        def ask(_: int) -> list[str]:
+            refused = session.rejoin()
+            if not self.counts_rejoining:
+                # The clients were asked who they are in the run's first part already.
+                session.exchange.ledger.load_state_dict(wire)
+            return refused
+
+        return session.checkpoints.go_on(session.rounds, self.fixed_settings(), load, ask)
+
+    def _log(self, report: RoundReport) -> None:
+        LOG.info(format_round(report, self.session.rounds))
+
+
+class RoundStrategy(RoundLoop):
+    """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
+
+    unused: ClassVar = ""  # why ``start`` takes no arrays, configs and ``evaluate_fn``
+    metrics: ClassVar = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
+    again: ClassVar = ""  # what else than building a new one helps who starts it twice
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.requests: dict[int, Any] = {}  # of the current round, by SuperNode
+        self.answers: dict[int, Any] = {}  # what came of them
+        self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
+
+    # What a method writes
+
+    def ask(self, server_round: int) -> Mapping[int, Any]:
+        """Write the round's request to each SuperNode; it has ``clients`` and ``to_record``."""
+        raise NotImplementedError
+
+    def read(self, node: int, content: RecordDict) -> Any:
+        """Read and check a SuperNode's reply to it."""
+        raise NotImplementedError
+
+    def reply_bytes(self) -> int:
+        """Return the most bytes that a reply may have."""
+        raise NotImplementedError
+
+    def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
+        """Do what the server does with the replies, and say what the round gave."""
+        raise NotImplementedError
+
+    def round(self, server_round: int) -> RoundReport | None:
+        """Run a round; return its report, or none if that comes later."""
+        self.requests = dict(self.ask(server_round))
+        replies = self.send(server_round, "train", self._config)
+        self.answers = replies.values
+        return self.learn(server_round, replies)
+
+    def send(
+        self, server_round: int, message_type: str, config: Mapping[str, Any] | None = None
+    ) -> Replies[Any]:
+        """Send the requests, and gather what is usable of the replies."""
+        return self.session.send(
+            self._messages(config or {}),
+            server_round,
+            self.read,
+            message_type=message_type,
+            max_reply_bytes=self.reply_bytes(),
+        )
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
+        # Here their requests have asked for it.
+        came = {node: answer.not_saved for node, answer in self.answers.items()}
+        said = {node: came.get(node, "it did not answer") for node in self.requests}
+        return {node: why for node, why in said.items() if why}
+
+    def note(self, result: Result, report: RoundReport) -> None:
+        """Put a round's figures into Flower's result, as those of its ``train``."""
+        result.train_metrics_clientapp[report.round] = self.as_metrics(report)
 
     def as_metrics(self, report: RoundReport) -> MetricRecord:
         """Give a report's figures as Flower's own records have them."""
@@ -237,12 +307,15 @@ class RoundStrategy(Strategy):
             **figures,
         )
 
-    def _check_unused(self, *given: object) -> None:
-        """Refuse arguments of Flower's ``start`` that the method has no use for."""
+    def check_start(self, *given: object) -> None:
+        """Refuse to run twice, and arguments that the method has no use for."""
+        resume, *others = given
+        if self.session.is_open and not (resume and self.again):
+            raise ValueError(f"this strategy has run already: build a new one{self.again}")
         if not self.unused:
-            if given[2] is not None:
+            if others[2] is not None:
                 raise ValueError("evaluate_config: the server evaluates, clients are not asked")
-        elif any(value is not None for value in given):
+        elif any(value is not None for value in others):
             names = "initial_arrays, train_config, evaluate_config, evaluate_fn"
             raise ValueError(f"{names}: {self.unused}")
 
@@ -256,46 +329,13 @@ class RoundStrategy(Strategy):
             content[CONFIG] = ConfigRecord({**config, **local, **self.entries.get(node, {})})
         return contents
 
-    def _save(self, server_round: int) -> None:
-        """Complete a round's checkpoint, if one is due and all clients that are there saved."""
-        session = self.session
-        if session.is_due(server_round):
-            wire = session.exchange.ledger.state_dict()
-            missing = self.clients_save(server_round)
-            if self.counts_saving:
-                wire = session.exchange.ledger.state_dict()
-            state = {"settings": self.fixed_settings(), self.wire_key: wire, **self.state()}
-            session.checkpoints.save(server_round, state, missing)
-
-    def _resume(self) -> int:
-        """Go on from the newest checkpoint that is here and at the clients; return its round."""
-        session, wire = self.session, dict[str, Any]()
-
-        def load(state: Mapping[str, Any]) -> None:
-            self.load_state(state)
-            wire.update(state[self.wire_key])
-            session.exchange.ledger.load_state_dict(wire)
-
-        def ask(_: int) -> list[str]:
-            refused = session.rejoin()
-            if not self.counts_rejoining:
-                # The clients were asked who they are in the run's first part already.
-                session.exchange.ledger.load_state_dict(wire)
-            return refused
-
-        return session.checkpoints.go_on(session.rounds, self.fixed_settings(), load, ask)
-
-    def _log(self, report: RoundReport) -> None:
-        LOG.info(format_round(report, self.session.rounds))
-
     # Flower's own round loop
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Write the round's messages."""
-        if not self.session.is_open:
-            self.session.open(grid, self.session.timeout, self.session.rounds)
+        self.session.over(grid)
         self.requests = dict(self.ask(server_round))
         for node, content in self._messages(config).items():
             yield Message(content, node, "train", group_id=str(server_round))
@@ -308,7 +348,7 @@ class RoundStrategy(Strategy):
         self.answers = usable.values
         report = self.learn(server_round, usable)
         self._save(server_round)
-        return self.arrays(), self.as_metrics(report)
+        return self.learnt(), self.as_metrics(report)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

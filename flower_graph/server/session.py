@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError
 from flower_graph.messages.resume import Resume, read_not_saved
 from flower_graph.rng import generator
-from flower_graph.server.exchange import Exchange, Rejected, Replies
+from flower_graph.server.exchange import ByteLedger, Exchange, Rejected, Replies
 from flower_graph.server.gathering import log_rejected, no_content
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_DRAWN, Participation, account_for
+from flower_graph.server.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.storage import checkpoint
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+NOBODY = "no SuperNode hosts clients of this run"
+SCALARS = (bool, int, float, str, type(None))
 
 
 def draw(
@@ -75,7 +77,9 @@ class RunCheckpoints:
                 why,
             )
         self._is_late = bool(missing) or not checkpoint.save_server(
-            self.folder, server_round, {"run": self.run, **state}
+            self.folder,
+            server_round,
+            {"run": self.run, **state, "settings": plain(state["settings"])},
         )
 
     def go_on(
@@ -104,9 +108,17 @@ class RunCheckpoints:
 
 def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on with clients whose weights were made under other settings."""
-    for name, value in wanted.items():
-        if found[name] != value:
-            raise ValueError(f"its {name} is {found[name]}, this run's is {value}")
+    held = plain(found)
+    for name, value in plain(wanted).items():
+        if held[name] != value:
+            raise ValueError(f"its {name} is {held[name]}, this run's is {value}")
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn settings into what a checkpoint can hold, one by one."""
+    return {
+        name: value if type(value) in SCALARS else repr(value) for name, value in settings.items()
+    }
 
 
 class Session:
@@ -142,6 +154,11 @@ class Session:
         return self._exchange
 
     @property
+    def ledger(self) -> ByteLedger:
+        """Bytes so far."""
+        return ByteLedger() if self._exchange is None else self._exchange.ledger
+
+    @property
     def is_open(self) -> bool:
         """Whether the session has a grid."""
         return self._exchange is not None
@@ -151,12 +168,22 @@ class Session:
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
         self.members.resume = self.checkpoints.resume
 
+    def renew(self, members: Membership) -> None:
+        """Begin a run anew, with nobody known and a token of its own."""
+        self.members, self._exchange = members, None
+        self.checkpoints = RunCheckpoints(self.checkpoints.folder, self.checkpoints.every)
+
+    def over(self, grid: Grid) -> None:
+        """Take the grid of Flower's own round loop, which says nothing else."""
+        if self._exchange is None or self._exchange.grid is not grid:
+            self.open(grid, self.timeout, self.rounds)
+
     # Whom to ask
 
-    def gather(self, server_round: int, who: str = "clients of this run") -> dict[int, list[int]]:
+    def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
         """Wait for SuperNodes and enrol new ones; return whose clients are there."""
         self.enrol(server_round)
-        return self.there(who)
+        return self.there(nobody)
 
     def enrol(self, server_round: int) -> None:
         """Wait for SuperNodes and enrol new ones."""
@@ -164,13 +191,13 @@ class Session:
         members, timeout = self.members, self.timeout
         self.rejected = members.ask(self.exchange, self.connected, server_round, timeout)
 
-    def there(self, who: str = "clients of this run") -> dict[int, list[int]]:
+    def there(self, nobody: str = NOBODY) -> dict[int, list[int]]:
         """Return the clients of the SuperNodes that are there in this round."""
         clients = self.members.clients
         there = {node: clients[node] for node in self.connected if node in clients}
         if not there:
             reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
-            raise NoClientsError(f"no SuperNode hosts {who}: {reasons}")
+            raise NoClientsError(f"{nobody}: {reasons}")
         return there
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
@@ -201,8 +228,12 @@ class Session:
             read=read,
             max_reply_bytes=max_reply_bytes,
         )
-        self._note(replies)
+        self.leave_out(replies.rejected)
         return replies
+
+    def relay(self, messages: Iterable[Message], server_round: int) -> list[Message]:
+        """Send messages that Flower made, and return what answers them, unread."""
+        return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
 
     def read(
         self, server_round: int, messages: Iterable[Message], read: Callable[[int, RecordDict], T]
@@ -220,7 +251,7 @@ class Session:
             except ValueError as error:
                 replies.rejected.append(Rejected(node, str(error)))
         log_rejected(LOG, server_round, "left out", replies.rejected)
-        self._note(replies)
+        self.leave_out(replies.rejected)
         return replies
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
@@ -295,6 +326,8 @@ class Session:
         self.members.forget_all()
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
         refused = self.members.ask(self.exchange, connected, resume.server_round, self.timeout)
+        if self.members.absent and not refused:
+            LOG.warning("clients %s are not connected", ranges(self.members.absent))
         return [f"node {entry.node_id}: {entry.reason}" for entry in refused]
 
     def present(self) -> dict[int, list[int]]:
@@ -302,7 +335,7 @@ class Session:
         there, clients = sorted(self.exchange.grid.get_node_ids()), self.members.clients
         return {node: clients[node] for node in there if node in clients}
 
-    def _note(self, replies: Replies[T]) -> None:
+    def leave_out(self, rejected: Collection[Rejected]) -> None:
         """Note who is left out, and who has lost what it kept."""
-        self.rejected += replies.rejected
-        self.members.note(replies.rejected)
+        self.rejected += rejected
+        self.members.note(rejected)

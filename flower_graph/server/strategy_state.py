@@ -8,12 +8,13 @@ run that went on without it would take another course.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError
@@ -61,7 +62,7 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other) or type(one) not in PLAIN:
         return False
     if isinstance(one, ArrayRecord):
-        return _same(_arrays(one), _arrays(other))
+        return _same(values_of(one), values_of(other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list):
@@ -74,7 +75,7 @@ def _same(one: Any, other: Any) -> bool:
 def packed(value: Any, name: str) -> Any:
     """Turn arrays into tensors, which ``torch.load`` reads without running code."""
     if isinstance(value, ArrayRecord):
-        return {RECORD: packed(_arrays(value), name)}
+        return {RECORD: packed(values_of(value), name)}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
         return {key: packed(entry, f"{name}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, list):
@@ -101,5 +102,17 @@ def unpacked(value: Any) -> Any:
     return value.numpy().copy() if isinstance(value, Tensor) else value
 
 
-def _arrays(record: ArrayRecord) -> dict[str, Any]:
+def arrays_like(model: ArrayRecord, found: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Make a model of saved arrays; ``ValueError`` if they are not the model's."""
+    # Their type is the one that the averaging made: that of FedAdam is wider than the first
+    # model's.
+    forms = {name: tuple(array.shape) for name, array in model.items()}
+    saved = {name: values.shape for name, values in found.items()}
+    if list(forms.items()) != list(saved.items()):
+        raise ValueError(f"its arrays are {saved}, this run's are {forms}")
+    return ArrayRecord({name: Array(values) for name, values in found.items()})
+
+
+def values_of(record: ArrayRecord) -> dict[str, Any]:
+    """Give the arrays of a record by their names."""
     return {name: array.numpy() for name, array in record.items()}

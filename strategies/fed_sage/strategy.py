@@ -44,8 +44,8 @@ from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.messages import keys
 from flower_graph.messages.keys import ARRAY_NAMES, NUM_EXAMPLES, SERVER_ROUND
+from flower_graph.messages.resume import Resume
 from flower_graph.report.rounds import RoundReport
-from flower_graph.server.averaging_checkpoints import restore_if_asked
 from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_CONNECTED
 from flower_graph.server.round_strategy import RoundStrategy
@@ -109,7 +109,7 @@ class SageClient(NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
         host, settings = self.host, read_settings(config)
-        restore_if_asked(lambda resume: host.restore(settings, resume), config)
+        host.restore(settings, Resume.from_config(config))
         handled = host.handled(settings)
         return SageEnrolment(host.clients, host.features, host.classes, handled).to_config()
 

@@ -20,7 +20,7 @@ travel too, as they came: it has nothing to say about them (``ChosenEgos.inactiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,17 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedProx, Result
+from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 
+from flower_graph.client.cohort_state import save_if_asked
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, SERVER_ROUND
-from flower_graph.report.rounds import RoundReport
+from flower_graph.messages.resume import Resume
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (
@@ -115,7 +114,7 @@ class EgoModelClient(NumPyClient):
         if NUM_FEATURES not in config:  # somebody else's server
             return Enrolment(clients, most_examples=len(clients)).to_config()
         settings = read_settings(config)
-        restore_if_asked(lambda resume: self.host.restore(settings, resume), config)
+        self.host.restore(settings, Resume.from_config(config))
         handled = self.host.handled(settings)
         return Enrolment(clients, handled, len(clients)).to_config()
 
@@ -180,20 +179,16 @@ class EgoFedAvg(ReportedFedAvg):
         )
         self.settings = settings._replace(proximal=0.0)
 
-    def start(  # type: ignore[override]
-        self,
-        grid: Grid,
-        num_rounds: int = 400,
-        timeout: float = 600.0,
-        *,
-        on_round: Callable[[RoundReport], None] | None = None,
-        resume: bool = False,
-    ) -> Result:
-        """Run the method; arguments and result as of ``MaskedEmbeddingAveraging.start``."""
+    usual_rounds = 400
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give what the first round sends."""
         start = initial_weights(self.settings)
-        arrays = ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
-        config = write_settings(self.settings)
-        return self.run(grid, arrays, num_rounds, timeout, on_round, config, resume=resume)
+        return ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
+
+    def question(self) -> dict[str, Any]:
+        """Give the settings: clients build their models with what the first message says."""
+        return write_settings(self.settings)
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
@@ -201,7 +196,7 @@ class EgoFedAvg(ReportedFedAvg):
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return how many clients a SuperNode has: each weighs one."""
-        return len(self.hosted.get(node, ())) or None
+        return len(self.session.members.clients.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
         """Turn the clients' mean measurements into fields of a report."""

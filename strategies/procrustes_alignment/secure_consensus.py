@@ -225,7 +225,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: write the round's requests, with the common mean and what masks need."""
-        there = self.session.gather(server_round, "a client with public nodes")
+        there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
         # In the order of their clients: ids of SuperNodes differ from run to run.
         there = dict(sorted(there.items(), key=lambda item: min(item[1])))
         mean = self.mean

@@ -178,7 +178,7 @@ class ProcrustesAlignment(RoundStrategy):
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: write the round's requests, with the means that wait."""
         session, known = self.session, self.clients
-        there = session.gather(server_round, "a client with public nodes")
+        there = session.gather(server_round, "no SuperNode hosts a client with public nodes")
         # In the order of their clients: ids of SuperNodes differ from run to run.
         nodes = sorted(there, key=lambda node: min(there[node]))
         asked = [nodes[index] for index in session.draw(len(nodes), server_round)]

@@ -255,7 +255,7 @@ class SplitGradientRelay(RoundStrategy):
         session, users = self.session, self.users
         requests = users.requests(
             server_round,
-            session.gather(server_round, "users of this graph"),
+            session.gather(server_round, "no SuperNode hosts users of this graph"),
             session.draw(users.num_users, server_round),
             checkpoint=session.is_due(server_round),
             run=session.checkpoints.run,
@@ -314,7 +314,7 @@ class SplitGradientRelay(RoundStrategy):
         self.server.load_state_dict(state["server"])
         self.users.load_state_dict(state["book"])
 
-    def arrays(self) -> ArrayRecord:
+    def learnt(self) -> ArrayRecord:
         """Return the server's model."""
         state = self.server.model.state_dict()
         return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})

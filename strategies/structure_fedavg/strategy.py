@@ -30,26 +30,23 @@ FedProto has a file of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from flower_graph.client.cohort_state import save_if_asked
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.messages.averaging import RoundRequest, mean_of
 from flower_graph.messages.keys import ARRAYS
-from flower_graph.report.rounds import RoundReport
+from flower_graph.messages.resume import Resume
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_checkpoints import restore_if_asked, save_if_asked
-from flower_graph.server.client_reply import ClientReply
-from flower_graph.server.combined_arrays import Combined
+from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
 from flower_graph.strategies.structure_fedavg.cohort_client import StructureCohortClient
 from flower_graph.strategies.structure_fedavg.messages import (
@@ -99,7 +96,7 @@ class StructureClient(NumPyClient):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
-        restore_if_asked(self.host.restore, config)
+        self.host.restore(Resume.from_config(config))
         return self.host.enrolment().to_config()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
@@ -214,38 +211,6 @@ class StructureFedAvg(ReportedFedAvg):
             participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
         )
         self.settings, self.num_nodes = settings, num_nodes
-
-    def start(  # type: ignore[override]
-        self,
-        grid: Grid,
-        num_rounds: int = 100,
-        timeout: float = 600.0,
-        *,
-        on_round: Callable[[RoundReport], None] | None = None,
-        resume: bool = False,
-    ) -> Result:
-        """Run the method.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any kind.
-        num_rounds : int
-            Rounds.
-        timeout : float
-            Seconds that an exchange may take.
-        on_round : callable, optional
-            Called with every round's report.
-        resume : bool
-            Go on from the last checkpoint.
-
-        Returns
-        -------
-        Result
-            Flower's result; its ``arrays`` are the last models.
-        """
-        arrays = self.first_arrays()
-        return self.run(grid, arrays, num_rounds, timeout, on_round, resume=resume)
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""

@@ -18,8 +18,8 @@ from mutations import Evil, pickled_array, with_header
 
 from flower_graph.messages.arrays import decode_array
 from flower_graph.messages.keys import read_array
+from flower_graph.server.averaging_replies import check_replies
 from flower_graph.server.gathering import Gathering
-from flower_graph.server.reply_checks import check_replies
 from flower_graph.server.reply_limits import ROOM, reply_bytes, setup_bytes, sum_bytes
 from flower_graph.simulation import InProcessGrid
 

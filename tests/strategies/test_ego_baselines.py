@@ -181,7 +181,7 @@ def test_a_run_with_another_proximal_term_does_not_fit(tmp_path: Path) -> None:
     def part(settings: Any, resume: bool) -> None:
         app = client_app(seven_egos(), client=EgoModelClient, checkpoint_dir=tmp_path)
         strategy = EgoFedProx(settings, checkpoint_dir=tmp_path, checkpoint_every=2)
-        strategy.start(InProcessGrid(app, num_supernodes=1), 2, 5, resume=resume)
+        strategy.start(InProcessGrid(app, num_supernodes=1), None, 2, 5, resume=resume)
 
     part(PROXIMAL, resume=False)
     with pytest.raises(CheckpointError, match=r"its proximal is 0\.5, this run's is 0\.25"):

@@ -222,7 +222,7 @@ def metric(content: Any) -> None:
 ODD = {
     lost: "no reply within 0.05 s",
     nan: "encoder-rest has NaN or infinite values",
-    shape: "gnn-first has shape (8, 6), expected (8, 5)",
+    shape: "gnn-first has shape (8, 6), expected [8, 5]",
     missing: "arrays ['gnn-first', 'encoder-first', 'encoder-rest'], expected",
     extra: "'learner'], expected",
     weight: "num-examples is -5, must be a positive number",
@@ -276,6 +276,6 @@ def test_models_of_other_settings_are_refused_and_nothing_is_lost() -> None:
     outcome.strategy.settings = wider
     outcome.strategy.start(outcome.grid, num_rounds=1, on_round=outcome.reports.append)
     (reason, *_) = [entry["reason"] for entry in outcome.reports[-1].rejected]
-    assert "gnn-first has shape (8, 6), expected (8, 5)" in reason
+    assert "gnn-first has shape (8, 6), expected [8, 5]" in reason
     for key, model in outcome.weights.items():
         assert torch.equal(model.rest, before[key].rest)

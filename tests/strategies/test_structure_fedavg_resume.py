@@ -208,7 +208,7 @@ def test_a_supernode_that_comes_again_keeps_what_it_has(tmp_path: Path) -> None:
         ),
     )
     resumed = saving(server, 6, app=app, make_grid=make_grid, resume=True)
-    assert 77 in resumed.strategy.hosted
+    assert 77 in resumed.strategy.session.members.clients
     whole = run(rounds=6, settings=own)
     assert torch.allclose(whole.figures[2:], resumed.figures, atol=1e-6, equal_nan=True)
 

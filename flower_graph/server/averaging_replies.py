@@ -1,4 +1,4 @@
-"""Which replies an averaging strategy of Flower can take; a reason for every other.
+"""Replies to a strategy that averages: which it can take, as ``combine`` reads them, what it gives.
 
 Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN ends the
 model, a half-precision array from whoever comes first makes the mean half-precision.
@@ -6,16 +6,22 @@ model, a half-precision array from whoever comes first makes the mean half-preci
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.averaging import MAX_CLIENTS
 from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
@@ -33,7 +39,6 @@ from flower_graph.server.gathering import no_content
 from flower_graph.server.ledger import count_bytes
 from flower_graph.server.reply_limits import reply_bytes
 
-MAX_CLIENTS = 10**7  # that one SuperNode may speak for
 MAX_NAMED = 50  # clients that one SuperNode may name as left out
 # Measurements that are shares themselves; their sum cannot be more than the number of them
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
@@ -236,3 +241,135 @@ def _named(content: RecordDict) -> list[str]:
     config = content.config_records.get(CONFIG) or ConfigRecord()
     result = config.get(LEFT_OUT, [])
     return [str(why) for why in (result if isinstance(result, list) else [result])]
+
+
+# Read -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientReply:
+    """A reply to ``train`` that passed the checks.
+
+    Attributes
+    ----------
+    clients : tuple of int
+        Numbers of the clients that it speaks for, ascending; empty if its SuperNode does not say.
+    message : Message
+        Flower's message, as Flower's own averaging takes it.
+    extras : dict
+        What ``ReportedFedAvg.extras`` declares: name to array.
+    """
+
+    clients: tuple[int, ...]
+    message: Message
+    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def client(self) -> int:
+        """Number of the one client that it is of; ``ValueError`` where there are others."""
+        if len(self.clients) != 1:
+            raise ValueError(f"the reply is of clients {list(self.clients)!s:.60}, not of one")
+        return self.clients[0]
+
+    @property
+    def num_examples(self) -> int | float:
+        """What it weighs, above 0."""
+        return weight_of(self.message)
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Numbers, and lists of numbers, that the client measured, by name."""
+        (record,) = self.message.content.metric_records.values()
+        return {name: value for name, value in record.items() if name != NUM_EXAMPLES}
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The model that it sent: name to array, in the model's order; the caller's own."""
+        return _decoded(self.message.content.array_records[ARRAYS])
+
+
+def read_replies(
+    messages: Iterable[Message], hosted: Mapping[int, Sequence[int]]
+) -> list[ClientReply]:
+    """Read usable messages; what a client sent besides the model leaves the message."""
+    replies = []
+    for message in messages:
+        clients = tuple(hosted.get(message.metadata.src_node_id, ()))
+        more = message.content.array_records.get(EXTRAS)
+        if more is not None:  # Flower's averaging takes one record of arrays
+            del message.content[EXTRAS]
+        replies.append(ClientReply(clients, message, _decoded(more or ArrayRecord())))
+    return replies
+
+
+def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    return {name: decode_array(name, array, copy=True) for name, array in record.items()}
+
+
+# Combined ---------------------------------------------------------------------------------------
+
+
+Arrays = ArrayRecord | Mapping[str, NDArray[Any]]
+Combined = Arrays | Mapping[int, Arrays] | None
+
+
+def is_by_client(combined: Combined) -> TypeGuard[Mapping[int, Arrays]]:
+    """Whether there is one set of arrays for each client."""
+    return bool(combined) and all(isinstance(key, int) for key in combined or ())
+
+
+def shared_arrays(combined: Combined, model: ArrayRecord) -> ArrayRecord | None:
+    """Check a model for all; what Flower made stays as it is."""
+    if combined is None or isinstance(combined, ArrayRecord):
+        return combined
+    return _record(cast(Arrays, combined), model, "combine")
+
+
+def personal_arrays(
+    combined: Mapping[int, Arrays], model: ArrayRecord, known: Iterable[int]
+) -> dict[int, ArrayRecord]:
+    """Check a model for each client."""
+    if strangers := sorted(combined.keys() - set(known)):
+        raise ValueError(f"combine: it gives arrays for clients {strangers!s:.60}, unknown here")
+    return {
+        client: _record(arrays, model, f"combine: client {client}")
+        for client, arrays in combined.items()
+    }
+
+
+def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
+    """Write arrays as the model's are: names, order, shapes and types."""
+    if arrays.keys() != model.keys():
+        raise ValueError(f"{what}: arrays {list(arrays)!s:.80}, expected {list(model)!s:.80}")
+    record = ArrayRecord()
+    for name, wanted in model.items():
+        held: Any = arrays[name]
+        values = held.numpy() if isinstance(arrays, ArrayRecord) else np.asarray(held)
+        if values.shape != tuple(wanted.shape):
+            shape = tuple(wanted.shape)
+            raise ValueError(f"{what}: {name} has shape {values.shape}, expected {shape}")
+        if not np.isfinite(values).all():
+            raise ValueError(f"{what}: {name} has NaN or infinite values")
+        dtype = np.dtype(wanted.dtype)
+        # A mean of counters is no whole number.
+        rounded = np.rint(values) if dtype.kind in "iu" and values.dtype.kind == "f" else values
+        record[name] = encode_array(name, rounded.astype(dtype))
+    return record
+
+
+def with_own_content(message: Message, key: str, arrays: ArrayRecord | None = None) -> Message:
+    """Give a message records of its own, with other arrays under ``key`` if there are any."""
+    # Flower builds all messages of a round around one content: what is changed for one client
+    # would be changed for all.
+    content = {name: record.copy() for name, record in message.content.items()}
+    if arrays is not None:
+        content[key] = arrays
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            local = {each: copy.copy(array) for each, array in record.items()}
+            content[name] = ArrayRecord(local)
+        else:
+            lists: Any = {k: list(v) for k, v in record.items() if isinstance(v, list)}
+            record.update(lists)
+    message.content = RecordDict(content)
+    return message
