@@ -24,9 +24,9 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
 from flower_graph.messages.keys import CONFIG, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport, read_reports
-from flower_graph.secure import secret_store
 from flower_graph.server.participation import Participation
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
 from runs import METHODS as FROZEN
@@ -351,7 +351,7 @@ def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
     kept_by = [state._LIVE, state._TOKENS, state._FIXED, state._MAPS]
     if len(key) == 2:  # a SuperNode that ends takes its secrets with it
-        kept_by.append(secret_store._LIVE)  # type: ignore[arg-type]
+        kept_by.append(ego_secrets._LIVE)  # type: ignore[arg-type]
     for kept in kept_by:
         for one in [one for one in kept if one[: len(key)] == key]:
             del kept[one]

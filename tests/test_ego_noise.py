@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.secure.align.slots import open_table
-from flower_graph.strategies.masked_embedding_averaging.noise import add_noise
+from flower_graph.strategies.masked_embedding_averaging.vector import add_noise
 
 HELD = {4: [0, -1, 2], 7: [1, 2], 9: [-1]}
 H = torch.arange(12.0).reshape(6, 2) + 1

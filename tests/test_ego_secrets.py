@@ -8,12 +8,12 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_graph.errors import StateLostError
-from flower_graph.secure import secret_store as vault
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext_client import (
     PlaintextAlignmentClient,
     PolynomialAlignmentClient,
 )
+from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 from flower_graph.strategies.masked_embedding_averaging.secrets import EgoSecrets
 
 RUN = b"0123456789abcdef"
@@ -26,8 +26,17 @@ FORMS = {
 }
 
 
-def context_of() -> Context:
-    return Context(1, 2, {"state-dir": ""}, RecordDict(), {})
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_process(monkeypatch)
+
+
+def context_of(state_dir: str = "", node_id: int = 2) -> Context:
+    return Context(1, node_id, {"state-dir": state_dir}, RecordDict(), {})
+
+
+def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ego_secrets, "_LIVE", {})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -37,7 +46,7 @@ def test_they_last(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reply.clients.tolist() == [3, 5]
     for process in ("same", "other"):
         if process == "other":
-            monkeypatch.setattr(vault, "_LIVE", {})
+            forget_process(monkeypatch)
         found, host, aligner = EgoSecrets(context, IDENTITIES).load()
         assert found == form
         assert isinstance(aligner, FORMS[form])
@@ -57,17 +66,50 @@ def test_a_new_run_has_new_keys() -> None:
 def test_keys_of_other_clients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     context = context_of()
     EgoSecrets(context, IDENTITIES).begin(RUN, "psi")
-    monkeypatch.setattr(vault, "_LIVE", {})
+    monkeypatch.setattr(ego_secrets, "_LIVE", {})
     with pytest.raises(StateLostError, match="belong to other clients"):
         EgoSecrets(context, {3: [10, 11]}).load()
 
 
-def test_nothing_is_there_before_and_after() -> None:
-    secrets = EgoSecrets(context_of(), IDENTITIES)
-    with pytest.raises(StateLostError, match="are not here"):
-        secrets.load()
+@pytest.mark.parametrize("state_dir", ["", ":memory:"])
+def test_the_objects_themselves_come_back_in_the_same_process(state_dir: str) -> None:
+    context = context_of(state_dir)
+    EgoSecrets(context, IDENTITIES).begin(RUN, "psi")
+    kept = EgoSecrets(context, IDENTITIES).load()
+    assert EgoSecrets(context, IDENTITIES).load() is kept
+
+
+def test_in_process_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(":memory:")
+    EgoSecrets(context, IDENTITIES).begin(RUN, "psi")
+    assert list(context.state["ego-secrets"]) == ["token"]
+    forget_process(monkeypatch)
+    with pytest.raises(StateLostError, match="its keys went with another process"):
+        EgoSecrets(context, IDENTITIES).load()
+
+
+def test_a_context_that_was_taken_back_gives_the_older_objects() -> None:
+    # A message that failed after its work: Flower goes on with the context of before.
+    context = context_of()
+    first = EgoSecrets(context, IDENTITIES).begin(RUN, "psi")
+    before = context.state["ego-secrets"].copy()
+    EgoSecrets(context, IDENTITIES).begin(RUN[::-1], "psi")
+    context.state["ego-secrets"] = before
+    host = EgoSecrets(context, IDENTITIES).load()[1]
+    assert host.run_id == RUN
+    assert (host.keys().channel_keys == first.channel_keys).all()
+
+
+def test_nothing_is_there_before_and_after_nor_at_other_nodes() -> None:
+    context = context_of()
+    secrets, other = EgoSecrets(context, IDENTITIES), EgoSecrets(context_of(node_id=6), IDENTITIES)
     secrets.begin(RUN, "psi")
+    with pytest.raises(StateLostError, match="client 6: its keys of this run are not here"):
+        other.load()
     secrets.drop()
+    secrets.drop()
+    assert not list(context.state.keys())
+    assert ego_secrets._LIVE == {}
     with pytest.raises(StateLostError, match="are not here"):
         secrets.load()
 

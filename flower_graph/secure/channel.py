@@ -1,8 +1,13 @@
-"""Keys and sealed packets between two clients whose messages the server carries.
+"""Keys, sealed packets and shared secrets of clients whose messages the server carries.
 
 Every key is made for one purpose: HKDF takes the run, the round and both clients, and ChaCha20-
 Poly1305 authenticates the same again. A packet of another run, round, sender or receiver does not
 open, nor does one that was changed.
+
+Secrets of 32 bytes are shared as Shamir does, modulo the smallest prime above 2^256: the secret is
+the constant term of a random polynomial of degree ``threshold - 1``; holder number ``x`` (from 1)
+has its value at ``x``. Any ``threshold`` values give the polynomial; fewer leave every secret
+equally likely.
 """
 
 from __future__ import annotations
@@ -11,17 +16,25 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from nacl.bindings import crypto_scalarmult_base
+from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError
 
+Bytes = NDArray[np.uint8]
 KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 16, 16
+PRIME = 2**256 + 297
+SECRET_BYTES, SHARE_BYTES = 32, 33
+# Coefficients are 48 random bytes modulo the prime: no value is likelier than another by 2^-127.
+RANDOM_BYTES = 48
 MAX_AGREEMENTS = 1 << 14  # a few MB; beyond it, those of the last round are kept
 # Public keys with which every agreement is zero (libsodium's list); the top bit is ignored.
 _P = 2**255 - 19
@@ -115,3 +128,120 @@ def unseal(secret: bytes, what_for: bytes, round_key: bytes, packet: bytes) -> b
         return ChaCha20Poly1305(key).decrypt(bytes(12), packet, what_for)
     except InvalidTag:
         return None
+
+
+# What each key, packet and commitment of the secure sum is for: both sides write it alike
+
+
+def self_mask_key(seed: bytes, run_id: bytes, number: int, client: int) -> bytes:
+    """Return the stream key of a client's self mask in round ``number``."""
+    return derive(seed, context(b"self mask", run_id, number, client))
+
+
+def pair_mask_key(secret: bytes, run_id: bytes, number: int, one: int, other: int) -> bytes:
+    """Return the stream key of the mask between two clients, from what their mask keys agree on."""
+    low, high = sorted((one, other))
+    return derive(secret, context(b"pair mask", run_id, number, low, high))
+
+
+def pair_sign(own: int, other: int) -> int:
+    """Of two clients, the lower number adds their mask and the higher takes it away."""
+    return 1 if own < other else -1
+
+
+def packet_context(run_id: bytes, number: int, dealer: int, holder: int) -> bytes:
+    """Return what the packet with a dealer's shares for a holder is for."""
+    return context(b"packet", run_id, number, dealer, holder)
+
+
+def seed_context(run_id: bytes, number: int, client: int) -> bytes:
+    """Return what the commitment to a client's seed is for."""
+    return context(b"seed", run_id, number, client)
+
+
+def share_contexts(run_id: bytes, number: int, dealer: int) -> tuple[bytes, bytes]:
+    """Return what commitments to shares of seed and mask key are for, without the holder."""
+    # The holder's ``name_bytes`` follow. In two parts, because a dealer has many holders.
+    return (
+        context(b"share of the seed", run_id, number, dealer),
+        context(b"share of the mask key", run_id, number, dealer),
+    )
+
+
+def name_bytes(client: int) -> bytes:
+    """Write a client's number as in ``context``."""
+    return client.to_bytes(8, "little", signed=True)
+
+
+# Shares of a secret
+
+
+def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Split a secret into shares."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"the secret has {len(secret)} bytes, must have {SECRET_BYTES}")
+    if not 1 <= threshold <= count:
+        raise ValueError(f"threshold is {threshold}, must be from 1 to {count}")
+    noise = os.urandom(RANDOM_BYTES * (threshold - 1))
+    coefficients = [
+        int.from_bytes(noise[start : start + RANDOM_BYTES], "little") % PRIME
+        for start in range(0, len(noise), RANDOM_BYTES)
+    ]
+    coefficients.append(int.from_bytes(secret, "little"))
+    return [_evaluate(coefficients, x).to_bytes(SHARE_BYTES, "little") for x in range(1, count + 1)]
+
+
+def combine_shares(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
+    """Give the secret back from as many shares as the threshold."""
+    weights = _weights_at_zero(tuple(holders))
+    value = sum(
+        weight * int.from_bytes(share, "little")
+        for weight, share in zip(weights, shares, strict=True)
+    )
+    value %= PRIME
+    if value >> (8 * SECRET_BYTES):
+        raise ValueError("the shares give no secret of 32 bytes")
+    return value.to_bytes(SECRET_BYTES, "little")
+
+
+def _evaluate(coefficients: Sequence[int], x: int) -> int:
+    """Evaluate a polynomial, highest power first; reduced once, as x is small."""
+    value = 0
+    for coefficient in coefficients:
+        value = value * x + coefficient
+    return value % PRIME
+
+
+@lru_cache(maxsize=4096)
+def _weights_at_zero(holders: tuple[int, ...]) -> tuple[int, ...]:
+    """Return Lagrange's weights for the value at zero; many secrets have the same holders."""
+    if len(set(holders)) != len(holders) or not all(0 < x < PRIME for x in holders):
+        raise ValueError(f"holders are {holders}, must be positive and each there once")
+    weights = []
+    for x in holders:
+        above = below = 1
+        for other in holders:
+            if other != x:
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(weights)
+
+
+# Rows of bytes
+
+
+def rows_of(parts: Iterable[bytes], *shape: int) -> Bytes:
+    """Put equally long pieces of bytes into one array; one size of the shape may be -1."""
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(shape)
+
+
+def pieces(rows: Bytes) -> list[bytes]:
+    """Return the rows of ``[n, w]`` bytes one by one."""
+    data, width = rows.tobytes(), rows.shape[1]
+    return [data[start : start + width] for start in range(0, len(data), width)]
+
+
+def framed(*parts: bytes) -> bytes:
+    """Join parts so that no other parts give the same bytes."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

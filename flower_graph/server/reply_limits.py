@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES
-from flower_graph.secure.shamir import SHARE_BYTES
+from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
 from flower_graph.secure.sum.messages import PACKET_BYTES, PrepareRequest, UnmaskRequest
 
 ROOM = 1 << 20  # any reply: headers, keys, measurements, reasons

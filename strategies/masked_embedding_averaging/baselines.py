@@ -43,10 +43,10 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSetting
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
+    NO_SLOTS,
     read_settings,
     write_settings,
 )
-from flower_graph.strategies.masked_embedding_averaging.secrets import NO_SLOTS
 from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     mean_metrics,

@@ -49,10 +49,10 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     PlainEnrolment,
     read_settings,
 )
-from flower_graph.strategies.masked_embedding_averaging.noise import add_noise
 from flower_graph.strategies.masked_embedding_averaging.secrets import EgoSecrets
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     VectorEncoding,
+    add_noise,
     add_up,
     measure,
     read_shared,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
@@ -32,7 +33,7 @@ from flower_graph.messages.fields import (
     Word,
     Writing,
 )
-from flower_graph.messages.keys import FloatArray, IntArray
+from flower_graph.messages.keys import FloatArray, IntArray, largest_size
 from flower_graph.messages.packed import Clients
 from flower_graph.messages.resume import NotSaved, Resume, Saves, Token
 from flower_graph.secure.ring import Ring
@@ -50,7 +51,11 @@ METRIC_NAMES = (
 UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
+FORMS = ("psi", "polynomial", "plain")  # of the alignment
+NO_SLOTS = "none"  # nothing is aligned: no embedding is shared
+
 MAX_SECONDS = 1e6
+ROUNDING = 1e-3  # by which a sum of accuracies may be off
 
 
 class Layout(NamedTuple):
@@ -331,3 +336,35 @@ class RoundSum:
     answered: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
+
+
+def check_plain_sum(total: NDArray[Any], layout: Layout, clients: int) -> None:
+    """Check what can be known of a plain sum over so many clients."""
+    # total [L]
+    if total.dtype != np.float64:
+        raise MalformedReplyError(f"{keys.TOTAL} has type {total.dtype}, expected float64")
+    if total.size and (largest := largest_size(total)) > clients * keys.MAX_NUMBER:
+        raise MalformedReplyError(
+            f"{keys.TOTAL} has a number of size {largest:g}, {clients} clients can make "
+            f"{clients * keys.MAX_NUMBER:g} at most"
+        )
+    _check_counts(total[layout.counts], clients)
+    check_measured(total[layout.metrics], clients, ROUNDING)
+
+
+def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> None:
+    """Check what can be known of the sums of what so many clients measured."""
+    measured = dict(zip(SUMMED_NAMES, sums.tolist(), strict=True))
+    counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
+    _check_counts(np.array(counts), clients)
+    for role in ("train", "val", "test"):
+        if not -rounding <= measured[role] <= measured[f"has-{role}"] + rounding:
+            raise MalformedReplyError(
+                f"{keys.TOTAL}: {role} is {measured[role]:g}, a sum of "
+                f"{measured[f'has-{role}']:g} accuracies"
+            )
+
+
+def _check_counts(found: NDArray[np.float64], clients: int) -> None:
+    if ((found < 0) | (found > clients) | (found != np.rint(found))).any():
+        raise MalformedReplyError(f"{keys.TOTAL}: expected counts from 0 to {clients} clients")

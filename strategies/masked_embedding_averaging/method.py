@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.cached import cached_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.client_noise import ClientNoise, client_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
@@ -31,11 +34,13 @@ from flower_graph.strategies.masked_embedding_averaging.config import (
     SAGE,
     FedSCemConfig,
 )
-from flower_graph.strategies.masked_embedding_averaging.noise import embedding_noise
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
+
+# A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
+FARTHEST = 7
 
 
 class FedSCem(GraphMethod):
@@ -168,3 +173,18 @@ def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoS
         tau=how.tau,
         proximal=how.proximal if is_proximal else 0.0,
     )
+
+
+def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:
+    """Give the noise that FedSCem's clients add to embeddings before pads and masks."""
+    noise, how = client_noise(config.privacy, config.rounds), config.strategy
+    if noise is None or how.aggregation != "masked":
+        return noise
+    longest = noise.clipping_norm + FARTHEST * noise.deviation
+    if longest > how.limit:
+        raise ConfigError(
+            f"strategy.limit: {how.limit:g} is too small for noise of {noise.deviation:.3g}, which "
+            f"privacy.epsilon={config.privacy.epsilon:g} takes: clients would be left out; set "
+            f"strategy.limit={math.ceil(longest)} or more, or a smaller privacy.clipping_norm"
+        )
+    return noise

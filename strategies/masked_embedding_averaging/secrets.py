@@ -1,10 +1,18 @@
-"""What the clients of one SuperNode keep secret: their part of the secure sum and of the slots."""
+"""What the clients of one SuperNode keep secret: their part of the secure sum and of the slots.
+
+They are objects, not tensors, and small: ``Context.state`` holds them as bytes, and goes wherever
+Flower takes the next message. In a process that has just handled a message the objects themselves
+are still there; a token says whether they are the ones that the context means. With the in-process
+engine (``state-dir = ":memory:"``) nothing is written, as the process is the only one.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+from flwr.app import ConfigRecord, Context
 
 from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
@@ -12,27 +20,25 @@ from flower_graph.secure.align.plaintext_client import (
     PlaintextAlignmentClient,
     PolynomialAlignmentClient,
 )
-from flower_graph.secure.secret_store import SecretStore
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-
-if TYPE_CHECKING:
-    from flwr.app import Context
+from flower_graph.storage.supernode_folder import IN_PROCESS
+from flower_graph.strategies.masked_embedding_averaging.messages import FORMS, NO_SLOTS
 
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
-FORMS = ("psi", "polynomial", "plain")
-NO_SLOTS = "none"  # nothing is aligned: no embedding is shared
+Kept = tuple[str, SumClient, Aligner]  # the form of alignment first
+NAME = "ego-secrets"  # in Context.state
+_LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}  # with their tokens, by run and SuperNode
 
 
 class EgoSecrets:
     """Keys, shares and slots, from message to message."""
 
     def __init__(self, context: Context, identities: Identities) -> None:
-        self._identities = identities
-        self._vault: SecretStore[tuple[str, SumClient, Aligner]] = SecretStore(
-            context, "ego-secrets"
-        )
+        self._context, self._identities = context, identities
+        self._key = (context.run_id, context.node_id)
+        self._in_process = context.node_config.get("state-dir", "") == IN_PROCESS
 
     def begin(self, run_id: bytes, form: str) -> KeyReply:
         """Make the keys of a run, or show those that it has: its SuperNode may be back."""
@@ -45,19 +51,36 @@ class EgoSecrets:
         self.keep(form, host, _aligner(form, run_id, self._identities))
         return host.keys()
 
-    def load(self) -> tuple[str, SumClient, Aligner]:
+    def load(self) -> Kept:
         """Return the form of alignment and both objects; ``StateLostError`` without them."""
-        return self._vault.load(self._read)
+        record = self._context.state.config_records.get(NAME)
+        if record is None:
+            raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
+        token, live = _LIVE.get(self._key, ("", None))
+        if live is not None and token == record["token"]:
+            return live
+        if self._in_process:
+            raise StateLostError(f"client {self._key[1]}: its keys went with another process")
+        data = record["data"]
+        assert isinstance(data, bytes)
+        return self._read(data)
 
     def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         """Keep them for the next message."""
-        self._vault.keep((form, host, aligner), _write)
+        record = ConfigRecord({"token": secrets.token_hex(8)})
+        if not self._in_process:
+            keys = host.to_bytes()
+            size = str(len(keys)).encode()
+            record["data"] = b"|".join([form.encode(), size, keys + aligner.to_bytes()])
+        self._context.state[NAME] = record
+        _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
     def drop(self) -> None:
         """Forget the run."""
-        self._vault.drop()
+        self._context.state.pop(NAME, None)
+        _LIVE.pop(self._key, None)
 
-    def _read(self, data: bytes) -> tuple[str, SumClient, Aligner]:
+    def _read(self, data: bytes) -> Kept:
         name, size, rest = data.split(b"|", 2)
         form, cut = name.decode(), int(size)
         host, local = SumClient.from_bytes(rest[:cut]), rest[cut:]
@@ -67,12 +90,6 @@ class EgoSecrets:
             return form, host, AlignmentClient.from_bytes(local, host.run_id, self._identities)
         kind = PolynomialAlignmentClient if form == "polynomial" else PlaintextAlignmentClient
         return form, host, kind.from_bytes(local, self._identities)
-
-
-def _write(kept: tuple[str, SumClient, Aligner]) -> bytes:
-    form, host, aligner = kept
-    keys = host.to_bytes()
-    return b"|".join([form.encode(), str(len(keys)).encode(), keys + aligner.to_bytes()])
 
 
 def _aligner(form: str, run_id: bytes, identities: Identities) -> Aligner:

@@ -18,7 +18,6 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import (
     initial_weights,
     rest_shapes,
 )
-from flower_graph.strategies.masked_embedding_averaging.message_checks import check_measured
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     SUMMED_NAMES,
     UNREAD,
@@ -27,6 +26,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Layout,
     RoundSum,
     Sums,
+    check_measured,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import Means, mean_metrics
 

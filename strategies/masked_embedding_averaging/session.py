@@ -39,16 +39,17 @@ from flower_graph.server.participation import NOT_READY, Participation
 from flower_graph.server.reply_limits import reply_bytes, setup_bytes
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-from flower_graph.strategies.masked_embedding_averaging.message_checks import check_plain_sum
 from flower_graph.strategies.masked_embedding_averaging.messages import (
+    FORMS,
+    NO_SLOTS,
     EgoEnrolment,
     EgoReply,
     EgoRequest,
     Layout,
     PlainEnrolment,
     RoundSum,
+    check_plain_sum,
 )
-from flower_graph.strategies.masked_embedding_averaging.secrets import FORMS, NO_SLOTS
 
 LOG = logging.getLogger(__name__)
 AGGREGATIONS = ("masked", "plain")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from flower_graph.engine.graph_batch import ROLES
 from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import UnreadableSumError
+from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
@@ -238,3 +240,32 @@ def measure(judged: Metrics, contrast: Tensor | None, tau: float) -> NDArray[np.
     columns += [contrast.nan_to_num(0.0) / contrast_scale(tau), (~contrast.isnan()).double()]
     assert len(columns) == len(METRIC_NAMES)
     return torch.stack([column.double() for column in columns], 1).numpy()
+
+
+def add_noise(
+    noise: ClientNoise,
+    state: RecordDict,
+    h: Tensor,
+    measured: NDArray[np.float64],
+    table: SlotTable | None,
+    clients: Sequence[int],
+) -> tuple[Tensor, NDArray[np.float64]]:
+    """Clip and noise what each client shares, and withhold what it measured."""
+    # No mod can add it: words of a ring bear no noise, and a SuperNode's reply is already the sum
+    # over its clients. Which slots a client holds, and so how many nodes it shares, gets none.
+    # h [n, h], measured [c, 9]
+    shown = np.zeros_like(measured) if noise.withholds else measured
+    if table is None:
+        return torch.zeros_like(h), shown
+    noise.count(state)
+    local, start = h.detach().cpu().numpy(), 0
+    result = np.zeros_like(local)
+    for client in clients:
+        slots = table.by_client[client]
+        place = start + np.flatnonzero(slots >= 0)
+        start += slots.size
+        if not np.isfinite(local[place]).all():
+            result[place] = np.nan  # cannot be clipped: the client alone is left out, by its reason
+        elif place.size:
+            result[place] = noise.protect(local[None, place])[0]
+    return torch.from_numpy(result).to(h.device), shown

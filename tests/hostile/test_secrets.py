@@ -23,11 +23,11 @@ from flwr.app import Context, Message
 from public_helpers import toy_members
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.secure import secret_store as vault
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.service import SUM_STATE
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     ACTIONS,
     SecureConsensus,
@@ -62,7 +62,7 @@ class Collector:
             self._note(context)
 
     def _note(self, context: Context) -> None:
-        for key, (_, live) in vault._LIVE.items():
+        for key, (_, live) in ego_secrets._LIVE.items():
             if key[:2] == (context.run_id, context.node_id):
                 self.texts += [repr(live), str(live)]
                 for part in live if isinstance(live, tuple) else (live,):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from flower_graph.secure.stream import BLOCK, add_streams
+from flower_graph.secure.ring import BLOCK, add_streams
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 

@@ -7,9 +7,8 @@ import pytest
 from sum_helpers import LENGTH, Lost, World
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
-from flower_graph.secure.channel import new_key
-from flower_graph.secure.shamir import split
-from flower_graph.secure.sum import client as sum_host
+from flower_graph.secure import channel
+from flower_graph.secure.channel import new_key, split_secret
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.client_round import ClientRound
 from flower_graph.secure.sum.messages import (
@@ -239,9 +238,9 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
     world = World.make(20)
 
     def split_other(secret, threshold, count):
-        return split(bytes(32) if secret == target else secret, threshold, count)
+        return split_secret(bytes(32) if secret == target else secret, threshold, count)
 
-    monkeypatch.setattr(sum_host, "split", split_other)
+    monkeypatch.setattr(channel, "split_secret", split_other)
     target = None
     begin = ClientRound.begin
 

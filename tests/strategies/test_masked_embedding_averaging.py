@@ -24,8 +24,8 @@ from torch import Tensor
 from flower_graph.client import state
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.secure import secret_store as vault
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     Shared,
@@ -222,7 +222,7 @@ def test_every_message_may_come_to_another_process(
     alignment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forget(message: Any, context: Any, call_next: Any) -> Any:
-        for module, name in ((vault, "_LIVE"), (state, "_LIVE"), (state, "_TOKENS")):
+        for module, name in ((ego_secrets, "_LIVE"), (state, "_LIVE"), (state, "_TOKENS")):
             monkeypatch.setattr(module, name, {})
         return call_next(message, context)
 

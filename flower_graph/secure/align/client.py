@@ -37,6 +37,7 @@ from flower_graph.secure.align.messages import (
 )
 from flower_graph.secure.align.sketch import Words, insert
 from flower_graph.secure.align.slots import SlotTable, slot_table
+from flower_graph.secure.channel import pieces, rows_of
 
 
 class AlignmentClient:
@@ -118,7 +119,7 @@ class AlignmentClient:
             named = [ids.GROUP_IDENTITY, *self._identities[client]]
             if size != ids.padded_size(len(named)):
                 raise RefusedError(f"client {client}: {size} answers for its block")
-            answers = ids.split(request.points[end - size : end])
+            answers = pieces(request.points[end - size : end])
             for number, identity in enumerate(named):
                 if identity not in names:
                     point = ids.unblind(
@@ -126,8 +127,8 @@ class AlignmentClient:
                     )
                     names[identity] = ids.names(self._run_id, identity, point)
             local = [names[identity] for identity in named[1:]]
-            self._tokens[client] = _rows([token for token, _ in local], TOKEN)
-            self._keys[client] = _rows([key for _, key in local], KEY)
+            self._tokens[client] = rows_of([token for token, _ in local], -1, TOKEN)
+            self._keys[client] = rows_of([key for _, key in local], -1, KEY)
             self._group_key = names[ids.GROUP_IDENTITY][1]
 
     def sketch(self, cells: int, clients: Iterable[int]) -> Words:
@@ -169,7 +170,7 @@ class AlignmentClient:
         finished = list(self._tokens)
         arrays: dict[str, NDArray[Any]] = {
             "clients": np.array(clients, np.int64),
-            "secrets": _rows([self._secrets[client] for client in clients], KEY),
+            "secrets": rows_of([self._secrets[client] for client in clients], -1, KEY),
             "digest": self._digest(),
             "finished": np.array(finished, np.int64),
             "tokens": _joined([self._tokens[client] for client in finished], TOKEN),
@@ -190,7 +191,7 @@ class AlignmentClient:
         clients = arrays["clients"].tolist()
         if clients != list(host._identities) or (arrays["digest"] != host._digest()).any():
             raise StateLostError("the alignment's state is of another run or other identities")
-        host._secrets = dict(zip(clients, ids.split(arrays["secrets"]), strict=True))
+        host._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
         finished = arrays["finished"].tolist()
         ends = np.cumsum([len(host._identities[client]) for client in finished])[:-1]
         host._tokens = dict(zip(finished, np.split(arrays["tokens"], ends), strict=False))
@@ -222,10 +223,6 @@ class AlignmentClient:
             whole.update(b"|%d|%d|" % (client, len(named)))
             whole.update(b"\0".join(named))
         return np.frombuffer(whole.digest(), np.uint8)
-
-
-def _rows(parts: list[bytes], width: int) -> Bytes2D:
-    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, width)
 
 
 def _joined(blocks: list[Bytes2D], width: int) -> Bytes2D:

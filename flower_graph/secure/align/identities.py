@@ -24,6 +24,7 @@ from nacl import bindings as sodium
 from nacl.exceptions import RuntimeError as SodiumError
 
 from flower_graph.secure.align.messages import MIN_BLOCK, POINT, TOKEN, Bytes2D
+from flower_graph.secure.channel import framed, pieces, rows_of
 
 KEY = 32  # bytes of a slot's secret
 DOMAIN = b"flower-graph/alignment/1/"
@@ -78,7 +79,7 @@ def hash_to_group(run_id: bytes, identity: bytes) -> bytes:
     """Map an identity to a point whose logarithm nobody knows, ``H(id)``."""
     # One application of libsodium's map reaches its points unevenly; the sum of two does not, which
     # is what RFC 9380 asks for.
-    wide = hashlib.sha512(DOMAIN + _framed(run_id, b"hash", identity)).digest()
+    wide = hashlib.sha512(DOMAIN + framed(run_id, b"hash", identity)).digest()
     return sodium.crypto_core_ed25519_add(
         sodium.crypto_core_ed25519_from_uniform(wide[:32]),
         sodium.crypto_core_ed25519_from_uniform(wide[32:]),
@@ -99,7 +100,7 @@ def blind(points: Sequence[bytes], secret: bytes, epoch: int) -> Bytes2D:
     for _ in range(padded_size(len(points)) - len(points)):
         random = sodium.crypto_core_ed25519_scalar_reduce(os.urandom(64))
         block.append(sodium.crypto_scalarmult_ed25519_base_noclamp(random))
-    return np.frombuffer(b"".join(block), np.uint8).reshape(-1, POINT)
+    return rows_of(block, -1, POINT)
 
 
 def unblind(point: bytes, secret: bytes, epoch: int, number: int) -> bytes:
@@ -121,12 +122,12 @@ def key_share(secrets: Sequence[bytes], epoch: int) -> bytes:
 def multiply(points: Bytes2D, factor: bytes) -> Bytes2D:
     """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` names one that is no point."""
     products = []
-    for number, point in enumerate(split(points)):
+    for number, point in enumerate(pieces(points)):
         try:
             products.append(sodium.crypto_scalarmult_ed25519_noclamp(factor, point))
         except SodiumError as error:
             raise ValueError(f"point {number} is not in the group: {point.hex()}") from error
-    return np.frombuffer(b"".join(products), np.uint8).reshape(-1, POINT)
+    return rows_of(products, -1, POINT)
 
 
 def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
@@ -134,36 +135,25 @@ def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
     try:
         total = [
             reduce(sodium.crypto_core_ed25519_add, points)
-            for points in zip(*map(split, blocks), strict=True)
+            for points in zip(*map(pieces, blocks), strict=True)
         ]
     except SodiumError:
         return None
-    return np.frombuffer(b"".join(total), np.uint8).reshape(-1, POINT)
+    return rows_of(total, -1, POINT)
 
 
 def invalid_points(points: Bytes2D) -> list[int]:
     """Return the numbers of those rows that are no points of the group."""
     valid = sodium.crypto_core_ed25519_is_valid_point
-    return [number for number, point in enumerate(split(points)) if not valid(point)]
+    return [number for number, point in enumerate(pieces(points)) if not valid(point)]
 
 
 def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:
     """Return token and slot key of an identity from ``k · H(id)``."""
     # They are separate parts of one hash: who sees the token learns nothing of the key.
-    digest = hashlib.sha512(DOMAIN + _framed(run_id, b"name", identity, point)).digest()
+    digest = hashlib.sha512(DOMAIN + framed(run_id, b"name", identity, point)).digest()
     return digest[:TOKEN], digest[-KEY:]
-
-
-def split(rows: Bytes2D) -> list[bytes]:
-    """Return the rows of ``[n, w]`` bytes one by one."""
-    data, width = rows.tobytes(), rows.shape[1]
-    return [data[start : start + width] for start in range(0, len(data), width)]
 
 
 def _blind_scalar(secret: bytes, epoch: int, number: int) -> bytes:
     return scalar(secret, b"blind", epoch << 64 | number)
-
-
-def _framed(*parts: bytes) -> bytes:
-    """Join parts so that no other parts give the same bytes."""
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -33,6 +33,7 @@ from flower_graph.secure.align.polynomial import (
     random_prime,
     sections,
 )
+from flower_graph.secure.channel import rows_of
 
 Request = PolynomialRequest | PairRequest | PlainRequest
 
@@ -167,7 +168,7 @@ class PolynomialAlignmentServer(_OpenServer):
         width = max(map(len, counts), default=1)
         message = SectionOrder(
             sum(counts[pattern] for pattern in start),
-            np.frombuffer(b"".join(start), np.uint8).reshape(-1, width),
+            rows_of(start, -1, width),
             np.array(list(start.values()), np.int64),
         )
         return dict.fromkeys(self._by_node(self._counts), message)

@@ -20,8 +20,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.secure.align.identities import split
 from flower_graph.secure.align.messages import TOKEN, Bytes2D
+from flower_graph.secure.channel import pieces, rows_of
 
 Words = NDArray[np.uint64]
 
@@ -63,7 +63,7 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
         tokens, counts = _single(table)
         if not len(tokens):
             break
-        fresh = dict(zip(split(tokens), counts.tolist(), strict=True))
+        fresh = dict(zip(pieces(tokens), counts.tolist(), strict=True))
         if fresh.keys() & result.keys():
             return None  # a token that comes back was never in such a sum
         result |= fresh
@@ -74,7 +74,7 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
         return None
     ordered = sorted(result)
     counted = np.array([result[token] for token in ordered], np.int64)
-    return np.frombuffer(b"".join(ordered), np.uint8).reshape(-1, TOKEN), counted
+    return rows_of(ordered, -1, TOKEN), counted
 
 
 def _single(table: Words) -> tuple[Bytes2D, Words]:
@@ -100,7 +100,7 @@ def _hash(tokens: Bytes2D, cells: int) -> tuple[NDArray[np.int64], Words]:
     salt = cells.to_bytes(16, "little")
     digests = (
         hashlib.blake2b(token, digest_size=8 * (PARTS + 1), salt=salt, person=b"sketch").digest()
-        for token in split(tokens)
+        for token in pieces(tokens)
     )
     words = np.frombuffer(b"".join(digests), "<u8").reshape(-1, PARTS + 1)
     part = cells // PARTS

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.secure.align.identities import KEY, split
 from flower_graph.secure.align.messages import Bytes2D
+from flower_graph.secure.channel import KEY_BYTES, framed, pieces, rows_of
 
 DOMAIN = b"flower-graph/pad/1/"
 Words = NDArray[np.uint64]
@@ -56,7 +56,7 @@ class SlotTable:
 
         def make() -> bytes:
             base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round)), []
-            for key in split(self.keys):
+            for key in pieces(self.keys):
                 stream = base.copy()
                 stream.update(key)
                 pads.append(stream.digest(8 * width))
@@ -88,12 +88,10 @@ def order_tokens(
 ) -> Bytes2D:
     """Append to the order of slots those tokens that enough clients hold."""
     # order [s, 12], tokens [t, 12], counts [t]
-    known = set(split(order))
-    shared = split(np.ascontiguousarray(tokens[counts >= least]))
+    known = set(pieces(order))
+    shared = pieces(np.ascontiguousarray(tokens[counts >= least]))
     fresh = [token for token in shared if token not in known]
-    return np.concatenate(
-        [order, np.frombuffer(b"".join(fresh), np.uint8).reshape(-1, order.shape[1])]
-    )
+    return np.concatenate([order, rows_of(fresh, -1, order.shape[1])])
 
 
 def slot_table(
@@ -104,9 +102,9 @@ def slot_table(
 ) -> SlotTable:
     """Look up the slots of a SuperNode's clients."""
     # order [s, 12]
-    place = {token: slot for slot, token in enumerate(split(order))}
+    place = {token: slot for slot, token in enumerate(pieces(order))}
     by_client = {
-        client: np.array([place.get(token, -1) for token in split(rows)], np.int64)
+        client: np.array([place.get(token, -1) for token in pieces(rows)], np.int64)
         for client, rows in tokens.items()
     }
     if not by_client:
@@ -124,10 +122,11 @@ def open_table(
     """Return the table of slots that were agreed on in the clear: without keys."""
     slots: Sequence[NDArray[np.int64]] = [*by_client.values(), np.zeros(0, np.int64)]
     held = np.unique(np.concatenate(slots))
-    return SlotTable(num_slots, by_client, held[held >= 0], np.zeros((0, KEY), np.uint8), group_key)
+    return SlotTable(
+        num_slots, by_client, held[held >= 0], np.zeros((0, KEY_BYTES), np.uint8), group_key
+    )
 
 
 def _context(run_id: bytes, purpose: bytes, server_round: int) -> bytes:
     """Return what a stream is for; the key that follows is always 32 bytes long."""
-    framed = b"".join(len(part).to_bytes(4, "big") + part for part in (run_id, purpose))
-    return DOMAIN + framed + server_round.to_bytes(8, "big")
+    return DOMAIN + framed(run_id, purpose) + server_round.to_bytes(8, "big")

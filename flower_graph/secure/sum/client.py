@@ -20,22 +20,17 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.messages.keys import PREPARE_RUN, UNMASK_RUN
-from flower_graph.secure.align.identities import split as pieces
+from flower_graph.secure import channel
 from flower_graph.secure.channel import (
     COMMITMENT_BYTES,
     KEY_BYTES,
+    SHARE_BYTES,
     Agreements,
-    agree,
-    commitment,
-    new_key,
-    seal,
-    unseal,
+    pieces,
+    rows_of,
 )
-from flower_graph.secure.ring import WORDS, RingArray
-from flower_graph.secure.shamir import SHARE_BYTES, split
-from flower_graph.secure.stream import add_streams
-from flower_graph.secure.sum import keys as sum_keys
-from flower_graph.secure.sum.client_round import ClientRound, join, read_rounds, write_rounds
+from flower_graph.secure.ring import WORDS, RingArray, add_streams
+from flower_graph.secure.sum.client_round import ClientRound, read_rounds, write_rounds
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -62,10 +57,10 @@ class SumClient:
         numbers = [int(client) for client in clients]
         if not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
-        pairs = [new_key() for _ in numbers]
+        pairs = [channel.new_key() for _ in numbers]
         self.run_id = run_id
         self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
-        self._public = join([public for _, public in pairs], (len(pairs), KEY_BYTES))
+        self._public = rows_of([public for _, public in pairs], -1, KEY_BYTES)
         self._rounds: dict[int, ClientRound] = {}
         self._last = -1  # the newest round that was prepared
         self._agreed = Agreements()
@@ -155,7 +150,7 @@ class SumClient:
             "run": np.frombuffer(self.run_id, np.uint8),
             "last": np.array([self._last]),
             "clients": np.array(self.clients, np.int64),
-            "channels": join(list(self._channels.values()), self._public.shape),
+            "channels": rows_of(self._channels.values(), -1, KEY_BYTES),
             "public": self._public,
         }
         return write_rounds(self._rounds.values(), others)
@@ -210,30 +205,32 @@ class SumClient:
                 f"{request.channel_keys.shape[0]} channel keys for {len(owners)} foreign partners"
             )
         pairs = list(zip(owners, pieces(request.channel_keys), strict=True))
-        return join(self._agreed.look_up(self._channels, pairs), (len(pairs), KEY_BYTES))
+        return rows_of(self._agreed.look_up(self._channels, pairs), -1, KEY_BYTES)
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
         """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
         shares, commitments = [], []
-        names = {c: sum_keys.name_bytes(c) for c in np.unique(kept.partners).tolist()}
+        names = {c: channel.name_bytes(c) for c in np.unique(kept.partners).tolist()}
         for row, dealer in enumerate(kept.clients.tolist()):
-            seeds = split(kept.seeds[row].tobytes(), kept.threshold, kept.k)
-            mask_keys = split(kept.private[row].tobytes(), kept.threshold, kept.k)
-            of_seed, of_key = sum_keys.share_contexts(self.run_id, kept.number, dealer)
+            seeds = channel.split_secret(kept.seeds[row].tobytes(), kept.threshold, kept.k)
+            mask_keys = channel.split_secret(kept.private[row].tobytes(), kept.threshold, kept.k)
+            of_seed, of_key = channel.share_contexts(self.run_id, kept.number, dealer)
             holders = [names[holder] for holder in kept.partners[row].tolist()]
             for holder, seed, mask_key in zip(holders, seeds, mask_keys, strict=True):
                 shares += [seed, mask_key]
-                commitments.append(commitment(of_seed + holder, seed))
-                commitments.append(commitment(of_key + holder, mask_key))
+                commitments.append(channel.commitment(of_seed + holder, seed))
+                commitments.append(channel.commitment(of_key + holder, mask_key))
         shape = (*kept.partners.shape, 2)
-        return join(shares, (*shape, SHARE_BYTES)), join(commitments, (*shape, COMMITMENT_BYTES))
+        return rows_of(shares, *shape, SHARE_BYTES), rows_of(commitments, *shape, COMMITMENT_BYTES)
 
     def _commit_to_seeds(self, kept: ClientRound) -> Bytes:
         result = [
-            commitment(sum_keys.seed_context(self.run_id, kept.number, client), seed.tobytes())
+            channel.commitment(
+                channel.seed_context(self.run_id, kept.number, client), seed.tobytes()
+            )
             for client, seed in zip(kept.clients.tolist(), kept.seeds, strict=True)
         ]
-        return join(result, (len(result), COMMITMENT_BYTES))
+        return rows_of(result, -1, COMMITMENT_BYTES)
 
     def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
         """Seal the shares of the partners at other SuperNodes, ``[f, 82]``."""
@@ -247,10 +244,10 @@ class SumClient:
             strict=True,
         )
         packets = [
-            seal(secret, self._packet(kept, dealer, holder), round_key, plain)
+            channel.seal(secret, self._packet(kept, dealer, holder), round_key, plain)
             for dealer, holder, secret, round_key, plain in parts
         ]
-        return join(packets, (len(packets), PACKET_BYTES))
+        return rows_of(packets, -1, PACKET_BYTES)
 
     def _receive(self, kept: ClientRound, request: MaskRequest, rows: Integers) -> Integers:
         """Open the packets of the partners; return the (client, partner) pairs that failed."""
@@ -271,7 +268,7 @@ class SumClient:
         )
         opened = []
         for holder, dealer, secret, round_key, packet, promised in parts:
-            plain = unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
+            plain = channel.unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
             if (
                 plain is not None
                 and self._committed(kept.number, dealer, holder, plain) != promised
@@ -279,21 +276,19 @@ class SumClient:
                 plain = None
             opened.append(plain)
         good = np.array([plain is not None for plain in opened], np.bool_)
-        result = join(
-            [plain for plain in opened if plain is not None], (int(good.sum()), 2, SHARE_BYTES)
-        )
+        result = rows_of([plain for plain in opened if plain is not None], -1, 2, SHARE_BYTES)
         kept.held[row[good], column[good]] = result
         kept.has[row[good], column[good]] = True
         return np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
 
     def _packet(self, kept: ClientRound, dealer: int, holder: int) -> bytes:
-        return sum_keys.packet_context(self.run_id, kept.number, dealer, holder)
+        return channel.packet_context(self.run_id, kept.number, dealer, holder)
 
     def _committed(self, number: int, dealer: int, holder: int, plain: bytes) -> bytes:
         """Return the commitments that belong to a packet's two shares."""
-        of_seed, of_key = sum_keys.share_contexts(self.run_id, number, dealer)
-        name = sum_keys.name_bytes(holder)
-        return commitment(of_seed + name, plain[:SHARE_BYTES]) + commitment(
+        of_seed, of_key = channel.share_contexts(self.run_id, number, dealer)
+        name = channel.name_bytes(holder)
+        return channel.commitment(of_seed + name, plain[:SHARE_BYTES]) + channel.commitment(
             of_key + name, plain[SHARE_BYTES:]
         )
 
@@ -309,7 +304,7 @@ class SumClient:
         number, run_id = kept.number, self.run_id
         chosen = rows[is_present]
         masks = [
-            (sum_keys.self_mask_key(seed, run_id, number, client), 1)
+            (channel.self_mask_key(seed, run_id, number, client), 1)
             for seed, client in zip(
                 pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True
             )
@@ -321,10 +316,12 @@ class SumClient:
                 int(kept.clients[own_row]),
                 kept.partners[own_row, column[mine]].tolist(),
             )
-            secrets = agree(kept.private[own_row].tobytes(), pieces(request.round_keys[mine]))
+            secrets = channel.agree(
+                kept.private[own_row].tobytes(), pieces(request.round_keys[mine])
+            )
             for other, secret in zip(others, secrets, strict=True):
-                key = sum_keys.pair_mask_key(secret, run_id, number, local, other)
-                masks.append((key, sum_keys.pair_sign(local, other)))
+                key = channel.pair_mask_key(secret, run_id, number, local, other)
+                masks.append((key, channel.pair_sign(local, other)))
         add_streams(masked, masks)
 
 

@@ -12,8 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.secure.channel import KEY_BYTES, new_key
-from flower_graph.secure.shamir import SHARE_BYTES
+from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, new_key, rows_of
 from flower_graph.secure.sum.messages import Bytes, Integers, MaskRequest, PrepareRequest
 
 ARRAYS = ("clients", "partners", "is_foreign", "seeds", "private", "public", "secrets")
@@ -58,9 +57,9 @@ class ClientRound:
             request.clients,
             request.partners,
             is_foreign,
-            join(seeds, (p, KEY_BYTES)),
-            join([private for private, _ in pairs], (p, KEY_BYTES)),
-            join([public for _, public in pairs], (p, KEY_BYTES)),
+            rows_of(seeds, p, KEY_BYTES),
+            rows_of([private for private, _ in pairs], p, KEY_BYTES),
+            rows_of([public for _, public in pairs], p, KEY_BYTES),
             secrets,
             np.zeros((p, k, 2, SHARE_BYTES), np.uint8),
             ~is_foreign,
@@ -98,11 +97,6 @@ class ClientRound:
         if (self.partners[holders, mirrored] != self.clients[row]).any():
             raise RefusedError("the partners are not mirrored")
         self.held[holders, mirrored] = shares[row, column]
-
-
-def join(parts: list[bytes], shape: tuple[int, ...]) -> Bytes:
-    """Put equally long pieces of bytes into one array."""
-    return np.frombuffer(b"".join(parts), np.uint8).reshape(shape)
 
 
 def write_rounds(rounds: Iterable[ClientRound], others: dict[str, NDArray[np.generic]]) -> bytes:

@@ -18,18 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.channel import (
-    COMMITMENT_BYTES,
-    KEY_BYTES,
-    agree,
-    commitment,
-    is_low_order,
-    public_key,
-)
-from flower_graph.secure.ring import WORDS, RingArray
-from flower_graph.secure.shamir import SHARE_BYTES, combine
-from flower_graph.secure.stream import add_streams
-from flower_graph.secure.sum import keys as sum_keys
+from flower_graph.secure import channel
+from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
+from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -125,7 +116,7 @@ class SumRound:
                 f"round {self.number}: {reply.packets.shape[0]} packets, expected {index.size}"
             )
         for client, key in zip(reply.clients.tolist(), reply.round_keys, strict=True):
-            if is_low_order(key.tobytes()):
+            if channel.is_low_order(key.tobytes()):
                 self._blame(client, f"round {self.number}: its round key is of low order", True)
                 raise MalformedReplyError(f"the round key of client {client} is of low order")
         self.round_keys[rows] = reply.round_keys
@@ -274,20 +265,20 @@ class SumRound:
     ) -> NDArray[np.bool_]:
         """Hold shares against their commitments and name the holders of wrong ones."""
         heads = {
-            dealer: sum_keys.share_contexts(self.run_id, self.number, int(self.clients[dealer]))[
+            dealer: channel.share_contexts(self.run_id, self.number, int(self.clients[dealer]))[
                 self.kinds[dealer] - SEED
             ]
             for dealer in np.unique(dealers).tolist()
         }
-        names = {row: sum_keys.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
+        names = {row: channel.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
         data, width = shares.tobytes(), SHARE_BYTES
         result = [
-            commitment(heads[dealer] + names[holder], data[place : place + width])
+            channel.commitment(heads[dealer] + names[holder], data[place : place + width])
             for dealer, holder, place in zip(
                 dealers.tolist(), holders.tolist(), range(0, len(data), width), strict=True
             )
         ]
-        same = np.frombuffer(b"".join(result), np.uint8).reshape(promised.shape) == promised
+        same = channel.rows_of(result, *promised.shape) == promised
         good: NDArray[np.bool_] = same.all(1)
         for row in np.unique(holders[~good]).tolist():
             self._blame(int(self.clients[row]), f"round {self.number}: it sent a wrong share", True)
@@ -349,28 +340,28 @@ class Unmasking:
         columns = np.flatnonzero(of.has[row])[: of.threshold]
         shares = [share.tobytes() for share in of.shares[row, columns]]
         try:
-            secret = combine((columns + 1).tolist(), shares)
+            secret = channel.combine_shares((columns + 1).tolist(), shares)
         except ValueError:
             return False
         self._secrets[row] = secret
         if of.kinds[row] != SEED:
-            return bool(public_key(secret) == of.round_keys[row].tobytes())
-        what_for = sum_keys.seed_context(of.run_id, of.number, int(of.clients[row]))
-        return bool(commitment(what_for, secret) == of.seed_commitments[row].tobytes())
+            return bool(channel.public_key(secret) == of.round_keys[row].tobytes())
+        what_for = channel.seed_context(of.run_id, of.number, int(of.clients[row]))
+        return bool(channel.commitment(what_for, secret) == of.seed_commitments[row].tobytes())
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
         of = self._round
         client = int(of.clients[row])
-        return sum_keys.self_mask_key(self._secrets[row], of.run_id, of.number, client), -1
+        return channel.self_mask_key(self._secrets[row], of.run_id, of.number, client), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         """Return what the partners of a vanished client at other SuperNodes added for it."""
         of = self._round
         partners = of.partners[row]
         there = partners[of.is_foreign[row] & of.contributed[partners]]
-        secrets = agree(self._secrets[row], [key.tobytes() for key in of.round_keys[there]])
+        secrets = channel.agree(self._secrets[row], [key.tobytes() for key in of.round_keys[there]])
         other, masks = int(of.clients[row]), []
         for local, secret in zip(of.clients[there].tolist(), secrets, strict=True):
-            key = sum_keys.pair_mask_key(secret, of.run_id, of.number, local, other)
-            masks.append((key, -sum_keys.pair_sign(local, other)))
+            key = channel.pair_mask_key(secret, of.run_id, of.number, local, other)
+            masks.append((key, -channel.pair_sign(local, other)))
         return masks

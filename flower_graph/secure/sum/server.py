@@ -15,7 +15,7 @@ import numpy as np
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.fields import RUN_BYTES
-from flower_graph.secure.channel import is_low_order
+from flower_graph.secure.channel import is_low_order, rows_of
 from flower_graph.secure.partners import partners, plan
 from flower_graph.secure.sum.messages import (
     KeyReply,
@@ -170,13 +170,12 @@ class SumServer:
         k, threshold = plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
         members = [self._members[client] for client in chosen]
-        public = b"".join(key for _, key in members)
         return SumRound(
             self.run_id,
             server_round,
             np.array(chosen, np.int64),
             [node for node, _ in members],
-            np.frombuffer(public, np.uint8).reshape(m, -1),
+            rows_of((key for _, key in members), m, -1),
             partners(np.arange(m), k, seed, server_round),
             threshold,
             max(2, m - math.floor(self.dropout * m)),
