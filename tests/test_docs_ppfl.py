@@ -161,7 +161,7 @@ def check_outputs(folder: Path, result: dict[str, Any]) -> None:
 
 def test_every_figure_of_the_results_is_in_the_table_that_a_command_wrote() -> None:
     text = (DOCS / "ppfl.md").read_text(encoding="utf-8")
-    section = text[text.index("## Results") : text.index("## How embeddings are judged")]
+    section = text[text.index("## Results") : text.index("## How embeddings are evaluated")]
     table = (DOCS / "results" / "ppfl" / "table.md").read_text(encoding="utf-8")
     lines = [line for line in section.splitlines() if line.startswith("| C")]
     sums = {figure for line in lines for figure in re.findall(r"[+-][\d.]+ ± [\d.]+", line)}
