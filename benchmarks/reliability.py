@@ -1,4 +1,4 @@
-"""Tries every fault and writes ``docs/results/reliability.json`` and the table of reliability.md.
+"""Tries every fault and writes ``docs/results/reliability.json`` and ``reliability.md`` beside it.
 
 ``python benchmarks/reliability.py [--only tests/contracts]``. The tests note what happened; here it
 becomes a table.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "reliability.json"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "results" / "reliability.md"
 TESTS = ("tests/contracts", "tests/deployment")
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 METHODS = ("nFedGNN", "FedSCem", "FedGLS", "PPFL-GNN")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+TABLE = (ROOT / "docs" / "results" / "hostile.md").read_text(encoding="utf-8")
 TOTALS = json.loads((ROOT / "docs" / "results" / "hostile.json").read_text("utf-8"))["totals"]
 COLUMNS = ("tried", "refused", "proven", "harmless", "taken", "differs", "crashes")
 
@@ -15,7 +16,15 @@ COLUMNS = ("tried", "refused", "proven", "harmless", "taken", "differs", "crashe
 def test_the_table_is_the_result() -> None:
     for name, found in TOTALS.items():
         cells = " | ".join(f"{found[column]:,}" for column in COLUMNS)
-        assert f"| {name} | {cells} |" in PAGE
+        assert f"| {name} | {cells} |" in TABLE
+
+
+def test_the_page_has_its_sums() -> None:
+    tried, refused, proven, harmless, taken, *_ = (TOTALS["all"][column] for column in COLUMNS)
+    said = " ".join(PAGE.split())
+    assert f"{tried:,} malformed replies" in said
+    assert f"{refused} were refused ({proven} of them as proven lies" in said
+    assert f"{harmless} changed nothing that is read, and {taken} were well-formed" in said
 
 
 def test_the_corpus_is_large_and_ends_no_run() -> None:
