@@ -21,8 +21,8 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.registry import DEFAULT, known_apps, schema_of
 from flower_graph.config.rules import Choice, Rule
 from flower_graph.config.schema import Setting, settings_of
-from flower_graph.messages.codec import Part, fields_of
-from flower_graph.messages.fields import Field, Word
+from flower_graph.messages.codec import Field, Part, fields_of
+from flower_graph.messages.fields import Word
 
 DOCS = Path(__file__).resolve().parent
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -17,7 +17,7 @@ from flower_graph.client.cohort_state import save_if_asked
 from flower_graph.config.robust import Robust
 from flower_graph.errors import NoClientsError
 from flower_graph.messages.averaging import Enrolment
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.fields import Resume
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg

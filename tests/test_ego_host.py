@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.fields import Resume
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
 from flower_graph.strategies.masked_embedding_averaging.messages import (

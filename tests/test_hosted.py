@@ -15,8 +15,9 @@ from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
+from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.averaging import Enrolment
-from flower_graph.messages.keys import CLIENTS, CONFIG, NUM_EXAMPLES, pack_integers
+from flower_graph.messages.keys import CLIENTS, CONFIG, NUM_EXAMPLES
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.membership import Membership

@@ -15,7 +15,7 @@ from scipy.stats import kstest
 
 from flower_graph.config.privacy import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.messages.keys import pack_integers
+from flower_graph.messages.arrays import pack_integers
 from flower_graph.privacy import local as local_privacy
 from flower_graph.privacy.accountant import spent
 from flower_graph.privacy.client_noise import ClientNoise

@@ -17,7 +17,7 @@ from torch import nn
 from flower_graph.client import state
 from flower_graph.client.state import forget_run
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.fields import Resume
 from flower_graph.ops.active_rows import pack
 from flower_graph.storage.supernode_folder import IN_PROCESS
 from flower_graph.strategies.split_gradient_relay.cohort_client import UserCohortClient

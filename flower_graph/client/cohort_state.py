@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flower_graph.client.state import StateStore, Tensors
 from flower_graph.errors import CheckpointError
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.messages.resume import Resume
 from flower_graph.storage.checkpoint import ClientCheckpoints
 
 if TYPE_CHECKING:

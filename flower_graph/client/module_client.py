@@ -21,8 +21,8 @@ from flower_graph.client.module_cohort import GraphOnDevice, Learner, build, sta
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.messages.averaging import Enrolment, Measured, RoundRequest, Trained
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, EXTRAS
-from flower_graph.messages.resume import Resume
 from flower_graph.rng import seeded
 
 __all__ = ["ModuleClient", "ModuleSettings"]

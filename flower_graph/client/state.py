@@ -47,7 +47,7 @@ from flower_graph.storage.supernode_folder import (
 if TYPE_CHECKING:
     from flwr.app import Context
 
-    from flower_graph.messages.resume import Resume
+    from flower_graph.messages.fields import Resume
 
 __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 

@@ -1,21 +1,31 @@
-"""An ndarray as Flower's ``Array`` and back: one copy to write, none to read, never pickle.
+"""Arrays and exact integers on the wire: one copy to write, none to read, never pickle.
 
 ``Array(ndarray)`` copies the data more than once and ``Array.numpy()`` once more; a round of a
-million node-clients carries 64 MB each way, where that is felt. These two functions write the
-same bytes as ``numpy.save`` (any Flower peer reads them) with one copy, and read them as a view.
-What comes from another party is checked first: serialisation, shape, type and length, and
+million node-clients carries 64 MB each way, where that is felt. ``encode_array`` writes the same
+bytes as ``numpy.save`` (any Flower peer reads them) with one copy, ``decode_array`` reads them as a
+view. What comes from another party is checked first: serialisation, shape, type and length, and
 anything that would need pickle, which can run code, is refused in both directions.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array
+from flwr.app import Array, RecordDict
 from flwr.common.constant import SType
 from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.keys import MAX_NUMBER
+
+FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.integer[Any]]
+MAX_ITEM = 8  # bytes of a number
+HEADERS = 256  # heads of arrays that are remembered: those of a round are mostly alike
+MAX_HEADER = 10_016  # bytes of a head; NumPy reads no longer ones
 
 
 def encode_array(name: str, values: NDArray[Any]) -> Array:
@@ -26,18 +36,29 @@ def encode_array(name: str, values: NDArray[Any]) -> Array:
     if values.dtype.hasobject:
         raise ValueError(f"array {name!r} has dtype {values.dtype}, which needs pickle; refused")
     values = np.asarray(values, order="C")
-    header = BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
     # One join allocates and copies once; numpy.save to memory goes through two buffers.
-    data = b"".join((header.getvalue(), values.reshape(-1).view(np.uint8).data))
+    data = b"".join((_header(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data))
     return Array(dtype=str(values.dtype), shape=values.shape, stype=SType.NUMPY, data=data)
+
+
+@lru_cache(HEADERS)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Write the head of npy bytes."""
+    stream = BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    described = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, described)
+    return stream.getvalue()
 
 
 def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]:
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
         raise ValueError(f"array {name!r} is serialised as {array.stype!r}, not {SType.NUMPY!r}")
-    shape, fortran, dtype, offset = _read_header(name, array.data)
+    try:
+        shape, fortran, dtype, offset = _read_header(_head(array.data))
+    except Exception as error:  # hostile bytes make the parser raise almost anything
+        raise ValueError(f"array {name!r} is not in NumPy's format: {error}") from error
     if dtype.hasobject:
         raise ValueError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
     if shape != tuple(array.shape) or str(dtype) != array.dtype:
@@ -53,17 +74,74 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]
     return view.copy(order="K") if copy else view
 
 
-def _read_header(name: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Read shape, order, dtype and the offset of the values from the head of npy bytes."""
-    stream = BytesIO(data)  # shares the bytes
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            header = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            header = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise ValueError(f"npy version {version}")
-    except Exception as error:  # hostile bytes make the parser raise almost anything
-        raise ValueError(f"array {name!r} is not in NumPy's format: {error}") from error
+def _head(data: bytes) -> bytes:
+    """Cut off the head of npy bytes, as long as it says itself that it is."""
+    start = 10 if data[6:7] == b"\x01" else 12
+    return data[: min(start + int.from_bytes(data[8:start], "little"), MAX_HEADER)]
+
+
+@lru_cache(HEADERS)
+def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Read shape, order, dtype and the offset of the values."""
+    stream = BytesIO(head)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        header = np.lib.format.read_array_header_2_0(stream)
+    else:
+        raise ValueError(f"npy version {version}")
     return (*header, stream.tell())
+
+
+def pack_integers(values: IntArray) -> bytes:
+    """Write integers as little-endian 64-bit bytes."""
+    return np.ascontiguousarray(values, dtype="<i8").tobytes()
+
+
+def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
+    """Read what ``pack_integers`` wrote; ``MalformedReplyError`` names ``what`` if it cannot."""
+    if not isinstance(data, bytes) or len(data) % 8:
+        raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {data!r:.60}")
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def read_array(
+    content: RecordDict,
+    record: str,
+    key: str,
+    shape: tuple[int, ...],
+    *,
+    limit: float | None = MAX_NUMBER,
+) -> NDArray[Any]:
+    """Read one array of a reply and check it."""
+    arrays = content.array_records.get(record)
+    if arrays is None or key not in arrays:
+        raise MalformedReplyError(f"the array {record}/{key} is missing")
+    try:
+        value = decode_array(f"{record}/{key}", arrays[key])
+    except (ValueError, TypeError) as error:
+        raise MalformedReplyError(f"{record}/{key} cannot be read: {error}") from error
+    if value.shape != shape:
+        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
+    if value.dtype.kind not in "fiu":
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
+    if not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
+        # PyTorch has neither, and would raise where nobody expects it.
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, of another machine")
+    with np.errstate(over="ignore"):
+        # The server computes in float32: what overflows there is as bad as infinity.
+        finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
+    if not finite:
+        raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
+    if limit is not None and value.size and (largest := largest_size(value)) > limit:
+        raise MalformedReplyError(
+            f"{record}/{key} has a number of size {largest:g}, at most {limit:g} is possible; "
+            "if many clients send such, lower the learning rate"
+        )
+    return value
+
+
+def largest_size(values: NDArray[Any]) -> float:
+    """Return the largest absolute value; values are not empty."""
+    return max(float(values.max()), -float(values.min()))

@@ -18,11 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import Entries, Field, Lines, Reading, Real, Whole, Writing
+from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing
+from flower_graph.messages.fields import Clients, Handled, Lines, Real, Whole
 from flower_graph.messages.keys import CLIENTS, LEFT_OUT, MAX_WEIGHT, NUM_EXAMPLES, SERVER_ROUND
-from flower_graph.messages.packed import Clients
-from flower_graph.messages.resume import Handled
 
 MAX_CLIENTS = 10**7  # that one SuperNode may speak for
 LOSS = "cross-entropy"

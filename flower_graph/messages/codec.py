@@ -5,25 +5,162 @@
         clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="p")]
         round_keys: Annotated[Bytes, Block("mask-round-keys", "public keys", shape="f 32")]
 
-``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``,
-``to_numpy`` (or ``to_config``, for what ``get_properties`` returns) and ``read`` its answer
-back. Messages whose entries travel with those of others are written by ``to_config`` and read by
-``from_config`` on both sides. What only one message can check is its ``check``.
+``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
+(or ``to_config``, for what ``get_properties`` returns) and ``read`` its answer back; ``to_config``
+and ``from_config``, entries that travel with those of others. What only one message can check is
+its ``check``. Letters in a shape are sizes: the first field that has one sets it, all others are
+held to it. ``says`` is what ``docs/messages.md`` says of a field.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache, cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import encode_array
-from flower_graph.messages.fields import ABSENT, Entries, Field, Reading, Shaped, Writing
-from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS, read_array
+from flower_graph.messages.arrays import encode_array, read_array
+from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
+
+Entries = Mapping[str, Any]
+ABSENT: Any = object()  # what reading gives for an optional field that did not come
+
+
+@lru_cache
+def axes(shape: str) -> tuple[int | str, ...]:
+    """Give the axes of a declared shape: numbers, and letters of sizes."""
+    return tuple(int(axis) if axis.isdecimal() else axis for axis in shape.split())
+
+
+@dataclass
+class Reading:
+    """What a message is read from, and what is known of it so far."""
+
+    config: Entries
+    metrics: Entries  # where a reply's numbers are; elsewhere the same as ``config``
+    # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, which has them
+    # by name
+    arrays: list[NDArray[Any]] | RecordDict
+    known: Entries = field(default_factory=dict)  # what was asked for, by names of fields
+    values: dict[str, Any] = field(default_factory=dict)  # what has been read
+    sizes: dict[str, int] = field(default_factory=dict)  # by their letters
+    owners: dict[str, str] = field(default_factory=dict)  # which field has set a size
+
+    def shape(self, shape: str) -> tuple[int, ...]:
+        """Give a declared shape in numbers; -1 for what is not known yet."""
+        sizes = self.sizes
+        return tuple([a if isinstance(a, int) else sizes.get(a, -1) for a in axes(shape)])
+
+    def bind(self, name: str, shape: str, found: tuple[int, ...]) -> None:
+        """Learn sizes from what came."""
+        for axis, size in zip(axes(shape), found, strict=True):
+            if isinstance(axis, str) and axis not in self.sizes:
+                self.sizes[axis], self.owners[axis] = size, name
+
+    def fit(self, name: str, shape: str, count: int) -> tuple[int, ...] | None:
+        """Give the shape that so many items have, at most one size of it unknown; or None."""
+        known = self.shape(shape)
+        unit = math.prod(size for size in known if size != -1)
+        is_open = -1 in known
+        if count % unit if is_open and unit else count != (0 if is_open else unit):
+            return None
+        result = tuple(count // (unit or 1) if size == -1 else size for size in known)
+        self.bind(name, shape, result)
+        return result
+
+    def part(self) -> Reading:
+        """Read entries that belong together by themselves: their sizes are their own."""
+        return Reading(self.config, self.metrics, self.arrays)
+
+
+@dataclass
+class Writing:
+    """What a message becomes: entries, and arrays by ``record/key``."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    records: list[str] = field(default_factory=list)  # that are there without arrays, too
+    message: Any = None  # all of it, for fields that depend on others
+
+
+@dataclass(frozen=True)
+class Field:
+    """An entry of a config or metric record; the base of all kinds."""
+
+    key: str
+    says: str = ""
+    _: KW_ONLY
+    optional: bool = False  # left out if empty; read as the dataclass's default if missing
+    group: str = ""  # the heading on the page under which it is described for all methods
+    turn: ClassVar[int] = 0  # fields are read by turns: entries, arrays, and what needs both
+    is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
+    type: ClassVar[str] = ""
+
+    @property
+    def described(self) -> str:
+        """The type, as the page says it."""
+        return self.type
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write a field's value."""
+        if not (self.optional and is_empty(value)):
+            to.config[self.key] = self.encode(value)
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Read and check a field's value."""
+        value = (reading.metrics if self.is_number else reading.config).get(self.key)
+        if value is None and self.optional:
+            return ABSENT
+        return self.decode(value, name, reading)
+
+    def encode(self, value: Any) -> Any:
+        """Turn the value into an entry."""
+        return value
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Turn an entry into the value."""
+        raise NotImplementedError
+
+    def refuse(self, wanted: str, value: object) -> MalformedReplyError:
+        """Give the error that an entry is not what it should be."""
+        return MalformedReplyError(f"{self.key}: expected {wanted}, got {value!r:.60}")
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value says nothing, so that its entry may be left out."""
+    # Flower cannot count the bytes of a record that has an empty entry.
+    return value is None or (hasattr(value, "__len__") and len(value) == 0)
+
+
+@dataclass(frozen=True)
+class Shaped(Field):
+    """What has a shape."""
+
+    shape: str = "n"
+    # Sizes that the reader could not know otherwise, by their letters: entries of their own
+    sent: tuple[tuple[str, Field], ...] = ()
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write a field's value, and the sizes that are sent with it."""
+        for letter, size in self.sent:
+            size.write(value.shape[axes(self.shape).index(letter)], to)
+        super().write(value, to)
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Read the sizes that are sent first."""
+        for letter, size in self.sent:
+            reading.sizes[letter] = size.read(letter, reading)
+        return super().read(name, reading)
+
+    @property
+    def described(self) -> str:
+        """The type and the shape."""
+        return f"{self.type} `[{', '.join(self.shape.split())}]`"
 
 
 @dataclass(frozen=True)
@@ -48,19 +185,15 @@ class Tensor(Shaped):
 
     def read(self, name: str, reading: Reading) -> Any:
         """Read the array, if there is to be one."""
-        if self.when and not reading.is_true(self.when):
+        if self.when and not reading.values.get(self.when, reading.known.get(self.when)):
             return ABSENT
-        if isinstance(reading.arrays, RecordDict):
-            return self.receive(reading.arrays, reading)
-        return take(self.key, self.shape, name, reading)
-
-    def receive(self, content: RecordDict, reading: Reading) -> NDArray[Any]:
-        """Read and check the array of a reply."""
+        if not isinstance(reading.arrays, RecordDict):
+            return take(self.key, self.shape, name, reading)
         record, _, key = self.key.partition("/")
-        limit = self.limit
+        limit, shape = self.limit, reading.shape(self.shape)
         if limit is not None and self.per:
             limit *= max(1, reading.sizes[self.per])
-        return read_array(content, record, key, reading.shape(self.shape), limit=limit)
+        return read_array(reading.arrays, record, key, shape, limit=limit)
 
 
 def take(key: str, shape: str, name: str, reading: Reading) -> NDArray[Any]:
@@ -98,7 +231,7 @@ class Named(Field):
     def write(self, value: Any, to: Writing) -> None:
         """Keep the arrays for their record."""
         record = self.key.partition("/")[0]
-        to.records[record] = ArrayRecord()
+        to.records.append(record)
         to.arrays |= {f"{record}/{name}": values for name, values in value.items()}
 
     def read(self, name: str, reading: Reading) -> dict[str, NDArray[Any]]:
@@ -127,15 +260,25 @@ class Part(Field):
     absent: Any = None  # what that entry is if it is not
     turn = 1
 
-    @property
+    @cached_property
     def parts(self) -> Mapping[str, Field]:
         """Give the fields."""
         return fields_of(self.make) if self.fields is None else self.fields
 
+    @cached_property
+    def others(self) -> set[str]:
+        """Name the attributes that do not travel with the rest: who reads the message has them."""
+        return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
+
+    @cached_property
+    def _by_turns(self) -> list[tuple[str, Field]]:
+        return sorted(self.parts.items(), key=lambda item: item[1].turn)
+
     def write(self, value: Any, to: Writing) -> None:
         """Write the fields."""
         if value is not None:
-            write_fields(self.parts, value, to)
+            for name, part in self.parts.items():
+                part.write(getattr(value, name), to)
         elif self.absent is not None:
             to.config[self.when] = self.absent
 
@@ -143,7 +286,15 @@ class Part(Field):
         """Read the fields."""
         if self.when and not reading.config.get(self.when):
             return ABSENT
-        return self.make(**read_fields(self.parts, reading.part()))
+        return self.make(**self.values(reading.part()))
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        """Read all fields by their turns; optional ones that did not come are not among them."""
+        for name, part in self._by_turns:
+            value = part.read(name, reading)
+            if value is not ABSENT:
+                reading.values[name] = value
+        return reading.values
 
     def to_config(self, value: Any) -> dict[str, Any]:
         """Write a value's entries."""
@@ -153,7 +304,18 @@ class Part(Field):
 
     def from_config(self, config: Entries) -> Any:
         """Read the entries."""
-        return self.make(**read_fields(self.parts, Reading(config, config, [])))
+        return self.make(**self.values(Reading(config, config, [])))
+
+
+@cache
+def fields_of(cls: Any) -> Mapping[str, Field]:
+    """Give the declared fields of a class, in order."""
+    hints = get_type_hints(cls, include_extras=True).items()
+    declared = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
+    return {
+        name: next(field for field in parts if isinstance(field, Field))
+        for name, parts in declared.items()
+    }
 
 
 class Message:
@@ -162,6 +324,7 @@ class Message:
     down: ClassVar[tuple[str, ...]] = ()  # Flower's types of the messages that carry it
     up: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, Any]] = {}  # entries that are always the same
+    layout: ClassVar[Part]  # its fields
 
     def __init_subclass__(
         cls, *, down: str = "", up: str = "", fixed: Mapping[str, Any] | None = None
@@ -169,6 +332,7 @@ class Message:
         """Note which messages carry it, by their types with blanks between."""
         super().__init_subclass__()
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
+        cls.layout = Part(make=cls)
 
     def check(self, known: Entries) -> None:
         """Check what only this message can; ``known`` is what the reader had asked for."""
@@ -180,13 +344,12 @@ class Message:
     def to_record(self) -> RecordDict:
         """Write the message."""
         written = self._written()
-        content = RecordDict({CONFIG: ConfigRecord(written.config), **written.records})
+        arrays: dict[str, dict[str, Array]] = {record: {} for record in written.records}
         for name, values in written.arrays.items():
             record, _, key = name.partition("/")
-            if record not in content:
-                content[record] = ArrayRecord()
-            content.array_records[record][key] = encode_array(key, values)
-        return content
+            arrays.setdefault(record, {})[key] = encode_array(key, values)
+        records = {record: ArrayRecord(named) for record, named in arrays.items()}
+        return RecordDict({CONFIG: ConfigRecord(written.config), **records})
 
     @property
     def examples(self) -> int:
@@ -223,45 +386,14 @@ class Message:
 
     @classmethod
     def _read(cls, reading: Reading) -> Self:
-        reading.sizes.update({k: v for k, v in reading.known.items() if len(k) == 1})
-        # What does not travel with the rest: who reads the message has it.
-        undeclared = getattr(cls, "__dataclass_fields__", {}).keys() - fields_of(cls).keys()
-        others = {name: reading.known[name] for name in undeclared & reading.known.keys()}
-        message = cls(**read_fields(fields_of(cls), reading), **others)
-        message.check(reading.known)
+        layout, known = cls.layout, reading.known
+        reading.sizes.update({k: v for k, v in known.items() if len(k) == 1})
+        others = {name: known[name] for name in layout.others & known.keys()}
+        message = cls(**layout.values(reading), **others)
+        message.check(known)
         return message
 
     def _written(self) -> Writing:
         to = Writing(dict(self.fixed), message=self)
-        write_fields(fields_of(type(self)), self, to)
+        self.layout.write(self, to)
         return to
-
-
-def write_fields(fields: Mapping[str, Field], value: Any, to: Writing) -> None:
-    """Write all fields of a value."""
-    for name, field in fields.items():
-        field.write(getattr(value, name), to)
-
-
-def read_fields(fields: Mapping[str, Field], reading: Reading) -> dict[str, Any]:
-    """Read all fields by their turns; optional ones that did not come are not among them."""
-    for name, field in sorted(fields.items(), key=lambda item: item[1].turn):
-        value = field.read(name, reading)
-        if value is not ABSENT:
-            reading.values[name] = value
-    return reading.values
-
-
-_FIELDS: dict[Any, Mapping[str, Field]] = {}  # of classes that were asked for
-
-
-def fields_of(cls: Any) -> Mapping[str, Field]:
-    """Give the declared fields of a class, in order."""
-    if cls not in _FIELDS:
-        hints = get_type_hints(cls, include_extras=True)
-        _FIELDS[cls] = {
-            name: next(field for field in get_args(hint) if isinstance(field, Field))
-            for name, hint in hints.items()
-            if get_origin(hint) is Annotated
-        }
-    return _FIELDS[cls]

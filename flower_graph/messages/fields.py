@@ -1,130 +1,28 @@
-"""What the fields of messages may be: how each is written, read, checked and described.
+"""The kinds of fields that messages have, and those that messages of several methods share.
 
-A message (``flower_graph.messages.codec``) is a dataclass whose fields are ``Annotated`` with one
-of these; ``says`` is what ``docs/messages.md`` says of the field. Letters in a shape are sizes: the
-first field that has one sets it, and all others are held to it. What is missing, of another type,
-or does not fit raises ``MalformedReplyError``, naming the key.
+What is missing, of another type, or does not fit raises ``MalformedReplyError``, naming the key.
+Numbers that must arrive exactly as they left travel as bytes, past mods that add noise to arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from flwr.app import ArrayRecord, RecordDict
+import numpy as np
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.text import one_line
+from flower_graph.errors import MalformedReplyError, one_line
+from flower_graph.messages.arrays import pack_integers, unpack_integers
+from flower_graph.messages.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
+from flower_graph.messages.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
-Entries = Mapping[str, Any]
+Bytes = NDArray[np.uint8]
+Integers = NDArray[np.int64]
 RUN_BYTES = 16  # the nonce that tells one run from another
-ABSENT: Any = object()  # what reading gives for an optional field that did not come
-
-
-@dataclass
-class Reading:
-    """What a message is read from, and what is known of it so far."""
-
-    config: Entries
-    metrics: Entries  # where a reply's numbers are; elsewhere the same as ``config``
-    # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, which has them
-    # by name
-    arrays: list[NDArray[Any]] | RecordDict
-    known: Entries = field(default_factory=dict)  # what was asked for, by names of fields
-    values: dict[str, Any] = field(default_factory=dict)  # what has been read
-    sizes: dict[str, int] = field(default_factory=dict)  # by their letters
-    owners: dict[str, str] = field(default_factory=dict)  # which field has set a size
-
-    def shape(self, shape: str) -> tuple[int, ...]:
-        """Give a declared shape in numbers; -1 for what is not known yet."""
-        return tuple(int(s) if s.isdecimal() else self.sizes.get(s, -1) for s in shape.split())
-
-    def bind(self, name: str, shape: str, found: tuple[int, ...]) -> None:
-        """Learn sizes from what came."""
-        for letter, size in zip(shape.split(), found, strict=True):
-            if not letter.isdecimal() and letter not in self.sizes:
-                self.sizes[letter], self.owners[letter] = size, name
-
-    def fit(self, name: str, shape: str, count: int) -> tuple[int, ...] | None:
-        """Give the shape that so many items have, at most one size of it unknown; or None."""
-        known = self.shape(shape)
-        unit = math.prod(size for size in known if size != -1)
-        is_open = -1 in known
-        if count % unit if is_open and unit else count != (0 if is_open else unit):
-            return None
-        result = tuple(count // (unit or 1) if size == -1 else size for size in known)
-        self.bind(name, shape, result)
-        return result
-
-    def part(self) -> Reading:
-        """Read entries that belong together by themselves: their sizes are their own."""
-        return replace(self, values={}, sizes={}, owners={}, known={})
-
-    def is_true(self, name: str) -> bool:
-        """Whether a field that another depends on is true."""
-        return bool(self.values.get(name, self.known.get(name)))
-
-
-@dataclass
-class Writing:
-    """What a message becomes: entries, and arrays by ``record/key``."""
-
-    config: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
-    records: dict[str, ArrayRecord] = field(default_factory=dict)  # that are there without arrays
-    message: Any = None  # all of it, for fields that depend on others
-
-
-@dataclass(frozen=True)
-class Field:
-    """An entry of a config or metric record; the base of all kinds."""
-
-    key: str
-    says: str = ""
-    _: KW_ONLY
-    optional: bool = False  # left out if empty; read as the dataclass's default if missing
-    group: str = ""  # the heading on the page under which it is described for all methods
-    turn: ClassVar[int] = 0  # fields are read by turns: entries, arrays, and what needs both
-    is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
-    type: ClassVar[str] = ""
-
-    @property
-    def described(self) -> str:
-        """The type, as the page says it."""
-        return self.type
-
-    def write(self, value: Any, to: Writing) -> None:
-        """Write a field's value."""
-        if not (self.optional and is_empty(value)):
-            to.config[self.key] = self.encode(value)
-
-    def read(self, name: str, reading: Reading) -> Any:
-        """Read and check a field's value."""
-        value = (reading.metrics if self.is_number else reading.config).get(self.key)
-        if value is None and self.optional:
-            return ABSENT
-        return self.decode(value, name, reading)
-
-    def encode(self, value: Any) -> Any:
-        """Turn the value into an entry."""
-        return value
-
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Turn an entry into the value."""
-        raise NotImplementedError
-
-    def refuse(self, wanted: str, value: object) -> MalformedReplyError:
-        """Give the error that an entry is not what it should be."""
-        return MalformedReplyError(f"{self.key}: expected {wanted}, got {value!r:.60}")
-
-
-def is_empty(value: Any) -> bool:
-    """Whether a value says nothing, so that its entry may be left out."""
-    # Flower cannot count the bytes of a record that has an empty entry.
-    return value is None or (hasattr(value, "__len__") and len(value) == 0)
 
 
 @dataclass(frozen=True)
@@ -140,12 +38,15 @@ class Whole(Field):
         """Refuse all but whole numbers in the range."""
         if name in reading.known and value != reading.known[name]:
             raise MalformedReplyError(f"{self.key} {value!s:.60}, expected {reading.known[name]}")
-        least = -math.inf if self.least is None else self.least
-        most = math.inf if self.most is None else self.most
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        if not isinstance(value, int) or isinstance(value, bool) or not self._fits(value):
             words = {None: "an integer", 0: "a count", 1: "a positive number"}
             raise self.refuse(words.get(self.least, f"an integer from {self.least}"), value)
         return value
+
+    def _fits(self, value: int) -> bool:
+        return (self.least is None or value >= self.least) and (
+            self.most is None or value <= self.most
+        )
 
 
 @dataclass(frozen=True)
@@ -188,11 +89,18 @@ class Word(Field):
 
     def decode(self, value: Any, name: str, reading: Reading) -> str:
         """Refuse all but text; what is missing is empty."""
-        if value is None:
-            return ""
-        if not isinstance(value, str):
+        if value is not None and not isinstance(value, str):
             raise self.refuse("text", value)
-        return value
+        return value or ""
+
+
+@dataclass(frozen=True)
+class Said(Word):
+    """A peer's own words, cut to a line that a log can have."""
+
+    def decode(self, value: Any, name: str, reading: Reading) -> str:
+        """Take anything."""
+        return "" if value is None else one_line(str(value))
 
 
 @dataclass(frozen=True)
@@ -215,29 +123,42 @@ class Raw(Field):
 
 
 @dataclass(frozen=True)
-class Shaped(Field):
-    """What has a shape."""
+class Lines(Field):
+    """A list of words; left out if there is none."""
 
-    shape: str = "n"
-    # Sizes that the reader could not know otherwise, by their letters: entries of their own
-    sent: tuple[tuple[str, Whole], ...] = ()
+    type = "list of str"
 
     def write(self, value: Any, to: Writing) -> None:
-        """Write a field's value, and the sizes that are sent with it."""
-        for letter, size in self.sent:
-            size.write(value.shape[self.shape.split().index(letter)], to)
-        super().write(value, to)
+        """Write the list, if there is any."""
+        if value:
+            to.config[self.key] = list(value)
 
-    def read(self, name: str, reading: Reading) -> Any:
-        """Read the sizes that are sent first."""
-        for letter, size in self.sent:
-            reading.sizes[letter] = size.read(letter, reading)
-        return super().read(name, reading)
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Read one word as a list of one; a peer's words are cut to a line."""
+        return [one_line(str(line)) for line in _listed(value)]
 
-    @property
-    def described(self) -> str:
-        """The type and the shape."""
-        return f"{self.type} `[{', '.join(self.shape.split())}]`"
+
+@dataclass(frozen=True)
+class Reasons(Lines):
+    """Why which client has no part in it, as ``number:reason``; left out if all have."""
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write a line for each client."""
+        super().write([f"{client}:{why}" for client, why in value.items()], to)
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Refuse lines that name no client."""
+        reasons: dict[int, str] = {}
+        for line in _listed(value):
+            number, colon, why = str(line).partition(":")
+            if not colon or not number.removeprefix("-").isdecimal():
+                raise self.refuse("number:reason", line)
+            reasons[int(number)] = why
+        return reasons
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True)
@@ -264,36 +185,208 @@ class Numbers(Shaped):
 
 
 @dataclass(frozen=True)
-class Lines(Field):
-    """A list of words; left out if there is none."""
+class Exact(Shaped):
+    """Whole numbers that must arrive as they left: bytes, past mods that add noise to arrays."""
 
-    type = "list of str"
+    type = "bytes (int64)"
 
-    def write(self, value: Any, to: Writing) -> None:
-        """Write the list, if there is any."""
-        if value:
-            to.config[self.key] = list(value)
+    def encode(self, value: Any) -> bytes:
+        """Write the numbers row by row."""
+        return pack_integers(value)
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Read one word as a list of one; a peer's words are cut to a line."""
-        lines = [] if value is None else value if isinstance(value, list) else [value]
-        return [one_line(str(line)) for line in lines]
+        """Refuse bytes of another size, and numbers that are not as asked."""
+        numbers = self.unpack(value)
+        if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
+            raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
+        result = reading.fit(name, self.shape, numbers.size)
+        if result is None:
+            raise MalformedReplyError(f"{self.key}: {self._misfit(numbers.size, reading)}")
+        return numbers.reshape(result)
+
+    def unpack(self, value: Any) -> Any:
+        """Read the bytes."""
+        return unpack_integers(value, self.key)
+
+    def _misfit(self, count: int, reading: Reading) -> str:
+        first = self.shape.split()[0]
+        if first in reading.sizes:
+            return (
+                f"{count} numbers for {reading.sizes[first]} {reading.owners.get(first, 'clients')}"
+            )
+        known = reading.shape(self.shape)
+        if -1 not in known:
+            return f"{count} came, expected {math.prod(known)}"
+        unit = -math.prod(known)
+        return f"{count} numbers are no {'pairs' if unit == 2 else f'rows of {unit}'}"
 
 
 @dataclass(frozen=True)
-class Reasons(Lines):
-    """Why which client has no part in it, as ``number:reason``; left out if all have."""
-
-    def write(self, value: Any, to: Writing) -> None:
-        """Write a line for each client."""
-        super().write([f"{client}:{why}" for client, why in value.items()], to)
+class Clients(Exact):
+    """Numbers of clients: at least one, none twice."""
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Refuse lines that name no client."""
-        reasons: dict[int, str] = {}
-        for line in [] if value is None else value if isinstance(value, list) else [value]:
-            number, colon, why = str(line).partition(":")
-            if not colon or not number.removeprefix("-").isdecimal():
-                raise self.refuse("number:reason", line)
-            reasons[int(number)] = why
-        return reasons
+        """Refuse none at all, and the same twice."""
+        clients = super().decode(value, name, reading)
+        if clients.size == 0:
+            raise MalformedReplyError(f"{self.key}: there is no client")
+        numbers, counts = np.unique(clients, return_counts=True)
+        if counts.max() > 1:
+            raise MalformedReplyError(
+                f"{self.key}: client {numbers[counts.argmax()]} is there twice"
+            )
+        return clients
+
+
+@dataclass(frozen=True)
+class Block(Shaped):
+    """Bytes of a shape, for each client or row."""
+
+    type = "bytes (uint8)"
+
+    def encode(self, value: Any) -> bytes:
+        """Write the bytes row by row."""
+        data: bytes = value.tobytes()
+        return data
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Bytes:
+        """Refuse bytes of another size."""
+        result = reading.fit(name, self.shape, len(value)) if isinstance(value, bytes) else None
+        if result is None:
+            known = reading.shape(self.shape)
+            unit = math.prod(size for size in known if size != -1)
+            got = f"{len(value)} bytes" if isinstance(value, bytes) else f"{value!r:.60}"
+            wanted = f"rows of {unit} bytes" if -1 in known else f"{unit} bytes"
+            raise MalformedReplyError(f"{self.key}: expected {wanted}, got {got}")
+        return np.frombuffer(value, np.uint8).reshape(result)
+
+
+@dataclass(frozen=True)
+class Flags(Block):
+    """Yes or no for each of a shape."""
+
+    type = "bytes (bool)"
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Read all but zero as yes."""
+        return super().decode(value, name, reading) > 0
+
+
+@dataclass(frozen=True)
+class Ragged(Exact):
+    """Whole numbers of several clients, one behind the other; cut by how many each has."""
+
+    # An entry that says how many these are; without, the reader knows it as ``sizes``
+    pointer: Numbers | None = None
+
+    @property
+    def described(self) -> str:
+        """The type, and what all sizes add up to."""
+        return f"{self.type} `[{self.shape}]`"
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write all numbers, and how many each client has."""
+        if self.pointer is not None:
+            self.pointer.write([int(part.size) for part in value], to)
+        super().write(np.concatenate(value), to)
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Refuse numbers that are not as many as the sizes say."""
+        if self.pointer is None:
+            sizes, words = reading.known["sizes"], "came, expected"
+        else:
+            sizes, words = self.pointer.read(name, reading), f"ids came, {self.pointer.key} says"
+        numbers = unpack_integers(value, self.key)
+        if numbers.size != sum(sizes):
+            raise MalformedReplyError(f"{self.key}: {numbers.size} {words} {sum(sizes)}")
+        if min(sizes, default=0) < 0:
+            raise MalformedReplyError(f"{self.key}: {min(sizes)} ids of a client")
+        return split_rows(numbers, sizes)
+
+
+def split_rows(values: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
+    """Cut rows that lie one behind the other into parts."""
+    return list(np.split(values, np.cumsum(sizes)[:-1]))
+
+
+@dataclass(frozen=True)
+class Sizes(Exact):
+    """How many rows of another field each client has."""
+
+    rows: str = "n"  # the letter of all rows together
+    turn = 2
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Refuse sizes that do not add up."""
+        sizes, clients = self.unpack(value), reading.shape(self.shape)[0]
+        if sizes.size != clients:
+            raise MalformedReplyError(f"{sizes.size} sizes for {clients} clients")
+        rows = reading.sizes[self.rows]
+        if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
+            raise MalformedReplyError(f"sizes {sizes.tolist()!s:.60} for {rows} rows in all")
+        return sizes
+
+
+# Going on: which run and checkpoint a client is told, and what it says of its own state
+GROUP = "checkpoints"  # of the page
+# Fields of requests and replies. A client that does not say how many messages it has behind it
+# cannot be told from one that has lost its state
+Saves = Annotated[
+    bool, Flag(CHECKPOINT, "whether to save the state after this message", group=GROUP)
+]
+Token = Annotated[str, Word(RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
+HANDLED_FIELD = Whole(
+    HANDLED,
+    "messages of this run that the SuperNode's clients have behind them; 0 if they have no state. "
+    "Optional: with it a lost state is noticed",
+    least=0,
+    optional=True,
+    group=GROUP,
+)
+Handled = Annotated[int | None, HANDLED_FIELD]
+NOT_SAVED_FIELD = Said(
+    NOT_SAVED, "why the checkpoint could not be written; left out if it could", group=GROUP
+)
+NotSaved = Annotated[str, NOT_SAVED_FIELD]
+
+
+@dataclass(frozen=True)
+class Resume(Message, down="query"):
+    """What a client must know to go on."""
+
+    run: Annotated[
+        str,
+        Word(
+            RUN_TOKEN,
+            "tells one run from another: 32 hexadecimal digits; a client refuses files of another "
+            "run",
+        ),
+    ] = ""
+    server_round: Annotated[
+        int,
+        Whole(
+            "resume-round",
+            "round whose checkpoint is to be loaded before the answer; 0 in a new run",
+            optional=True,
+        ),
+    ] = 0
+    # If a SuperNode is asked again later, under another id, it has gone on since
+    attempt: Annotated[
+        str,
+        Word(
+            "resume-attempt",
+            "tells one start of the server from the next: a client loads once an attempt and round",
+        ),
+    ] = ""
+
+
+def read_handled(config: Entries) -> int | None:
+    """Read how many messages of this run a client has behind it; None if it does not say."""
+    handled = HANDLED_FIELD.read("handled", Reading(config, config, []))
+    return None if handled is ABSENT else int(handled)
+
+
+def read_not_saved(content: RecordDict) -> str:
+    """Read why a client could not write the checkpoint that it was asked for; empty if it did."""
+    config: Entries = content.config_records.get(CONFIG) or {}
+    return str(NOT_SAVED_FIELD.read("not_saved", Reading(config, config, [])))

@@ -1,23 +1,9 @@
-"""All keys on the wire, and how exact integers and arrays are written and read.
+"""All keys on the wire.
 
 Numbers that must arrive exactly as they left (identities, rounds) travel in the ``ConfigRecord``
 as bytes, because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That
 mod also wants the same keys up and down, so a latent vector and its gradient share one key.
 """
-
-from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
-from flwr.app import RecordDict
-from numpy.typing import NDArray
-
-from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import decode_array
-
-FloatArray = NDArray[np.floating[Any]]
-IntArray = NDArray[np.integer[Any]]
 
 # Records
 ARRAYS, AVERAGE, CONFIG, METRICS = "arrays", "average", "config", "metrics"
@@ -85,67 +71,7 @@ FORMAT = 2  # counts up whenever a server of one version cannot work with client
 # Largest number that can be a weight, an embedding or a latent vector's. Ten thousand times more
 # than any that we have seen; squares of it, added up over a large graph, still fit into float32.
 MAX_NUMBER = 2.0**20
-MAX_ITEM = 8  # bytes of a number
 # Metrics that Flower's own strategies look for
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
 EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides
 MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
-
-
-def without_empty(config: dict[str, Any]) -> dict[str, Any]:
-    """Leave out words that are empty; readers take what is missing for that."""
-    # Flower cannot count the bytes of a record that has one, as ``message_size_mod`` does.
-    return {key: value for key, value in config.items() if value != ""}
-
-
-def pack_integers(values: IntArray) -> bytes:
-    """Write integers as little-endian 64-bit bytes."""
-    return np.ascontiguousarray(values, dtype="<i8").tobytes()
-
-
-def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
-    """Read what ``pack_integers`` wrote; ``MalformedReplyError`` names ``what`` if it cannot."""
-    if not isinstance(data, bytes) or len(data) % 8:
-        raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {data!r:.60}")
-    return np.frombuffer(data, dtype="<i8").astype(np.int64)
-
-
-def read_array(
-    content: RecordDict,
-    record: str,
-    key: str,
-    shape: tuple[int, ...],
-    *,
-    limit: float | None = MAX_NUMBER,
-) -> NDArray[Any]:
-    """Read one array of a reply and check it."""
-    arrays = content.array_records.get(record)
-    if arrays is None or key not in arrays:
-        raise MalformedReplyError(f"the array {record}/{key} is missing")
-    try:
-        value = decode_array(f"{record}/{key}", arrays[key])
-    except (ValueError, TypeError) as error:
-        raise MalformedReplyError(f"{record}/{key} cannot be read: {error}") from error
-    if value.shape != shape:
-        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
-    if value.dtype.kind not in "fiu":
-        raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
-    if not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
-        # PyTorch has neither, and would raise where nobody expects it.
-        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, of another machine")
-    with np.errstate(over="ignore"):
-        # The server computes in float32: what overflows there is as bad as infinity.
-        finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
-    if not finite:
-        raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
-    if limit is not None and value.size and (largest := largest_size(value)) > limit:
-        raise MalformedReplyError(
-            f"{record}/{key} has a number of size {largest:g}, at most {limit:g} is possible; "
-            "if many clients send such, lower the learning rate"
-        )
-    return value
-
-
-def largest_size(values: NDArray[Any]) -> float:
-    """Return the largest absolute value; values are not empty."""
-    return max(float(values.max()), -float(values.min()))

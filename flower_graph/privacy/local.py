@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from flower_graph.config.privacy import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.messages.arrays import unpack_integers
 from flower_graph.messages.keys import (
     CLIENTS,
     CONFIG,
@@ -34,7 +35,6 @@ from flower_graph.messages.keys import (
     SERVER_ROUND,
     USERS,
     WITH_TARGETS,
-    unpack_integers,
 )
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.client_noise import (

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from flower_graph.config.robust import Robust
-from flower_graph.messages.resume import read_not_saved
+from flower_graph.messages.fields import read_not_saved
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging_round import CheckedFedAvg, SoFar

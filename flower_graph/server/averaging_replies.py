@@ -19,8 +19,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.errors import MalformedReplyError, one_line
+from flower_graph.messages.arrays import decode_array, encode_array, read_array
 from flower_graph.messages.averaging import MAX_CLIENTS
 from flower_graph.messages.keys import (
     ARRAYS,
@@ -31,9 +31,7 @@ from flower_graph.messages.keys import (
     MAX_NUMBER,
     MAX_WEIGHT,
     NUM_EXAMPLES,
-    read_array,
 )
-from flower_graph.messages.text import one_line
 from flower_graph.server.exchange import Rejected
 from flower_graph.server.gathering import no_content
 from flower_graph.server.ledger import count_bytes

@@ -20,9 +20,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.errors import MalformedReplyError, NoClientsError, one_line
 from flower_graph.messages.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
-from flower_graph.messages.text import one_line
 from flower_graph.server.gathering import Gathering, Rejected, Replies, Unanswered, log_rejected
 from flower_graph.server.ledger import ByteLedger, count_bytes
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
-from flower_graph.messages.text import MAX_REASON, one_line
+from flower_graph.errors import MAX_REASON, one_line
 
 T = TypeVar("T")
 

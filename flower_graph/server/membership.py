@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import says_lost
 from flower_graph.messages.averaging import Enrolment
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CONFIG
-from flower_graph.messages.resume import Resume
 from flower_graph.server.exchange import Exchange, Rejected
 from flower_graph.server.gathering import hosted_twice
 from flower_graph.server.reply_limits import setup_bytes

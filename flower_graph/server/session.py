@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError
-from flower_graph.messages.resume import Resume, read_not_saved
+from flower_graph.messages.fields import Resume, read_not_saved
 from flower_graph.rng import generator
 from flower_graph.server.exchange import ByteLedger, Exchange, Rejected, Replies
 from flower_graph.server.gathering import log_rejected, no_content

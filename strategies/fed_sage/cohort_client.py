@@ -12,8 +12,8 @@ import torch
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
-from flower_graph.messages.keys import IntArray
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.fields import Resume
 from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings
 
 if TYPE_CHECKING:

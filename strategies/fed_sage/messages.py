@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import encode_array
-from flower_graph.messages.codec import Message, Named, Part, Tensor
-from flower_graph.messages.fields import Entries, Flag, Numbers, Reading, Real, Whole
+from flower_graph.messages.arrays import FloatArray, IntArray, encode_array
+from flower_graph.messages.codec import Entries, Message, Named, Part, Reading, Tensor
+from flower_graph.messages.fields import Exact, Flag, Handled, Numbers, Real, Whole
 from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
@@ -31,11 +31,7 @@ from flower_graph.messages.keys import (
     NUM_FEATURES,
     ROWS,
     SERVER_ROUND,
-    FloatArray,
-    IntArray,
 )
-from flower_graph.messages.packed import Exact
-from flower_graph.messages.resume import Handled
 from flower_graph.strategies.fed_sage.cohort import (
     CLASSIFIER_NAMES,
     FEATURE_NAMES,

@@ -11,8 +11,9 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.messages.keys import CONFIG, IntArray
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.fields import Resume
+from flower_graph.messages.keys import CONFIG
 from flower_graph.server.ledger import ByteLedger
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.fed_sage.cohort import SageSettings

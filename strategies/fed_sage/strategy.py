@@ -43,8 +43,8 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.messages import keys
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, NUM_EXAMPLES, SERVER_ROUND
-from flower_graph.messages.resume import Resume
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_CONNECTED

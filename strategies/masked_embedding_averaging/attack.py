@@ -14,6 +14,7 @@ from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
+from flower_graph.messages.arrays import unpack_integers
 from flower_graph.secure.align.identities import canonical, hash_to_group
 from flower_graph.secure.align.messages import BLIND, BlindReply
 from flower_graph.secure.align.plaintext_messages import (
@@ -65,7 +66,7 @@ def vectors(
         config = config_of(one.request)
         if config[keys.IS_LAST]:
             continue  # measurements alone
-        mine = keys.unpack_integers(config[keys.CLIENTS], keys.CLIENTS)
+        mine = unpack_integers(config[keys.CLIENTS], keys.CLIENTS)
         hidden = int(config[keys.HIDDEN_SIZE])
         if keys.SUMS in one.request.array_records:
             slots = array_of(one.request, keys.SUMS, keys.HOLDER_COUNTS).size
@@ -94,7 +95,7 @@ def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
     for one in exchanges:
         config = config_of(one.request)
         if config.get(keys.ALIGN_STAGE) in (BLIND, POLYNOMIALS, IDENTITIES):
-            (client,) = keys.unpack_integers(config[keys.ALIGN_CLIENTS], keys.ALIGN_CLIENTS)
+            (client,) = unpack_integers(config[keys.ALIGN_CLIENTS], keys.ALIGN_CLIENTS)
             first.setdefault(int(client), one)
     if len(first) < clients:
         raise ValueError(f"the alignment of {len(first)} of {clients} clients was recorded")

@@ -36,8 +36,8 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.averaging import Enrolment
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, SERVER_ROUND
-from flower_graph.messages.resume import Resume
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient

@@ -25,8 +25,8 @@ from flower_graph.errors import (
     RefusedError,
     UnreadableSumError,
 )
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ALIGN_STAGE, RUN_TOKEN, SERVER_ROUND
-from flower_graph.messages.resume import Resume
 from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.messages import UnionRequest

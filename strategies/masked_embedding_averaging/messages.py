@@ -18,24 +18,31 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages import keys
-from flower_graph.messages.codec import Message, Part, Tensor, read_fields
-from flower_graph.messages.fields import (
+from flower_graph.messages.arrays import FloatArray, IntArray, largest_size
+from flower_graph.messages.codec import (
     ABSENT,
     Entries,
     Field,
-    Flag,
-    Numbers,
-    Raw,
+    Message,
+    Part,
     Reading,
-    Real,
-    Reasons,
-    Whole,
-    Word,
+    Tensor,
     Writing,
 )
-from flower_graph.messages.keys import FloatArray, IntArray, largest_size
-from flower_graph.messages.packed import Clients
-from flower_graph.messages.resume import NotSaved, Resume, Saves, Token
+from flower_graph.messages.fields import (
+    Clients,
+    Flag,
+    NotSaved,
+    Numbers,
+    Raw,
+    Real,
+    Reasons,
+    Resume,
+    Saves,
+    Token,
+    Whole,
+    Word,
+)
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -183,7 +190,7 @@ class SumsPart(Part):
         """Read the sums."""
         if not reading.config.get(self.when):
             return ABSENT
-        part = read_fields(self.parts, reading.part())
+        part = self.values(reading.part())
         sum_round, contributors = self.contributors.read(name, reading)
         return Sums(sum_round=sum_round, contributors=contributors, **part)
 

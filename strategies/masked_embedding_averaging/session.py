@@ -22,8 +22,9 @@ import numpy as np
 from flwr.app import RecordDict
 
 from flower_graph.errors import AlignmentError, NoClientsError
-from flower_graph.messages.keys import SUMS, TOTAL, read_array
-from flower_graph.messages.resume import read_handled
+from flower_graph.messages.arrays import read_array
+from flower_graph.messages.fields import read_handled
+from flower_graph.messages.keys import SUMS, TOTAL
 from flower_graph.secure.align.plaintext_server import (
     PlaintextAlignmentServer,
     PolynomialAlignmentServer,

@@ -12,7 +12,7 @@ import numpy as np
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.fields import Resume
 from flower_graph.storage.files import atomic
 from flower_graph.strategies.procrustes_alignment.embedding_models import (
     EmbeddingClient,

@@ -18,18 +18,18 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.codec import Message, take
+from flower_graph.messages.arrays import decode_array, largest_size, pack_integers
+from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing, take
 from flower_graph.messages.fields import (
-    Entries,
-    Field,
     Flag,
+    Handled,
     Lines,
+    NotSaved,
     Numbers,
-    Reading,
+    Ragged,
     Whole,
     Word,
-    Writing,
+    split_rows,
 )
 from flower_graph.messages.keys import (
     ARRAY_NAMES,
@@ -52,11 +52,7 @@ from flower_graph.messages.keys import (
     SERVER_ROUND,
     WANTS_EMBEDDINGS,
     WITH_TARGETS,
-    largest_size,
-    pack_integers,
 )
-from flower_graph.messages.packed import Ragged, split_rows
-from flower_graph.messages.resume import Handled, NotSaved
 
 __all__ = ["EmbeddingEnrolment", "PublicReply", "PublicRequest", "fingerprint", "split_rows"]
 

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import Flag, Whole
+from flower_graph.messages.fields import Flag, Ragged, Whole
 from flower_graph.messages.keys import IS_TARGET, ROTATIONS_ONLY, SEED, SLOTS
-from flower_graph.messages.packed import Ragged
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest

@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import says_lost
 from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import MASK_LENGTH, RING_WORD
-from flower_graph.messages.resume import Resume
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import MaskingClient, SecureSum

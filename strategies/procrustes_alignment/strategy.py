@@ -36,8 +36,8 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, CONFIG, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.messages.resume import Resume
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator

@@ -15,6 +15,7 @@ from flower_graph.audit.scores import Finding, guesses, top
 from flower_graph.audit.words import Floats, Known, Step
 from flower_graph.data.cached import cached_data
 from flower_graph.messages import keys
+from flower_graph.messages.arrays import unpack_integers
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.messages import read_settings
 from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
@@ -52,8 +53,8 @@ def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
 def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
     """Give each user's step of one exchange; a gradient or mean that it has already is none."""
     config = config_of(one.request)
-    asked = keys.unpack_integers(config[keys.USERS], keys.USERS)
-    rounds = keys.unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
+    asked = unpack_integers(config[keys.USERS], keys.USERS)
+    rounds = unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
     gradients = array_of(one.request, keys.ARRAYS, keys.RELAY)
     latent = array_of(one.reply, keys.ARRAYS, keys.RELAY)
     average = None

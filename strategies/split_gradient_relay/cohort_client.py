@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.fields import Resume
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.strategies.split_gradient_relay.users import (
     Cohort,

@@ -10,19 +10,21 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Message, Part, Tensor
-from flower_graph.messages.fields import Entries, Field, Flag, Reading, Real, Whole, Word
-from flower_graph.messages.keys import (
-    GRADIENT_ROUND,
-    HOLDERS,
-    SERVER_ROUND,
-    USERS,
-    WEIGHT_SHAPE,
-    FloatArray,
-    IntArray,
+from flower_graph.messages.arrays import FloatArray, IntArray
+from flower_graph.messages.codec import Entries, Field, Message, Part, Reading, Tensor
+from flower_graph.messages.fields import (
+    Exact,
+    Flag,
+    Handled,
+    NotSaved,
+    Real,
+    Resume,
+    Saves,
+    Token,
+    Whole,
+    Word,
 )
-from flower_graph.messages.packed import Exact
-from flower_graph.messages.resume import Handled, NotSaved, Resume, Saves, Token
+from flower_graph.messages.keys import GRADIENT_ROUND, HOLDERS, SERVER_ROUND, USERS, WEIGHT_SHAPE
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 MAX_WEIGHTS = 1 << 28  # of one user

@@ -14,7 +14,7 @@ from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.messages.averaging import Enrolment
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.fields import Resume
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.networks import StructureSettings
 

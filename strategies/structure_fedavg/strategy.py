@@ -43,8 +43,8 @@ from flower_graph.client.cohort_state import save_if_asked
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.messages.averaging import RoundRequest, mean_of
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAYS
-from flower_graph.messages.resume import Resume
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained

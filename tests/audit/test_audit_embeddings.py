@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.record import Exchange
 from flower_graph.audit.scores import Finding
-from flower_graph.messages.keys import pack_integers
+from flower_graph.messages.arrays import pack_integers
 from flower_graph.strategies.procrustes_alignment import attack as embeddings
 from flower_graph.strategies.procrustes_alignment.attack import Graph
 

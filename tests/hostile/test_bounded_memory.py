@@ -16,8 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from mutations import Evil, pickled_array, with_header
 
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.keys import read_array
+from flower_graph.messages.arrays import decode_array, read_array
 from flower_graph.server.averaging_replies import check_replies
 from flower_graph.server.gathering import Gathering
 from flower_graph.server.reply_limits import ROOM, reply_bytes, setup_bytes, sum_bytes

@@ -11,8 +11,9 @@ from flwr.app import ConfigRecord
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages import keys
-from flower_graph.messages.fields import Reading
-from flower_graph.messages.packed import Block
+from flower_graph.messages.arrays import pack_integers
+from flower_graph.messages.codec import Reading
+from flower_graph.messages.fields import Block
 from flower_graph.secure.align.messages import (
     BlindReply,
     BlindRequest,
@@ -101,6 +102,6 @@ def test_epochs_are_positive_numbers(epoch: object) -> None:
 def test_counts_must_fit_their_patterns() -> None:
     config = PatternReply(CLIENTS, np.array([1, 1]), TOKENS, np.array([4, 9])).to_config()
     for counts in ([4], [4, 0]):
-        wrong = config | {"align-counts": keys.pack_integers(np.array(counts))}
+        wrong = config | {"align-counts": pack_integers(np.array(counts))}
         with pytest.raises(MalformedReplyError, match="patterns"):
             PatternReply.from_config(wrong, w=12)

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages import codec, fields, packed
+from flower_graph.messages import codec, fields
 from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.messages.averaging import ClientMean
 from flower_graph.messages.codec import Message, fields_of
@@ -108,17 +108,17 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case fields.Numbers():
             numbers = rng.integers(1, 99, shape).tolist()
             return numbers if field.whole else [number / 2 for number in numbers]
-        case packed.Clients() | Hosts():
+        case fields.Clients() | Hosts():
             return rng.choice(100, shape, replace=False)
-        case packed.Sizes():
+        case fields.Sizes():
             return np.array([0, sizes["n"] - 2, 2])
-        case packed.Ragged():
+        case fields.Ragged():
             return [rng.integers(-9, 9, size) for size in (2, 1)]
-        case packed.Flags():
+        case fields.Flags():
             return rng.random(shape) < 0.5
-        case packed.Block():
+        case fields.Block():
             return rng.integers(256, size=shape, dtype=np.uint8)
-        case packed.Exact():
+        case fields.Exact():
             is_residue = isinstance(field, plaintext.Modular)
             return rng.integers(1, PRIME, shape).astype(np.uint64 if is_residue else np.int64)
         case codec.Tensor():

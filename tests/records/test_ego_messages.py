@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import PRESENT, SERVER_ROUND
-from flower_graph.messages.resume import Resume
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (

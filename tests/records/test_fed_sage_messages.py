@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import encode_array
+from flower_graph.messages.arrays import encode_array, pack_integers
 from flower_graph.messages.keys import (
     ARRAYS,
     CONFIG,
@@ -17,7 +17,6 @@ from flower_graph.messages.keys import (
     METRICS,
     NUM_EXAMPLES,
     SERVER_ROUND,
-    pack_integers,
 )
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings
 from flower_graph.strategies.fed_sage.messages import (

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.messages.arrays import decode_array, encode_array, pack_integers
 from flower_graph.messages.keys import (
     ARRAY_NAMES,
     ARRAYS,
@@ -21,7 +21,6 @@ from flower_graph.messages.keys import (
     NODES,
     PUBLIC,
     ROWS,
-    pack_integers,
 )
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,

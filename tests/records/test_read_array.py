@@ -7,7 +7,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.keys import MAX_NUMBER, read_array
+from flower_graph.messages.arrays import read_array
+from flower_graph.messages.keys import MAX_NUMBER
 
 
 def read(values: np.ndarray, limit: float | None = MAX_NUMBER) -> np.ndarray:

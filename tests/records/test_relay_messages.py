@@ -11,9 +11,8 @@ from flwr.client import NumPyClient
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import encode_array
-from flower_graph.messages.keys import pack_integers, unpack_integers
-from flower_graph.messages.resume import Resume
+from flower_graph.messages.arrays import encode_array, pack_integers, unpack_integers
+from flower_graph.messages.fields import Resume
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,

@@ -10,13 +10,13 @@ import pytest
 from align_helpers import RUN, Alignment, shared
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
+from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.keys import (
     ALIGN_CLIENTS,
     ALIGN_EPOCH,
     ALIGN_POINTS,
     ALIGN_SIZES,
     ALIGN_STAGE,
-    pack_integers,
 )
 from flower_graph.secure.align.messages import BlindRequest, EvaluateRequest
 from flower_graph.secure.align.server import AlignmentServer

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.errors import AlignmentError, MalformedReplyError, RefusedError, StateLostError
+from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.keys import (
     ALIGN_CLIENTS,
     ALIGN_COEFFICIENTS,
     ALIGN_COUNTS,
     ALIGN_IDENTITIES,
-    pack_integers,
 )
 from flower_graph.secure.align.plaintext_client import (
     PlaintextAlignmentClient,

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import Entries, Reading, Whole
-from flower_graph.messages.keys import ALIGN_STAGE, IntArray
-from flower_graph.messages.packed import Block, Exact, Sizes
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.codec import Entries, Message, Reading
+from flower_graph.messages.fields import Block, Exact, Sizes, Whole
+from flower_graph.messages.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]
 

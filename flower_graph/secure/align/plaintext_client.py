@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.messages.keys import ALIGN_STAGE, IntArray
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align import polynomial
 from flower_graph.secure.align.identities import canonical
 from flower_graph.secure.align.plaintext_messages import (

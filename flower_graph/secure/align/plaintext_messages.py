@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import Entries, Reading, Whole, Word
-from flower_graph.messages.keys import ALIGN_STAGE, IntArray
-from flower_graph.messages.packed import Block, Exact, Sizes
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.codec import Entries, Message, Reading
+from flower_graph.messages.fields import Block, Exact, Sizes, Whole, Word
+from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align.messages import CLIENTS, Bytes2D
 
 POLYNOMIALS, PAIRS, SECTIONS = "polynomials", "pairs", "sections"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.messages.keys import IntArray
+from flower_graph.messages.arrays import IntArray
 from flower_graph.secure.align.plaintext_messages import (
     PairRequest,
     PatternReply,

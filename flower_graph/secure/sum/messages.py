@@ -17,9 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Message, Part
-from flower_graph.messages.fields import Entries, Raw, Real, Reasons, Whole
-from flower_graph.messages.packed import Block, Bytes, Clients, Exact, Flags, Integers
+from flower_graph.messages.codec import Entries, Message, Part
+from flower_graph.messages.fields import (
+    Block,
+    Bytes,
+    Clients,
+    Exact,
+    Flags,
+    Integers,
+    Raw,
+    Real,
+    Reasons,
+    Whole,
+)
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
 from flower_graph.secure.ring import WORDS, Ring, RingArray
