@@ -7,19 +7,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from flower_graph.apps.reproduce import fedscem, ppfl
+from flower_graph.apps.reproduce import ppfl
 from flower_graph.apps.reproduce.asked import announce, available, choose
 from flower_graph.apps.reproduce.experiments import kept_runs, run_stages
 from flower_graph.apps.reproduce.page import make_page
 from flower_graph.apps.reproduce.pictures import draw
 from flower_graph.apps.reproduce.privacy import privacy_curve
-from flower_graph.apps.reproduce.rows import make_rows, missing_runs
+from flower_graph.apps.reproduce.rows import make_rows, measured_rows, missing_runs
 from flower_graph.apps.reproduce.table import PRIVACY, Asked, function, read_table
+from flower_graph.apps.reproduce.text import Row
 from flower_graph.data.cached import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.storage.files import write_json, write_text
 
-_MODULES = {"fedscem": fedscem, "ppfl": ppfl}
+_MODULES = {"ppfl": ppfl}
 
 
 def main(
@@ -73,13 +74,17 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     train = function(table.centralised) if table.centralised else None
     write = partial(write_page, out, asked, left_out)
     run_stages(asked.stages(), folder, write, train, fresh=table.fresh)
+    if measured := measured_rows(asked):
+        write(measured)
     print(f"tables and pictures in {out}")
 
 
-def write_page(out: Path, asked: Asked, left_out: Sequence[str]) -> None:
+def write_page(
+    out: Path, asked: Asked, left_out: Sequence[str], measured: Sequence[Row] = ()
+) -> None:
     """Write tables and pictures of the runs that the folder has, which may not be all."""
     runs = kept_runs(asked.runs(), out / "runs")
-    rows = make_rows(asked, runs)
+    rows = [*make_rows(asked, runs), *measured]
     pictures = draw(out, asked, runs, rows)
     write_json(out / "table.json", rows)
     missing = [*left_out, *missing_runs(asked, runs)]

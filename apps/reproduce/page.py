@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from flower_graph.apps.reproduce.experiments import Runs
+from flower_graph.apps.reproduce.rows import shown_runs
 from flower_graph.apps.reproduce.table import Asked, Values, fill, function
 from flower_graph.apps.reproduce.text import NONE, Row, find, formatted, markdown, show_pictures
 
@@ -35,8 +36,16 @@ def _block(block: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list
     wanted = block.get("asked", {})
     if not all(set(values) & set(_asked(asked, key)) for key, values in wanted.items()):
         return []
-    if "function" in block:
-        return list(function(block["function"])(asked, runs, rows))
+    if "blocks" in block:
+        return [
+            part
+            for keys in _each(block["for"], rows, asked)
+            for inner in block["blocks"]
+            for part in _block({**inner, "rows": {**inner["rows"], **keys}}, asked, runs, rows)
+        ]
+    if "values" in block:  # of the text, from a function of some runs
+        values = function(block["values"])(shown_runs(block["tables"], asked.data, asked, runs))
+        return [] if values is None else _prose(block, asked, values, [])
     if "settings" in block:
         return _settings(block, asked)
     if "own" in block:

@@ -10,8 +10,8 @@ from typing import Any
 
 from flower_graph.apps.reproduce.experiments import Runs
 from flower_graph.apps.reproduce.page import matching
-from flower_graph.apps.reproduce.rows import runs_of
-from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, function
+from flower_graph.apps.reproduce.rows import shown_runs
+from flower_graph.apps.reproduce.table import Asked, Values, fill, function
 from flower_graph.apps.reproduce.text import Row, find
 from flower_graph.report.plots.base import CurveSet, plot_grid
 from flower_graph.report.plots.compared import Bar, plot_bars, plot_matrices, plot_points
@@ -23,11 +23,17 @@ def draw(out: Path, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
     for picture in asked.table.pictures:
         if picture["asked"] in asked.tables:
             for path, values in _files(out, picture, asked):
-                kind = picture["kind"]
-                make = KINDS[kind] if kind in KINDS else function(kind)
-                if make(path, {**picture, **values}, asked, runs, rows):
+                if _draw_one(path, {**picture, **values}, asked, runs, rows):
                     names.append(path.name)
     return names
+
+
+def _draw_one(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw a kind of picture, or what only one paper has; False if there is nothing to draw."""
+    if picture["kind"] in KINDS:
+        return bool(KINDS[picture["kind"]](path, picture, asked, runs, rows))
+    shown = shown_runs(picture["tables"], picture["data"], asked, runs)
+    return bool(function(picture["kind"])(path, shown))
 
 
 def _files(out: Path, picture: Values, asked: Asked) -> Iterator[tuple[Path, Values]]:
@@ -42,29 +48,16 @@ def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     panels: dict[str, dict[str, CurveSet]] = {}
     reference: dict[str, float] = {}
-    for group in _groups(picture, asked):
-        result = [*runs_of(group, runs).values()]
-        if result and group.experiments[0].centralised:
-            reference[group.data] = fmean(one.test_at_best_val for one in result)
+    for one in shown_runs(picture["tables"], picture["data"], asked, runs):
+        result = [*one.runs.values()]
+        if result and one.centralised:
+            reference[one.data] = fmean(run.test_at_best_val for run in result)
         elif result:
             accuracy, loss = [r.test_accuracy for r in result], [r.cross_entropy for r in result]
-            panels.setdefault(group.data, {})[group.shown] = CurveSet(accuracy, loss)
+            panels.setdefault(one.data, {})[one.method] = CurveSet(accuracy, loss)
     if panels:
         plot_grid(path, panels, reference)
     return bool(panels)
-
-
-def _groups(picture: Values, asked: Asked) -> list[Group]:
-    """List the rows that a picture is of, data sets and methods in its order."""
-    result = []
-    for number, (table, methods) in enumerate(picture["tables"].items()):
-        order = methods or [*asked.table.methods]
-        for group in asked.groups():
-            is_here = group.part.table == table and group.data in picture["data"]
-            if is_here and group.method in order:
-                place = picture["data"].index(group.data), number, order.index(group.method)
-                result.append((place, group))
-    return [group for _, group in sorted(result, key=lambda one: one[0])]
 
 
 def bars(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing import get_context
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from flower_graph.apps.reproduce.curves import Curves
-from flower_graph.apps.reproduce.experiments import Experiment, Runs, loaded
-from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, make
+from flower_graph.apps.reproduce.experiments import Experiment, Runs, loaded, one_thread
+from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, function, make
 from flower_graph.apps.reproduce.text import (
     LAST,
     SECONDS,
@@ -22,6 +24,7 @@ from flower_graph.apps.reproduce.text import (
     one_of,
     row,
 )
+from flower_graph.config.load import load_config
 
 BySeed = Mapping[int, Curves]
 # A figure of a run, by the keys of its row and the run's config; none where it has none
@@ -77,9 +80,57 @@ def missing_runs(asked: Asked, runs: Runs) -> list[str]:
     lines = {}
     for group in asked.groups():
         there, wanted = (len(runs_of(group, runs)), len(group.seeds))
-        if there < wanted:
+        if there < wanted and group.runs:
             lines[group.words] = f"{group.words}: {there} of {wanted} runs"
     return [*lines.values()]
+
+
+class Shown(NamedTuple):
+    """One row's runs, as pictures and what only one paper has take them."""
+
+    table: str
+    data: str
+    model: str
+    method: str
+    centralised: bool
+    runs: dict[int, Curves]
+
+
+def shown_runs(
+    tables: Mapping[str, Sequence[str] | None], data: Sequence[str], asked: Asked, runs: Runs
+) -> list[Shown]:
+    """List the runs of some tables' methods, or of all of them, in the order given."""
+    result: dict[Any, Shown] = {}  # Several tables may have the same row
+    for number, (table, methods) in enumerate(tables.items()):
+        order = methods or [*asked.table.methods]
+        for group in asked.groups():
+            if group.part.table == table and group.data in data and group.method in order:
+                place = data.index(group.data), number, order.index(group.method)
+                one, here = group.experiments[0], runs_of(group, runs)
+                made = Shown(table, one.data, group.model, group.shown, one.centralised, here)
+                result.setdefault((place, made[:4]), made)
+    return [result[key] for key in sorted(result, key=lambda key: key[0])]
+
+
+def measured_rows(asked: Asked) -> list[Row]:
+    """Make the rows that are measured in the place of runs, when nothing else is running."""
+    rows = []
+    for group in asked.groups():
+        if group.part.measure:
+            one, seed = group.experiments[0], group.seeds[0]
+            settings = [*one.overrides, f"seed={seed}"]
+            with ProcessPoolExecutor(1, get_context("spawn"), initializer=one_thread) as pool:
+                task = pool.submit(_measure, group.part.measure, one.config, settings)
+                rows += [
+                    row(group.part.table, one, metric, {seed: value}, group.rounds) | keys
+                    for keys, figures in task.result()
+                    for metric, value in figures.items()
+                ]
+    return rows
+
+
+def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
+    return function(name)(load_config(config, overrides))
 
 
 def best_experiment(group: Group, runs: Runs) -> Experiment:
@@ -138,16 +189,15 @@ def _row(
     experiment: Experiment,
     beside: Sequence[Group],
 ) -> Row:
-    paper, also = None, dict[str, Any]()
+    paper = None
     if wanted.paper and wanted.rounds in (None, group.rounds):
         paper = paper_of(group, wanted.paper_method or group.method, keys, wanted.paper)
-        also = {
-            key: paper_of(group, group.method, keys, name)
-            for key, name in (wanted.also or {}).items()
-        }
-    for other in [] if wanted.paper_method else beside:
-        theirs = paper_of(other, other.method, keys, wanted.paper)
-        paper = None if paper is None or theirs is None else paper - theirs
+        for other in [] if wanted.paper_method else beside:
+            theirs = paper_of(other, other.method, keys, wanted.paper)
+            paper = None if paper is None or theirs is None else paper - theirs
+    also = {
+        key: paper_of(group, group.method, keys, name) for key, name in (wanted.also or {}).items()
+    }
     table = wanted.table or group.part.table
     made = row(table, experiment, wanted.metric, figures, group.rounds, paper)
     return made | {"method": group.shown, **keys, **also}

@@ -98,6 +98,8 @@ class Part:
     seeds: tuple[int, ...] | None = None  # Without other ones being asked for
     share: int = 1  # Divides the rounds
     any_data_if_named: bool = False  # All data sets where both data and table are asked for
+    # In the place of runs: a function of the config that gives keys and figures of rows
+    measure: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,8 @@ class Group:
     @property
     def runs(self) -> list[Run]:
         """Its runs, seed by seed."""
-        return [Run(one, seed, self.rounds) for seed in self.seeds for one in self.experiments]
+        seeds = () if self.part.measure else self.seeds
+        return [Run(one, seed, self.rounds) for seed in seeds for one in self.experiments]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.rounds import RoundReport
 
 FROZEN = json.loads((Path(__file__).parents[1] / "frozen" / "reproduce.json").read_text())
-every_table = pytest.mark.parametrize("name", ["fedgls", "nfedgnn"])
+every_table = pytest.mark.parametrize("name", ["fedgls", "fedscem", "nfedgnn"])
 
 
 def test_tables_are_no_runs() -> None:
@@ -56,7 +56,7 @@ def test_every_run_once_whole_seeds_first(name: str) -> None:
     for stage in asked.stages():
         assert len({run.seed for run in stage}) == 1
     assert {run.cell.config for run in runs} <= {*list_configs()}
-    longer = asked_of(name, rounds=300)
+    longer = asked_of(name, rounds=3000)
     assert longer.estimate(longer.runs()) > 5 * asked.estimate(runs) > 0
 
 
@@ -253,7 +253,7 @@ def test_data_that_cannot_be_had_are_left_out_and_named(
         ({"config": "fedgls/{dato}"}, "'dato' is unknown"),
         ({"config": "fedgls/coral"}, "fedgls/coral"),
         ({"centralised": "flower_graph.no_such:thing"}, "no_such"),
-        ({"page": [{"function": "json:no"}]}, "json:no"),
+        ({"page": [{"values": "json:no", "tables": {}}]}, "json:no"),
     ],
 )
 def test_what_a_file_gets_wrong_is_named(
