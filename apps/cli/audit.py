@@ -24,7 +24,7 @@ JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
 
 
-def audit_command(args: argparse.Namespace, seeds: Sequence[int] | None) -> int:
+def audit_command(args: argparse.Namespace) -> int:
     """Audit a config, print a table and write it; or write a page of former audits."""
     if args.page is not None:
         if args.config is not None:
@@ -35,7 +35,7 @@ def audit_command(args: argparse.Namespace, seeds: Sequence[int] | None) -> int:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
     if args.rounds is not None and args.rounds < 2:
         raise ConfigError(f"--rounds {args.rounds}: at least 2 are needed")
-    plans = _plans(args, seeds)
+    plans = _plans(args)
     out = prepare_folder(args.out or default_folder(f"audit-{args.config}"))
     record = _audit(args, plans)
     _write(out, record)
@@ -81,11 +81,11 @@ def _notes(record: Mapping[str, Any]) -> Sequence[str]:
     return () if audit is None else audit.notes
 
 
-def _plans(args: argparse.Namespace, seeds: Sequence[int] | None) -> list[list[Setting]]:
+def _plans(args: argparse.Namespace) -> list[list[Setting]]:
     """Give the settings of each seed, all checked before the first run."""
     from flower_graph.apps.audit import settings_of
 
-    more = [[f"seed={seed}"] for seed in seeds] if seeds else [[]]
+    more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
     return [
         settings_of(
             args.config,
@@ -133,9 +133,8 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
 def _command(args: argparse.Namespace) -> str:
     """Say how to repeat the audit; the output folder plays no part."""
     words = ["flower-graph", "audit", args.config, *args.overrides]
-    for name in ("seeds", "rounds"):
-        if getattr(args, name) is not None:
-            words += [f"--{name}", str(getattr(args, name))]
+    words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
+    words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
     words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
     return shlex.join(words)
 

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from flower_graph import __version__, errors
@@ -37,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        return _COMMANDS[args.command](args)
+        given = getattr(args, "seeds", None)
+        args.seeds = None if given is None else parse_seeds(given)
+        module, _, function = _COMMANDS[args.command].partition(":")
+        status: int = getattr(import_module(module), function)(args)
+        return status
     except OUR_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -161,13 +166,6 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, metavar="DIR", help=help_page)
 
 
-def _run(args: argparse.Namespace) -> int:
-    from flower_graph.apps.cli.run import run_command
-
-    seeds = None if args.seeds is None else parse_seeds(args.seeds)
-    return run_command(args, seeds)
-
-
 def _list(args: argparse.Namespace) -> int:
     configs = list_configs()
     width = max(len(name) for name in configs)
@@ -185,14 +183,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _partition(args: argparse.Namespace) -> int:
-    from flower_graph.apps.cli.partition import partition_command
-
-    return partition_command(args, None if args.seeds is None else parse_seeds(args.seeds))
-
-
 def _reproduce(args: argparse.Namespace) -> int:
-    seeds = None if args.seeds is None else parse_seeds(args.seeds)
     if args.rounds is not None and args.rounds < 1:
         raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
     only: dict[str, list[str]] = {}
@@ -205,23 +196,18 @@ def _reproduce(args: argparse.Namespace) -> int:
     from flower_graph.apps.reproduce.command import main as reproduce
 
     out = args.out or default_folder(f"reproduce-{args.paper}")
-    reproduce(args.paper, out, only=only, seeds=seeds, rounds=args.rounds)
+    reproduce(args.paper, out, only=only, seeds=args.seeds, rounds=args.rounds)
     return 0
 
 
-def _audit(args: argparse.Namespace) -> int:
-    from flower_graph.apps.cli.audit import audit_command
-
-    return audit_command(args, None if args.seeds is None else parse_seeds(args.seeds))
-
-
+# Modules are imported by the command that needs them.
 _COMMANDS = {
-    "run": _run,
-    "list": _list,
-    "show": _show,
-    "partition": _partition,
-    "reproduce": _reproduce,
-    "audit": _audit,
+    "run": "flower_graph.apps.cli.run:run_command",
+    "list": f"{__name__}:_list",
+    "show": f"{__name__}:_show",
+    "partition": "flower_graph.apps.cli.partition:partition_command",
+    "reproduce": f"{__name__}:_reproduce",
+    "audit": "flower_graph.apps.cli.audit:audit_command",
 }
 
 

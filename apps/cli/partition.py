@@ -23,9 +23,9 @@ MOST_FOLDERS = 20_000  # that are written; of one node each, PubMed has 19,717
 PICTURE = "partition.png"
 
 
-def partition_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
+def partition_command(args: argparse.Namespace) -> int:
     """Partition a config's graph, print the figures and write them with a picture."""
-    overrides = [[*args.overrides, f"seed={seed}"] for seed in seeds or ()] or [args.overrides]
+    overrides = [[*args.overrides, f"seed={seed}"] for seed in args.seeds or ()] or [args.overrides]
     configs = [load_config(args.config, mine) for mine in overrides]
     if args.supernodes is not None and len(configs) > 1:
         raise ConfigError(

@@ -37,11 +37,11 @@ class Job:
     out: Path
 
 
-def run_command(args: argparse.Namespace, seeds: list[int] | None) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Do all runs of one command, one after another, and print what came out."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
-    top, jobs = _plan(args, seeds)
+    top, jobs = _plan(args)
     if len(jobs) > 1:
         prepare_folder(top, may_exist=args.resume is not None)
         for job in jobs:
@@ -70,9 +70,9 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def _plan(args: argparse.Namespace, seeds: list[int] | None) -> tuple[Path, list[Job]]:
+def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Work out the top folder and the runs, all settings checked before the first one starts."""
-    name, overrides = args.config, list(args.overrides)
+    name, overrides, seeds = args.config, list(args.overrides), args.seeds
     if name is not None and "=" in name and not is_file_name(name):
         # Only `--resume` does without a config; the first word is an override then.
         name, overrides = None, [name, *overrides]

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from flower_graph.config.checks import nearest, show
 from flower_graph.config.common import RunConfig
@@ -24,33 +24,15 @@ DEFAULT = "nfedgnn"  # of settings that name no method
 GROUP = "flower_graph.methods"  # of entry points, each of a module that has METHOD
 
 
-class _Shipped(NamedTuple):
-    """Where a method is, and its schema too, which is read without the rest of the method."""
-
-    method: str
-    schema: str
-
-
-def _package(name: str, schema: str) -> _Shipped:
-    """Say where a method is that is a package: its schema lies in a module of its own."""
-    package = f"flower_graph.strategies.{name}"
-    return _Shipped(f"{package}.method", f"{package}.config:{schema}")
-
-
-def _file(name: str, schema: str) -> _Shipped:
-    """Say where a method is that is one file."""
-    module = f"flower_graph.strategies.{name}"
-    return _Shipped(module, f"{module}:{schema}")
-
-
-# Looked up first: looking through entry points would cost every deployed message.
+# Looked up first: looking through entry points would cost every deployed message. Where the schema
+# is, which is read without the rest of the method; a package has its METHOD in `method` beside it.
 _SHIPPED = {
-    "nfedgnn": _package("split_gradient_relay", "NFedGNNConfig"),
-    "fedscem": _package("masked_embedding_averaging", "FedSCemConfig"),
-    "fedgls": _package("structure_fedavg", "FedGLSConfig"),
-    "ppfl": _package("procrustes_alignment", "PPFLConfig"),
-    "fedgta": _file("fed_gta", "FedGTAConfig"),
-    "fedpub": _file("fed_pub", "FedPUBConfig"),
+    "nfedgnn": "split_gradient_relay.config:NFedGNNConfig",
+    "fedscem": "masked_embedding_averaging.config:FedSCemConfig",
+    "fedgls": "structure_fedavg.config:FedGLSConfig",
+    "ppfl": "procrustes_alignment.config:PPFLConfig",
+    "fedgta": "fed_gta:FedGTAConfig",
+    "fedpub": "fed_pub:FedPUBConfig",
 }
 
 
@@ -60,27 +42,9 @@ def known_apps() -> tuple[str, ...]:
 
 
 def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfig]:
-    """Import the schema of a method.
-
-    Parameters
-    ----------
-    app : str
-        What a YAML names.
-    allowed : collection of str or None
-        Modules that may be imported besides shipped and announced methods; None: any.
-
-    Returns
-    -------
-    type[RunConfig]
-        The schema.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such method, its module is unfit or is not allowed.
-    """
+    """Import the schema of a method; of unknown modules only those allowed (None: any)."""
     if app in _SHIPPED:
-        module, _, name = _SHIPPED[app].schema.partition(":")
+        module, name = _shipped(app)
         return cast("type[RunConfig]", getattr(import_module(module), name))
     if app not in _announced() and allowed is not None and app not in allowed:
         raise _not_allowed(app, allowed)
@@ -95,9 +59,16 @@ def method_of(config: RunConfig) -> Method:
 def method_named(app: str) -> Method:
     """Import a method; ``ConfigError`` if there is none or it is unfit."""
     if app in _SHIPPED:
-        return cast("Method", import_module(_SHIPPED[app].method).METHOD)
+        module = _shipped(app)[0].replace(".config", ".method")
+        return cast("Method", import_module(module).METHOD)
     announced = _announced()
     return _read(app, announced.get(app, app), is_announced=app in announced)
+
+
+def _shipped(app: str) -> tuple[str, str]:
+    """Give module and name of a schema."""
+    module, _, name = _SHIPPED[app].partition(":")
+    return f"flower_graph.strategies.{module}", name
 
 
 @lru_cache(maxsize=1)
@@ -143,20 +114,17 @@ def _broken(app: str, name: str, error: Exception) -> ConfigError:
 
 
 def _unknown(app: str) -> ConfigError:
-    close = nearest(app, known_apps())
-    hint = f"; did you mean {close}?" if close else ""
-    return ConfigError(
-        f"app: {show(app)} is not one of {', '.join(known_apps())}, nor a module package.module "
-        f"that can be imported and has METHOD{hint}"
-    )
+    return _none_of(app, "nor a module package.module that can be imported and has METHOD")
 
 
 def _not_allowed(app: str, allowed: Collection[str]) -> ConfigError:
     named = ", ".join(sorted(allowed)) or "none"
+    why = "and this SuperNode's node config allows no such module"
+    advice = f"Whoever runs the SuperNode can allow it with --node-config 'methods=\"{app}\"'"
+    return _none_of(app, f"{why} (methods: {named}). {advice}")
+
+
+def _none_of(app: str, why: str) -> ConfigError:
     close = nearest(app, known_apps())
     hint = f"; did you mean {close}?" if close else ""
-    return ConfigError(
-        f"app: {show(app)} is not one of {', '.join(known_apps())}, and this SuperNode's node "
-        f"config allows no such module (methods: {named}). Whoever runs the SuperNode can allow "
-        f"it with --node-config 'methods=\"{app}\"'{hint}"
-    )
+    return ConfigError(f"app: {show(app)} is not one of {', '.join(known_apps())}, {why}{hint}")

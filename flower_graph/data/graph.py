@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +62,14 @@ class Graph:
             test_mask=self.test_mask,
             num_classes=self.num_classes,
         )
+
+
+class WholeGraph(Protocol):
+    """What clients are cut out of; ``Graph`` and PyG's ``Data`` have it."""
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
 
 
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from flower_graph.errors import DataError
 
+ROLES = ("training", "validation", "test")
+
 
 class Masks(NamedTuple):
     """Which nodes are for training, validation and test: boolean ``[n]`` each."""
@@ -54,16 +56,17 @@ def random_split(
         If a class, or what is left after training nodes, has too few nodes.
     """
     _check_counts(train_per_class, num_val, num_test)
-    train = _mask(y.numel(), _of_each_class(y, num_classes, train_per_class, generator))
-    rest = (~train).nonzero().flatten()
+    chosen = _of_each_class(y, num_classes, train_per_class, generator)
+    is_left = torch.ones(y.numel(), dtype=torch.bool)
+    is_left[chosen] = False
+    rest = is_left.nonzero().flatten()
     if rest.numel() < num_val + num_test:
         raise DataError(
-            f"{rest.numel()} nodes are left after {int(train.sum())} training nodes, fewer than "
+            f"{rest.numel()} nodes are left after {chosen.numel()} training nodes, fewer than "
             f"data.num_val + data.num_test = {num_val} + {num_test}"
         )
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
-    val, test = rest[:num_val], rest[num_val : num_val + num_test]
-    return Masks(train, _mask(y.numel(), val), _mask(y.numel(), test))
+    return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
 def _of_each_class(y: Tensor, num_classes: int, count: int, generator: torch.Generator) -> Tensor:
@@ -115,14 +118,10 @@ def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Gen
         raise DataError(
             f"data.ratios = {shares}: must be three numbers above 0 whose sum is at most 1"
         )
-    # Rounding the running sum, so that shares that sum to 1 cover every node.
-    ends = [round(num_nodes * sum(shares[: k + 1])) for k in range(3)]
-    starts = [0, *ends[:2]]
-    if any(start >= end for start, end in zip(starts, ends, strict=True)):
+    parts = cut_by_shares(torch.randperm(num_nodes, generator=generator), shares)
+    if not all(map(len, parts)):
         raise DataError(f"data.ratios = {shares} leaves a part of {num_nodes} nodes empty")
-    order = torch.randperm(num_nodes, generator=generator)
-    parts = [order[start:end] for start, end in zip(starts, ends, strict=True)]
-    return Masks(*(_mask(num_nodes, part) for part in parts))
+    return masks_of(num_nodes, parts)
 
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
@@ -139,12 +138,29 @@ def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Gen
     for label in y[y >= 0].unique().tolist():
         members = (y == label).nonzero().flatten()
         order = members[torch.randperm(members.numel(), generator=generator)]
-        # Rounding the running sum, so that shares that sum to 1 cover every node.
-        ends = [round(order.numel() * sum(shares[: k + 1])) for k in range(3)]
-        for part, start, end in zip(parts, [0, *ends[:2]], ends, strict=True):
-            part.append(order[start:end])
+        for part, members in zip(parts, cut_by_shares(order, shares), strict=True):
+            part.append(members)
     nobody = torch.empty(0, dtype=torch.int64)
-    return Masks(*(_mask(y.numel(), torch.cat([nobody, *part])) for part in parts))
+    return masks_of(y.numel(), [torch.cat([nobody, *part]) for part in parts])
+
+
+def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> list[Tensor]:
+    """Cut a list of nodes into three shares, the first of at least so many nodes."""
+    # Rounding the running sum, so that shares that sum to 1 cover every node.
+    count = order.numel()
+    ends = [min(count, max(first, round(count * sum(shares[: k + 1])))) for k in range(3)]
+    return [order[start:end] for start, end in zip([0, *ends[:2]], ends, strict=True)]
+
+
+def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
+    """Check that a client has nodes in every role that is to have some."""
+    for role, mask, share in zip(ROLES, masks, ratios, strict=True):
+        if share > 0 and not mask.any():
+            raise DataError(
+                f"client {client}: none of its {mask.numel()} nodes is for {role}, with "
+                f"partition.ratios = {list(ratios)}: give this role a larger share, or the client "
+                "more labelled nodes"
+            )
 
 
 def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
@@ -223,7 +239,9 @@ def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     return Masks(*(torch.from_numpy(array.astype(bool)) for array in arrays))
 
 
-def _mask(num_nodes: int, members: Tensor) -> Tensor:
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[members] = True
-    return mask
+def masks_of(num_nodes: int, parts: Sequence[Tensor]) -> Masks:
+    """Give the masks of three lists of nodes."""
+    masks = [torch.zeros(num_nodes, dtype=torch.bool) for _ in parts]
+    for mask, members in zip(masks, parts, strict=True):
+        mask[members] = True
+    return Masks(*masks)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.ego_networks import EgoNetwork, WholeGraph, split_global
+from flower_graph.data.graph import WholeGraph, to_undirected
+from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.epoch import Epoch
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings

@@ -19,12 +19,11 @@ from flower_graph.data.partition.overlapping import (
     EVERYBODY,
     NOBODY,
     OverlappingGraph,
-    check_roles,
     deal_nodes,
     noisy_labels,
     overlapping_graphs,
 )
-from flower_graph.data.splits import Masks
+from flower_graph.data.splits import Masks, check_roles
 from flower_graph.errors import DataError
 
 WAYS = ("random", "degree", "cover")

@@ -12,14 +12,9 @@ from torch import Tensor
 
 from flower_graph.data.folders.client_folder import check_widths, client_files
 from flower_graph.data.graph import dense_features, prepare_features, to_undirected
-from flower_graph.data.partition.overlapping import (
-    ROLES,
-    OverlappingGraph,
-    check_roles,
-    noisy_labels,
-)
+from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
 from flower_graph.data.sources.files import read_file
-from flower_graph.data.splits import Masks, stratified_split
+from flower_graph.data.splits import ROLES, Masks, check_roles, stratified_split
 from flower_graph.data.validate import PARTS, check_client, check_tensor, mask_of
 from flower_graph.errors import DataError
 from flower_graph.rng import generator

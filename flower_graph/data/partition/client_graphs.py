@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import take_rows, to_undirected
+from flower_graph.config.partition import PartitionSection
+from flower_graph.data.graph import WholeGraph, take_rows, to_undirected
 from flower_graph.data.partition import communities
-from flower_graph.data.splits import Masks, ratio_split, stratified_split
+from flower_graph.data.splits import Masks, check_roles, masks_of, ratio_split, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -63,30 +63,8 @@ class ClientGraph:
         return self.edge_index is None
 
 
-class WholeGraph(Protocol):
-    """What is read from the whole graph; ``Graph`` and PyG's ``Data`` have it."""
-
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
-
-
-class PartitionSettings(Protocol):
-    """What is read from the partition section of a config."""
-
-    method: str
-    clients: int
-    resolution: float
-    alpha: float
-    every_node: bool
-    draws: int
-    drawn_share: float
-    seed: int | None
-    ratios: list[float]
-
-
 def partition_graph(
-    data: WholeGraph, partition: PartitionSettings, graphless_ratio: float, seed: int
+    data: WholeGraph, partition: PartitionSection, graphless_ratio: float, seed: int
 ) -> list[ClientGraph]:
     """Cut a graph into clients, split their nodes, and take away the edges of some.
 
@@ -170,20 +148,7 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
 
 
 def cut_out_overlapping(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
-    """Make a client of each part as ``cut_out`` does, where a node may be in several.
-
-    Parameters
-    ----------
-    data
-        The whole graph; its edges count in both directions.
-    parts
-        Node numbers of each client, int64, ascending.
-
-    Returns
-    -------
-    list of ClientGraph
-        One per part, with edges and empty masks.
-    """
+    """Make a client of each part as ``cut_out`` does, where a node may be in several."""
     graphs = []
     for client, nodes in enumerate(parts):
         [alone] = cut_out(data, [nodes])
@@ -219,7 +184,9 @@ def split_nodes(
         If it has too few labelled nodes for three parts; names the client.
     """
     if roles is not None:
-        return _with_roles(graph, Masks(*(mask[graph.nodes] for mask in roles)), ratios)
+        masks = Masks(*(mask[graph.nodes] for mask in roles))
+        check_roles(graph.client, masks, ratios)
+        return _with_masks(graph, masks)
     nodes, labelled = graph.y.numel(), (graph.y >= 0).nonzero().flatten()
     rng = generator(seed, "split", graph.client)
     try:
@@ -230,22 +197,11 @@ def split_nodes(
             f"{labelled.numel()}): partition.ratios = {list(ratios)} must leave at least one in "
             "each of three parts"
         ) from error
-    masks = [torch.zeros(nodes, dtype=torch.bool) for _ in places]
-    for mask, chosen in zip(masks, places, strict=True):
-        mask[labelled[chosen]] = True
-    train, val, test = Masks(*masks)
-    return replace(graph, train_mask=train, val_mask=val, test_mask=test)
+    return _with_masks(graph, masks_of(nodes, [labelled[chosen] for chosen in places]))
 
 
-def _with_roles(graph: ClientGraph, masks: Masks, ratios: Sequence[float]) -> ClientGraph:
-    for role, mask, share in zip(("training", "validation", "test"), masks, ratios, strict=True):
-        if share > 0 and not mask.any():
-            raise DataError(
-                f"client {graph.client}: none of its {mask.numel()} nodes is for {role}, with "
-                f"partition.ratios = {list(ratios)}"
-            )
-    train, val, test = masks
-    return replace(graph, train_mask=train, val_mask=val, test_mask=test)
+def _with_masks(graph: ClientGraph, masks: Masks) -> ClientGraph:
+    return replace(graph, train_mask=masks.train, val_mask=masks.val, test_mask=masks.test)
 
 
 def _common_roles(data: WholeGraph, ratios: Sequence[float], seed: int) -> Masks:
@@ -278,7 +234,7 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
             )
 
 
-def _parts(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[Tensor]:
+def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Tensor]:
     edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
     match partition.method:
         case "louvain":

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import row_entries, take_rows, to_undirected
-from flower_graph.data.splits import Masks
+from flower_graph.config.rules import RATIOS
+from flower_graph.data.graph import WholeGraph, row_entries, take_rows, to_undirected
+from flower_graph.data.splits import Masks, cut_by_shares, masks_of
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -66,14 +67,6 @@ class EgoNetwork:
     def identities(self) -> Sequence[int | str]:
         """What says which nodes two clients have in common, in the order of the nodes."""
         return self.nodes.tolist() if self.names is None else self.names
-
-
-class WholeGraph(Protocol):
-    """What is read from the whole graph; ``Graph`` and PyG's ``Data`` have it."""
-
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
 
 
 class PartitionSettings(Protocol):
@@ -308,24 +301,12 @@ def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
 
 def _check_ratios(ratios: Sequence[float]) -> None:
     shares = [float(share) for share in ratios]
-    # Says what is good rather than what is bad, so that NaN is refused too. The small slack lets
-    # shares such as 0.48, 0.32, 0.2 sum to one in floating point.
-    good = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0 and sum(shares) <= 1 + 1e-9
-    if not good:
-        raise DataError(
-            f"partition.ratios = {shares}: must be three shares for train (above 0), val and test "
-            "(0 or more) that sum to at most 1"
-        )
+    if not RATIOS.admits(shares):
+        raise DataError(f"partition.ratios = {shares}: must be {RATIOS.words}")
 
 
-def _draw(y: Tensor, ratios: Sequence[float], chance: torch.Generator) -> Masks:
+def _draw(y: Tensor, ratios: Sequence[float], rng: torch.Generator) -> Masks:
     """Deal the labelled nodes at random into three shares, the first never empty."""
     labelled = (y >= 0).nonzero().flatten()
-    count = labelled.numel()
-    order = labelled[torch.randperm(count, generator=chance)]
-    # Rounding the running sum, so that shares that sum to 1 cover every node.
-    ends = [min(count, max(1, round(count * sum(ratios[: k + 1])))) for k in range(3)]
-    masks = [torch.zeros(y.numel(), dtype=torch.bool) for _ in range(3)]
-    for mask, start, end in zip(masks, [0, *ends[:2]], ends, strict=True):
-        mask[order[start:end]] = True
-    return Masks(*masks)
+    order = labelled[torch.randperm(labelled.numel(), generator=rng)]
+    return masks_of(y.numel(), cut_by_shares(order, ratios, first=1))

@@ -6,21 +6,19 @@ nodes in common and 15 % each alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import take_rows, to_undirected
-from flower_graph.data.partition.client_graphs import WholeGraph
+from flower_graph.data.graph import WholeGraph, take_rows, to_undirected
 from flower_graph.data.partition.public_choice import choose_public
-from flower_graph.data.splits import Masks, stratified_split
+from flower_graph.data.splits import Masks, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
-ROLES = ("training", "validation", "test")
 EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
 
 
@@ -134,17 +132,6 @@ def noisy_labels(
     steps = torch.randint(1, classes.numel(), chosen.shape, generator=generator)
     wrong = (torch.searchsorted(classes, y[chosen]) + steps) % classes.numel()
     return y.index_put((chosen,), classes[wrong])
-
-
-def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
-    """Check that a client has nodes in every role that is to have some."""
-    for role, mask, share in zip(ROLES, masks, ratios, strict=True):
-        if share > 0 and not mask.any():
-            raise DataError(
-                f"client {client}: none of its {mask.numel()} nodes is for {role}, with "
-                f"partition.ratios = {list(ratios)}: give this role a larger share, or the client "
-                "more labelled nodes"
-            )
 
 
 def _sizes(n: int, partition: OverlapSettings) -> tuple[int, int]:

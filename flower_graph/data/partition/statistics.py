@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.client_graphs import ClientGraph, WholeGraph
+from flower_graph.data.graph import Graph, WholeGraph, to_undirected
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
@@ -20,17 +20,6 @@ class PartitionStatistics(NamedTuple):
 
     figures: dict[str, float]
     distributions: dict[str, dict[int, int]]
-
-
-class SplitGraph(Protocol):
-    """What is read from a graph whose nodes are the clients; ``Graph`` has it after loading."""
-
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
-    train_mask: Tensor | None
-    val_mask: Tensor | None
-    test_mask: Tensor | None
 
 
 def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
@@ -86,7 +75,7 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
     )
 
 
-def node_statistics(data: SplitGraph) -> PartitionStatistics:
+def node_statistics(data: Graph) -> PartitionStatistics:
     """Describe a graph whose every node is a client: neighbours, features in use, split."""
     nodes = data.y.numel()
     neighbours = torch.bincount(data.edge_index[0], minlength=nodes)

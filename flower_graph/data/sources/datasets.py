@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flower_graph.config.common import SPLITS, DataConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.graph import Graph, prepare_features, to_undirected
 from flower_graph.data.sources.cache import data_root
@@ -31,36 +32,14 @@ from flower_graph.errors import DataError
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-SPLITS = ("public", "geom-gcn", "random")
+DataSettings = DataConfig  # the name that `flower_graph.data` has for it
 FOLDS = 10  # splits that geom-gcn published for each set
 SPLIT_FOLDER = "geom-gcn-splits"
 # Classes whose own masks are the splits of geom-gcn.
 GEOM_GCN_CLASSES = ("WikipediaNetwork", "Actor", "WebKB")
 
 
-class DataSettings(Protocol):
-    """What is read from the data section of a config; ``DataConfig`` has it."""
-
-    name: str
-    root: str | None
-    split: str
-    split_index: int | None
-    split_seed: int
-    train_per_class: int
-    num_val: int
-    num_test: int
-    ratios: list[float] | None
-    normalize: bool
-    presence: bool
-    nodes: int
-    classes: int
-    degree: float
-    features: int
-    active: int
-    homophily: float
-
-
-def load_data(config: DataSettings, *, seed: int = 0, download: bool = True) -> Data:
+def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Data:
     """Load, split, normalise and check a data set.
 
     Parameters
@@ -88,7 +67,7 @@ def load_data(config: DataSettings, *, seed: int = 0, download: bool = True) -> 
     return load_graph(config, seed=seed, download=download).to_data()
 
 
-def load_graph(config: DataSettings, *, seed: int = 0, download: bool = True) -> Graph:
+def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> Graph:
     """Do what :func:`load_data` does, without importing PyG for sets that need none.
 
     Parameters
@@ -161,7 +140,7 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(config: DataSettings, seed: int, download: bool) -> tuple[Graph, Masks | None]:
+def _read(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks | None]:
     path = file_path(config.name)
     name = config.name.lower()
     if path is not None:
@@ -169,7 +148,9 @@ def _read(config: DataSettings, seed: int, download: bool) -> tuple[Graph, Masks
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:
-        graph = _generate(config)
+        names = ("degree", "features", "active", "homophily")
+        how = {name: getattr(config, name) for name in names}
+        graph = csbm(config.nodes, config.classes, **how, seed=config.split_seed)
     elif name == ARXIV:
         graph = load_arxiv(root=data_root(config.root), download=download)
     else:
@@ -179,7 +160,7 @@ def _read(config: DataSettings, seed: int, download: bool) -> tuple[Graph, Masks
     return graph, _own_masks(graph)
 
 
-def _read_pyg(config: DataSettings, seed: int, download: bool) -> tuple[Graph, Masks | None]:
+def _read_pyg(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks | None]:
     name, root = pyg_name(config.name), data_root(config.root)
     if name.group != "Planetoid" or config.split != "geom-gcn":
         if config.split == "geom-gcn" and name.group not in GEOM_GCN_CLASSES:
@@ -214,7 +195,7 @@ def _own_masks(graph: Graph) -> Masks | None:
     return Masks(train, val, test)
 
 
-def _random(config: DataSettings, graph: Graph) -> Masks:
+def _random(config: DataConfig, graph: Graph) -> Masks:
     generator = torch.Generator().manual_seed(config.split_seed)
     if config.ratios is not None:
         return ratio_split(graph.x.size(0), config.ratios, generator=generator)
@@ -225,16 +206,4 @@ def _random(config: DataSettings, graph: Graph) -> Masks:
         num_val=config.num_val,
         num_test=config.num_test,
         generator=generator,
-    )
-
-
-def _generate(config: DataSettings) -> Graph:
-    return csbm(
-        config.nodes,
-        config.classes,
-        degree=config.degree,
-        features=config.features,
-        active=config.active,
-        homophily=config.homophily,
-        seed=config.split_seed,
     )
