@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -45,3 +46,14 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert not gone, (
         f"{gone}; the tables of architecture.md: python -m benchmarks.trace_round --write"
     )
+
+
+def test_what_the_changelog_says_has_moved_is_there() -> None:
+    table = (ROOT / "CHANGELOG.md").read_text("utf-8").partition("| 0.1.0 | now |")[2]
+    rows = [row.split("|")[1:3] for row in table.partition("\n\n")[0].splitlines()[2:]]
+    assert len(rows) > 20
+    for old, new in rows:
+        modules = re.findall(r"`(flower_graph[\w.]+)`", new)
+        names = re.findall(r"`([A-Za-z]\w+)`", new) or re.findall(r"`([A-Za-z]\w+)`", old)
+        found = [importlib.import_module(module) for module in modules]
+        assert found and all(any(hasattr(one, name) for one in found) for name in names), new

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flower_graph.strategies.structure_fedavg.strategy import (
         LocalClient,
         LocalTraining,
+        SharewiseFedAvg,
         StructureClient,
         StructureFedAvg,
         initial_arrays,
@@ -22,6 +23,7 @@ __all__ = [
     "LocalClient",
     "LocalTraining",
     "PrototypeClient",
+    "SharewiseFedAvg",
     "StructureClient",
     "StructureFedAvg",
     "StructureSettings",
@@ -36,6 +38,7 @@ __getattr__ = attach(
         "LocalClient": "flower_graph.strategies.structure_fedavg.strategy",
         "LocalTraining": "flower_graph.strategies.structure_fedavg.strategy",
         "PrototypeClient": "flower_graph.strategies.structure_fedavg.fedproto",
+        "SharewiseFedAvg": "flower_graph.strategies.structure_fedavg.strategy",
         "StructureClient": "flower_graph.strategies.structure_fedavg.strategy",
         "StructureFedAvg": "flower_graph.strategies.structure_fedavg.strategy",
         "StructureSettings": "flower_graph.strategies.structure_fedavg.networks",

@@ -4,8 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from existing_app.task import NUM_CLASSES, NUM_FEATURES
-from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging import EgoSettings, MaskedEmbeddingAveraging
 
 # Create ServerApp
 app = ServerApp()

@@ -9,8 +9,7 @@ from existing_app.task import NUM_SHARED, Net, load_data
 from existing_app.task import test as test_fn
 from existing_app.task import train as train_fn
 from flower_graph.client import make_client_app
-from flower_graph.strategies.procrustes_alignment import PublicNodeClient
-from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
+from flower_graph.strategies.procrustes_alignment import EmbeddingClient, PublicNodeClient
 
 HIDDEN = 16
 
