@@ -130,14 +130,14 @@ def table(method: str, described: set[str]) -> str:
     files = [name for name in found if not name.startswith(FORMULAS)]
     formulas = [name.removeprefix(FORMULAS) for name in found if name.startswith(FORMULAS)]
     lines = [f"A round of {METHODS[method][0]} enters {len(files)} modules, in this order:", ""]
-    lines += ["| | module | what it is |", "|---|---|---|"]
+    lines += ["||module|what it is|", "|---|---|---|"]
     for number, name in enumerate(files, 1):
-        says = "" if name in described else f" {_summary(ROOT / name)}"
-        lines.append(f"| {number} | `{name}` |{says} |")
+        says = "" if name in described else _summary(ROOT / name)
+        lines.append(f"|{number}|`{name}`|{says}|")
     described.update(files)
     if formulas:
         named = ", ".join(f"`{name}`" for name in formulas)
-        lines.append(f"| | `{FORMULAS}` | the formulas: {named} |")
+        lines.append(f"||`{FORMULAS}`|the formulas: {named}|")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parent
 PAGE = EXAMPLES.parent / "docs" / "existing-app.md"
 FILES = ("pyproject.toml", "server_app.py", "client_app.py", "task.py")
-SHORT = 3  # so many lines that go in a row are shown
+SHORT = 1  # more lines that go in a row are only counted
 BLOCK = re.compile(r"(<!-- diff (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
