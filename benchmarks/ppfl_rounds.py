@@ -25,7 +25,7 @@ from flower_graph.data.folders.party import share
 from flower_graph.engine.memory import peak_memory
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     EmbeddingModel,
     FloatArray,

@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     EmbeddingModel,
     FloatArray,

@@ -208,5 +208,7 @@ def test_an_empty_graph_and_a_state_of_another_size_are_refused():
 
 @pytest.mark.parametrize("length", [1, 10_001])
 def test_walks_that_gensim_cannot_take_whole_are_refused(length: int) -> None:
-    with pytest.raises(ValueError, match=f"length = {length} nodes of a walk: 2 to 10000"):
+    with pytest.raises(
+        ValueError, match=rf"deepwalk\.length: {length} is not allowed; it must be at least 2"
+    ):
         DeepWalkSettings(length=length)

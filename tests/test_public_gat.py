@@ -31,7 +31,7 @@ from flower_graph.strategies.procrustes_alignment.gat import (
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
 SETTINGS = PublicGATSettings(
-    classes=C, dimension=D, heads=2, epochs=3, learning_rate=0.01, dropout=0.5, seed=7
+    classes=C, dimension=D, heads=2, epochs=3, learning_rate=0.01, dropout=0.5, beta=10, seed=7
 )
 
 

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from flower_graph.client import state
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
-    EmbeddingCohortClient,
-    disagreement,
-)
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
     EmbeddingClient,
+    EmbeddingCohortClient,
     FloatArray,
     IntArray,
+    disagreement,
 )
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from public_helpers import StillModel, ToyModel
 
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     KeepsState,
     public_rows,

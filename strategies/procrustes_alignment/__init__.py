@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.procrustes_alignment.embedding_models import (
+    from flower_graph.strategies.procrustes_alignment.cohort_client import (
         EmbeddingClient,
         public_rows,
     )
@@ -35,11 +35,11 @@ __getattr__ = attach(
     {
         "ACTIONS": "flower_graph.strategies.procrustes_alignment.secure_consensus",
         "LocalEmbedding": "flower_graph.strategies.procrustes_alignment.strategy",
-        "EmbeddingClient": "flower_graph.strategies.procrustes_alignment.embedding_models",
+        "EmbeddingClient": "flower_graph.strategies.procrustes_alignment.cohort_client",
         "ProcrustesAlignment": "flower_graph.strategies.procrustes_alignment.strategy",
         "PublicNodeClient": "flower_graph.strategies.procrustes_alignment.strategy",
         "SecureConsensus": "flower_graph.strategies.procrustes_alignment.secure_consensus",
         "SecureConsensusClient": "flower_graph.strategies.procrustes_alignment.secure_consensus",
-        "public_rows": "flower_graph.strategies.procrustes_alignment.embedding_models",
+        "public_rows": "flower_graph.strategies.procrustes_alignment.cohort_client",
     },
 )

@@ -20,41 +20,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.config.schema import check_settings
 from flower_graph.errors import DataError
 from flower_graph.ops.walks import neighbour_lists, random_walks, sample_pairs
 from flower_graph.rng import derive_seed
+from flower_graph.strategies.procrustes_alignment.config import DeepWalkConfig
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 LOSS_PAIRS = 10_000  # pairs on which a round's loss is measured
-LONGEST = 10_000  # gensim cuts longer walks off without a word
 NOISE_POWER = 0.75  # word2vec's: nodes are drawn in proportion to this power of their number
 
 
-@dataclass(frozen=True)
-class DeepWalkSettings:
+@dataclass
+class DeepWalkSettings(DeepWalkConfig):
     """How a client walks and trains."""
 
-    dimension: int = 16  # Numbers of an embedding
-    walks: int = 10  # Walks from each node in a round, and nodes of a walk, 2 to 10,000
-    length: int = 40
-    # Nodes on each side that a node predicts, and drawn nodes for each predicted one
-    window: int = 5
-    negative: int = 5
-    epochs: int = 1  # Passes over a round's walks
-    # Step size at the beginning and at the end of the first round; it falls evenly
-    learning_rate: float = 0.025
-    final_learning_rate: float = 0.0001
-    # Step sizes of a round, in parts of the round's before. As they get smaller, clients keep more
-    # of what the others have learned
-    decay: float = 1.0
-    seed: int = 0  # The run's seed
+    dimension: int = 16  # numbers of an embedding
+    seed: int = 0  # the run's
 
     def __post_init__(self) -> None:
         """Refuse walks without a pair, and those that gensim would cut off."""
-        if not 2 <= self.length <= LONGEST:
-            raise ValueError(f"length = {self.length} nodes of a walk: 2 to {LONGEST} are allowed")
+        check_settings(self, "deepwalk.")
 
 
 class DeepWalk:

@@ -6,13 +6,18 @@ scikit-learn is imported where it is used: it takes half a second, and few runs 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import DataError
 from flower_graph.rng import derive_seed
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 
 CLASSIFIERS = ("svc", "mlp")
 SVC, MLP = CLASSIFIERS
@@ -130,3 +135,39 @@ def _classifier(name: str, seed: int) -> Any:
     if name == MLP:
         return MLPClassifier(random_state=seed)
     raise ValueError(f"classifier: {name!r} is unknown; allowed are {', '.join(CLASSIFIERS)}")
+
+
+def judge(
+    graph: OverlappingGraph,
+    config: PPFLConfig,
+    embeddings: NDArray[np.float32],
+    server_round: int,
+    is_last: bool,
+) -> Mapping[str, float]:
+    """Cross-validate classifiers among the nodes that the embedding did not learn from."""
+    # Validation and test nodes are judged apart. The SVC's figures are the round's; after the last
+    # round both classifiers' are given by their names.
+    if not is_last and server_round % config.judge.every:
+        return {}
+    masks = {"val": graph.val_mask, "test": graph.test_mask}
+    y, result = graph.y.numpy(), {}
+    for role, mask in masks.items():
+        chosen = (mask & (graph.y >= 0)).numpy()
+        if not chosen.any():
+            continue
+        seed = derive_seed(config.seed, "folds", graph.client, role) % 2**32
+        for name in (SVC, MLP) if is_last and config.judge.mlp else (SVC,):
+            result[f"{name}-{role}"] = judge_embeddings(
+                embeddings[chosen], y[chosen], config.judge.folds, seed, name
+            )
+        result[role] = result[f"{SVC}-{role}"]
+    return result
+
+
+def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
+    """Check that every client's validation and test nodes can be judged."""
+    for graph in graphs:
+        for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
+            labels = graph.y[mask].numpy()
+            if labels.size:
+                check_folds(labels, folds, graph.client, role)

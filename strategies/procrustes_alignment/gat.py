@@ -25,25 +25,19 @@ from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate
 from flower_graph.rng import generator, seeded
+from flower_graph.strategies.procrustes_alignment.config import GATConfig
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
 
 
-@dataclass(frozen=True)
-class PublicGATSettings:
+@dataclass(kw_only=True)
+class PublicGATSettings(GATConfig):
     """How a client's GAT is built and trained."""
 
-    classes: int  # Classes of the run
-    dimension: int = 16  # Numbers of an embedding; the hidden layer's heads share them
-    heads: int = 1  # Heads of the hidden layer; must divide dimension
-    epochs: int = 20  # Steps of Adam in a round
-    learning_rate: float = 0.005  # As in torch.optim.Adam
-    weight_decay: float = 5e-4
-    # On the features, the hidden layer and the attention of both layers; below 1
-    dropout: float = 0.3
-    beta: float = 10.0  # Weight of the cosine distance to the aligned means; 0 trains alone
-    seed: int = 0  # The run's seed
+    classes: int  # of the run
+    dimension: int = 16  # numbers of an embedding
+    seed: int = 0  # the run's
 
     def __post_init__(self) -> None:
         """Refuse heads that cannot share the embedding equally."""
@@ -222,7 +216,7 @@ def _shapes(rows: int, settings: PublicGATSettings) -> list[tuple[int, ...]]:
     return [(rows, d), attention, attention, (d,), (d, c), (1, c), (1, c), (c,)]
 
 
-def _initial(features: int, shapes: list[tuple[int, ...]], chance: torch.Generator) -> Tensor:
+def _initial(features: int, shapes: list[tuple[int, ...]], rng: torch.Generator) -> Tensor:
     """Draw Glorot's uniform weights, as GAT's authors do, into one column; biases are 0."""
     # The first matrix has a row for each of the ``features``, if only in its bound: rows of
     # features that the client never sees would not touch its output.
@@ -230,5 +224,5 @@ def _initial(features: int, shapes: list[tuple[int, ...]], chance: torch.Generat
     for place, shape in enumerate(shapes):
         ends = (features, shape[1]) if place == 0 else shape
         bound = sqrt(6 / sum(ends)) if len(shape) == 2 else 0.0
-        parts.append((2 * torch.rand(shape, generator=chance) - 1).mul_(bound).view(-1))
+        parts.append((2 * torch.rand(shape, generator=rng) - 1).mul_(bound).view(-1))
     return torch.cat(parts)[:, None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -219,16 +219,6 @@ class PublicRequest(Message, down="train"):
     ] = False
     # Token of the run, if the clients are to save a checkpoint of the round
     save: Annotated[str, Save(RUN_TOKEN, group="checkpoints")] = ""
-
-    @classmethod
-    def from_fit(
-        cls,
-        parameters: Sequence[NDArray[Any]],
-        config: Mapping[str, Any],
-        nodes: Mapping[int, IntArray],
-    ) -> PublicRequest:
-        """Read the message at a client that has these public nodes."""
-        return cls.from_numpy(parameters, config, public=nodes)
 
 
 def fill(parts: Sequence[FloatArray | None], request: PublicRequest) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,11 @@ from flower_graph.data.partition.overlapping import OverlappingGraph, overlappin
 from flower_graph.data.sources.names import folder_path
 from flower_graph.method import GraphMethod, classes_of
 from flower_graph.privacy.local import require_one_client
-from flower_graph.rng import derive_seed
 from flower_graph.strategies.procrustes_alignment import secure_consensus
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
+    EmbeddingClient,
+    EmbeddingModel,
+)
 from flower_graph.strategies.procrustes_alignment.config import (
     APP,
     DEEPWALK,
@@ -29,16 +32,11 @@ from flower_graph.strategies.procrustes_alignment.config import (
     PPFLConfig,
 )
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, DeepWalkSettings
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
-    EmbeddingClient,
-    EmbeddingModel,
-    FloatArray,
-)
 from flower_graph.strategies.procrustes_alignment.evaluation import (
     MLP,
     SVC,
-    check_folds,
-    judge_embeddings,
+    check_labels,
+    judge,
 )
 from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
 from flower_graph.strategies.procrustes_alignment.strategy import (
@@ -105,7 +103,7 @@ class PPFL(GraphMethod):
         """Give the graphs of one SuperNode, and the folder that they come from if they do."""
         here, folder = super().hosted(config, context)
         if folder is not None:
-            _check_labels(here, config.judge.folds)
+            check_labels(here, config.judge.folds)
         return here, folder
 
     def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
@@ -114,7 +112,7 @@ class PPFL(GraphMethod):
 
     def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
         graphs = self.load_graphs(config)
-        _check_labels(graphs, config.judge.folds)
+        check_labels(graphs, config.judge.folds)
         return graphs
 
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
@@ -151,8 +149,7 @@ class PPFL(GraphMethod):
 
     def default_supernodes(self, config: PPFLConfig) -> int | None:
         """Give each client a SuperNode of its own where replies get noise."""
-        alone = config.privacy.is_on
-        return self.num_clients(config) if alone else None
+        return self.num_clients(config) if config.privacy.is_on else None
 
     def final_figures(
         self, config: PPFLConfig, strategy: Any, folder: RunFolder | None = None
@@ -160,18 +157,13 @@ class PPFL(GraphMethod):
         """Give the whole payload, and the last accuracies by classifier, role and client."""
         judged = {
             name: {
-                role: [
-                    value
-                    for _, value in sorted(
-                        strategy.clients.measured.get(f"{name}-{role}", {}).items()
-                    )
-                ]
+                role: [by_client[client] for client in sorted(by_client)]
                 for role in JUDGED
+                for by_client in [strategy.clients.measured.get(f"{name}-{role}", {})]
             }
             for name in (SVC, MLP)
         }
-        figures = {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
-        return figures
+        return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         """Draw how well embeddings were aligned, where a round aligned some."""
@@ -214,40 +206,4 @@ def build_model(
         walking = DeepWalkSettings(**asdict(config.deepwalk), **shared)
         return DeepWalk(graph.edge_index, graph.nodes.numel(), walking, graph.client)
     known = METHOD.num_classes(config) if classes is None else classes
-    return PublicGAT(graph, PublicGATSettings(known, **asdict(config.gat), **shared))
-
-
-def judge(
-    graph: OverlappingGraph,
-    config: PPFLConfig,
-    embeddings: FloatArray,
-    server_round: int,
-    is_last: bool,
-) -> Mapping[str, float]:
-    """Cross-validate classifiers among the nodes that the embedding did not learn from."""
-    # Validation and test nodes are judged apart. The SVC's figures are the round's; after the last
-    # round both classifiers' are given by their names.
-    if not is_last and server_round % config.judge.every:
-        return {}
-    masks = {"val": graph.val_mask, "test": graph.test_mask}
-    y, result = graph.y.numpy(), {}
-    for role, mask in masks.items():
-        chosen = (mask & (graph.y >= 0)).numpy()
-        if not chosen.any():
-            continue
-        seed = derive_seed(config.seed, "folds", graph.client, role) % 2**32
-        for name in (SVC, MLP) if is_last and config.judge.mlp else (SVC,):
-            result[f"{name}-{role}"] = judge_embeddings(
-                embeddings[chosen], y[chosen], config.judge.folds, seed, name
-            )
-        result[role] = result[f"{SVC}-{role}"]
-    return result
-
-
-def _check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
-    """Check that every client's validation and test nodes can be judged."""
-    for graph in graphs:
-        for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
-            labels = graph.y[mask].numpy()
-            if labels.size:
-                check_folds(labels, folds, graph.client, role)
+    return PublicGAT(graph, PublicGATSettings(classes=known, **asdict(config.gat), **shared))

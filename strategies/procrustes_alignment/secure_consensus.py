@@ -46,11 +46,11 @@ from flower_graph.secure.sum.service import MaskingClient, SecureSum
 from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     FloatArray,
 )
+from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.rotated_sum import (
     CommonMean,
@@ -115,7 +115,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
-        request = PublicRequest.from_fit(parameters, config, self.host.public)
+        request = PublicRequest.from_numpy(parameters, config, public=self.host.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
         kept = self._rotations()

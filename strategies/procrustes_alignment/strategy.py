@@ -45,9 +45,11 @@ from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_DRAWN, Participation
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingCohortClient
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
+    EmbeddingClient,
+    EmbeddingCohortClient,
+)
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
-from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.server_state import (
     PublicMembership,
@@ -107,7 +109,7 @@ class PublicNodeClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
         """Take the means, train, embed and measure (steps 2 and 3)."""
-        request = PublicRequest.from_fit(parameters, config, self.host.public)
+        request = PublicRequest.from_numpy(parameters, config, public=self.host.public)
         reply = self.host.round(request)
         if request.save:
             reply.not_saved = self.save(request.server_round, request.save)

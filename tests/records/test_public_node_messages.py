@@ -89,7 +89,7 @@ def read_at_client(request: PublicRequest, nodes: dict[int, Any]) -> PublicReque
     content = request.to_record()
     arrays = content.array_records.get(ARRAYS, ArrayRecord())
     parameters = [decode_array(name, value) for name, value in arrays.items()]
-    return PublicRequest.from_fit(parameters, dict(content.config_records[CONFIG]), nodes)
+    return PublicRequest.from_numpy(parameters, dict(content.config_records[CONFIG]), public=nodes)
 
 
 def test_a_request_and_its_missing_targets() -> None:
@@ -115,7 +115,7 @@ def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
     parameters = [np.zeros((4, 2), np.float32)]
     config = dict(REQUEST.to_record().config_records[CONFIG])
     with pytest.raises(ValueError, match=r"public has shape \(4, 2\), expected \[3, d\]"):
-        PublicRequest.from_fit(parameters, config, {3: HELLO.nodes[0], 1: HELLO.nodes[1]})
+        PublicRequest.from_numpy(parameters, config, public={3: HELLO.nodes[0], 1: HELLO.nodes[1]})
 
 
 def test_a_reply() -> None:

@@ -17,7 +17,7 @@ from public_helpers import ToyModel, make_grid, run, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.errors import NoClientsError
-from flower_graph.strategies.procrustes_alignment.embedding_models import EmbeddingClient
+from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
 from flower_graph.strategies.procrustes_alignment.server_state import (
     draw_pairs,
     measure_alignment,

@@ -19,7 +19,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.embedding_models import (
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     FloatArray,
     IntArray,
