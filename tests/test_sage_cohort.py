@@ -13,8 +13,7 @@ from flower_graph.strategies.fed_sage.cohort import (
     SageCohort,
     SageSettings,
 )
-from flower_graph.strategies.fed_sage.graph import HIDDEN_SHARE
-from flower_graph.strategies.fed_sage.neighbour_generation import CODE, NEIGHBOURS
+from flower_graph.strategies.fed_sage.neighbour_generation import CODE, HIDDEN_SHARE, NEIGHBOURS
 
 SETTINGS = SageSettings(6, 0.02, 5e-4, 1, 3, 5)
 CPU = torch.device("cpu")

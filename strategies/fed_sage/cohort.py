@@ -19,7 +19,6 @@ from flower_graph.errors import StateLostError
 from flower_graph.ops.grouped import group_sum
 from flower_graph.ops.mending import Slots, mean_by_client, nearest_hidden, number_loss, slots
 from flower_graph.rng import generator
-from flower_graph.strategies.fed_sage.graph import SageGraph, bounds, class_loss, mend
 from flower_graph.strategies.fed_sage.neighbour_generation import (
     CLASSIFIER,
     ENCODER,
@@ -27,12 +26,16 @@ from flower_graph.strategies.fed_sage.neighbour_generation import (
     LATENT,
     NEIGHBOURS,
     Mended,
+    SageGraph,
     Tensors,
+    bounds,
+    class_loss,
     classify,
     encode,
     generate,
     initial_weights,
     judge,
+    mend,
     owners,
     parameter_names,
     predict_numbers,

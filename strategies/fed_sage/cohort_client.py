@@ -14,7 +14,16 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.fields import Resume
-from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings
+from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings, Upload
+from flower_graph.strategies.fed_sage.messages import (
+    Arrays,
+    GeneratorRequest,
+    Generators,
+    PeerGradients,
+    SageEnrolment,
+    SageRequest,
+    SageScores,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -43,11 +52,60 @@ class SageCohortClient:
         self._networks, self._device = networks, device
         self._state = CohortState[SageCohort](context, "sage-client", numbers, checkpoint_dir)
 
-    def message(self, settings: SageSettings) -> AbstractContextManager[SageCohort]:
+    def enrol(self, settings: SageSettings, resume: Resume) -> SageEnrolment:
+        """Go on from a checkpoint if the server does; say who is here, and what is kept."""
+        makers = self._makers(settings)
+        self._state.restore(resume, makers)
+        handled = self._state.processed(makers)
+        return SageEnrolment(self.clients, self.features, self.classes, handled)
+
+    def generate(self, request: GeneratorRequest) -> Generators | None:
+        """Train NeighGen alone, or step ``fGen`` with the others' judgement; show it if asked."""
+        with self._opened(request.settings) as cohort:
+            cohort.pretrain()
+            if request.epoch:
+                cohort.learn(request.epoch, tensors_of(request.gradient), request.others)
+            if not request.share:
+                return None
+            shown = cohort.upload(request.epoch + 1)
+        rows, missing, latent = (part.cpu().numpy() for part in shown[:3])
+        weights = _arrays(shown.weights)
+        return Generators(request.epoch + 1, self.clients, rows, missing, latent, weights)
+
+    def judge(self, shown: Generators, settings: SageSettings) -> PeerGradients:
+        """Compare what all clients generate with the nodes here."""
+        parts = [torch.from_numpy(part) for part in (shown.rows, shown.missing, shown.encoded)]
+        upload = Upload(parts[0], parts[1], parts[2], tensors_of(shown.weights))
+        with self._opened(settings) as cohort:
+            gradient = cohort.judge(upload, torch.from_numpy(shown.clients))
+        return PeerGradients(shown.epoch, _arrays(gradient))
+
+    def train(self, request: SageRequest) -> SageScores | tuple[Arrays, int]:
+        """Train classifiers; give the mean of those that came with weights, else their scores."""
+        places = self._places(request.clients)
+        with self._opened(request.settings) as cohort:
+            cohort.begin()
+            if request.weights:
+                cohort.set_weights(request.server_round, places, tensors_of(request.weights))
+            cohort.train(request.server_round, places)
+            if not request.weights:
+                return SageScores.of(request.server_round, cohort.score(), places)
+            mean, size = cohort.mean_weights(places)
+        return _arrays(mean), size
+
+    def evaluate(self, request: SageRequest) -> SageScores:
+        """Measure the averaged classifier on mended graphs."""
+        places = self._places(request.clients)
+        with self._opened(request.settings) as cohort:
+            cohort.begin()
+            result = cohort.score(tensors_of(request.weights))
+        return SageScores.of(request.server_round, result, places)
+
+    def _opened(self, settings: SageSettings) -> AbstractContextManager[SageCohort]:
         """Open the cohort for one message; it counts as handled when the block ends well."""
         return self._state.opened(self._makers(settings))
 
-    def places(self, clients: IntArray) -> torch.Tensor:
+    def _places(self, clients: IntArray) -> torch.Tensor:
         """Turn numbers of clients into places here, ``[p]``; refuse clients of others."""
         where = {number: place for place, number in enumerate(self.clients.tolist())}
         foreign = [number for number in clients.tolist() if number not in where]
@@ -55,17 +113,9 @@ class SageCohortClient:
             raise ValueError(f"the message names clients {foreign[:5]}, who are not here")
         return torch.tensor([where[number] for number in clients.tolist()], dtype=torch.int64)
 
-    def handled(self, settings: SageSettings) -> int:
-        """Return how many messages the clients have behind them; 0 if what they kept is lost."""
-        return self._state.processed(self._makers(settings))
-
     def save(self, settings: SageSettings, server_round: int, run: str) -> str:
         """Write a round's checkpoint; return why it cannot be written, or nothing."""
         return self._state.save(server_round, run, self._makers(settings))
-
-    def restore(self, settings: SageSettings, resume: Resume) -> None:
-        """Go on from a checkpoint; ``CheckpointError`` if it cannot be used."""
-        self._state.restore(resume, self._makers(settings))
 
     def drop(self) -> None:
         """Forget the run."""
@@ -83,3 +133,12 @@ class SageCohortClient:
             return cohort, cohort.tensors
 
         return Makers(start, build)
+
+
+def tensors_of(arrays: Arrays) -> Tensors:
+    """Give arrays as tensors."""
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+
+def _arrays(tensors: Tensors) -> Arrays:
+    return {name: value.cpu().numpy() for name, value in tensors.items()}

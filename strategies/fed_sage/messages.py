@@ -123,13 +123,6 @@ class Generators(Message, down="train.judge", up="train.generate"):
             content.config_records[CONFIG].update(write_settings(settings))
         return content
 
-    @classmethod
-    def from_record(
-        cls, content: RecordDict, epoch: int, clients: IntArray, shapes: Shapes
-    ) -> Generators:
-        """Read and check the reply of some clients; ``shapes`` are those of one client."""
-        return cls.read(content, epoch=epoch, clients=clients, shapes=shapes)
-
     def check(self, known: Entries) -> None:
         """Refuse rows that do not add up, and more neighbours than can be missing."""
         rows, missing = self.rows, self.missing
@@ -153,13 +146,6 @@ class PeerGradients(Message, up="train.judge"):
             first="a",
         ),
     ]
-
-    @classmethod
-    def from_record(
-        cls, content: RecordDict, epoch: int, authors: IntArray, shapes: Shapes
-    ) -> PeerGradients:
-        """Read and check the reply."""
-        return cls.read(content, epoch=epoch, a=authors.size, shapes=shapes)
 
 
 @dataclass
@@ -225,9 +211,9 @@ class SageScores(Message, up="train evaluate"):
         return cls(server_round, scores.loss.cpu()[places].numpy(), counts)
 
     @classmethod
-    def from_record(cls, content: RecordDict, server_round: int, clients: IntArray) -> SageScores:
-        """Read and check a reply from some clients."""
-        return cls.read(content, server_round=server_round, p=clients.size)
+    def of_request(cls, content: RecordDict, request: SageRequest) -> SageScores:
+        """Read and check a reply to a request."""
+        return cls.read(content, server_round=request.server_round, p=request.clients.size)
 
     def check(self, known: Entries) -> None:
         """Refuse more right answers than nodes."""

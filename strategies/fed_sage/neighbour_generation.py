@@ -12,22 +12,34 @@ numbers, and the neighbours share the map from codes to features: 34 thousand we
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from flower_graph.ops.graph import Adjacency, csr_tensor, propagate
+from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers, propagate
 from flower_graph.ops.grouped import grouped_linear
-from flower_graph.ops.mending import Slots, nearest_of_each
-from flower_graph.ops.wide import WideRows, wide_linear
+from flower_graph.ops.mending import (
+    Slots,
+    impair,
+    mean_by_client,
+    mended_edges,
+    nearest_of_each,
+)
+from flower_graph.ops.wide import WideRows, wide_linear, wide_rows
 from flower_graph.rng import generator
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.ego_networks import EgoNetwork
 
 Tensors = dict[str, Tensor]
 
 NEIGHBOURS = 5  # the most that a node is given, as published
 ENCODER_HIDDEN, LATENT = 32, 64  # published: 32, 128
 GENERATOR_HIDDEN, CODE = 64, 16
+HIDDEN_SHARE = 0.25  # of a client's nodes, while its generator learns; published: 3 to 28 %
 # Numbers in the table of distances that a judge fills at a time.
 TABLE = 16_777_216
 
@@ -84,10 +96,10 @@ class Mended(NamedTuple):
         return torch.cat([owners(self.ptr, device), owners(self.made_ptr, device)])
 
 
-def unmended(real: WideRows, ptr: list[int], features: int, adjacency: Adjacency) -> Mended:
+def unmended(x: Tensor, ptr: list[int], edge_index: Tensor) -> Mended:
     """Take graphs as they are, without generated nodes."""
-    nothing = real.matrix.values().new_zeros(0, features)
-    return Mended(real, ptr, nothing, [0] * len(ptr), adjacency)
+    real, nothing = wide_rows(x, ptr), x.new_zeros(0, x.shape[1])
+    return Mended(real, ptr, nothing, [0] * len(ptr), gcn_adjacency(edge_index, x.shape[0]))
 
 
 def convolve_features(weights: Tensors, layer: str, graph: Mended) -> Tensor:
@@ -172,3 +184,70 @@ def judge(generated: Tensor, author: Tensor, x: Tensor, ptr: list[int], judges: 
         chosen = (choice @ x).to_dense()
         gradient[part] = 2 * (generated[part] * other.sum(0)[:, None] - chosen)
     return gradient
+
+
+# Ego-networks side by side, impaired and mended
+
+
+class SageGraph:
+    """The ego-networks of a cohort as one graph without edges between them."""
+
+    def __init__(self, networks: Sequence[EgoNetwork], seed: int, device: torch.device) -> None:
+        sizes = [network.nodes.numel() for network in networks]
+        self.ptr = bounds(torch.tensor(sizes))
+        starts = self.ptr[:-1]
+        edges = [net.edge_index + start for net, start in zip(networks, starts, strict=True)]
+        self.edge_index = torch.cat(edges, 1).to(device)
+        self.x = torch.cat([_dense(network.x) for network in networks]).float().to(device)
+        self.sparse_x = _sparse(self.x)
+        self.y = torch.cat([network.y for network in networks]).to(device)
+        self.masks = [
+            torch.cat([getattr(network, f"{split}_mask") for network in networks]).to(device)
+            for split in ("train", "val", "test")
+        ]
+        hidden = torch.cat(
+            [_hidden(net.client, size, seed) for net, size in zip(networks, sizes, strict=True)]
+        )
+        self.impaired = impair(self.edge_index, hidden.to(device))
+        kept = self.impaired.kept
+        self.kept_train = self.masks[0][kept]
+        kept_ptr = torch.searchsorted(kept, torch.tensor(self.ptr, device=device)).tolist()
+        self.whole = unmended(self.x, self.ptr, self.edge_index)
+        self.rest = unmended(self.x[kept], kept_ptr, self.impaired.edge_index)
+
+
+def _hidden(client: int, size: int, seed: int) -> Tensor:
+    """Draw the nodes that one client hides from its generator, ``[size]`` bool."""
+    order = torch.randperm(size, generator=generator(seed, "hidden", client))
+    return order < int(HIDDEN_SHARE * size)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.layout == torch.strided else x.to_dense()
+
+
+def _sparse(x: Tensor) -> Tensor:
+    row, col = x.nonzero(as_tuple=True)
+    ptr = pointers(row, x.shape[0])
+    return csr_tensor(ptr, col.to(torch.int32), x[row, col], (x.shape[0], x.shape[1]))
+
+
+def bounds(sizes: Tensor) -> list[int]:
+    """Return where each client's rows begin and the last one's end, ``c + 1`` numbers."""
+    return [0, *sizes.cumsum(0).tolist()]
+
+
+def mend(graph: Mended, edge_index: Tensor, made: Tensor, slot: Slots, parent: Tensor) -> Mended:
+    """Hang generated neighbours on a graph that has none."""
+    # made, slot [r, f], parent [r]
+    n = graph.ptr[-1]
+    adjacency = gcn_adjacency(mended_edges(edge_index, n, parent), n + made.shape[0])
+    return graph._replace(made=made, made_ptr=slot_bounds(slot, graph.ptr), adjacency=adjacency)
+
+
+def class_loss(logits: Tensor, y: Tensor, mask: Tensor, ptr: list[int]) -> Tensor:
+    """Average the cross-entropy over each client's masked nodes, ``[c]``; zero without any."""
+    place = mask.nonzero().flatten()
+    loss = F.cross_entropy(logits[place], y[place], reduction="none")
+    part = torch.searchsorted(place, torch.tensor(ptr, device=place.device))
+    return mean_by_client(loss, part.tolist())

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
@@ -42,23 +41,26 @@ from torch import Tensor
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
-from flower_graph.messages import keys
 from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import ARRAY_NAMES, NUM_EXAMPLES, SERVER_ROUND
+from flower_graph.messages.keys import (
+    ARRAY_NAMES,
+    CONFIG,
+    NOT_SAVED,
+    NUM_EXAMPLES,
+    RUN_TOKEN,
+    SERVER_ROUND,
+)
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.participation import NOT_CONNECTED
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings, Upload
-from flower_graph.strategies.fed_sage.cohort_client import SageCohortClient
-from flower_graph.strategies.fed_sage.generator_training import GeneratorTraining, sage_bytes
+from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings
+from flower_graph.strategies.fed_sage.cohort_client import SageCohortClient, tensors_of
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
     GeneratorRequest,
     Generators,
-    PeerGradients,
-    SageEnrolment,
     SageRequest,
     SageScores,
     read_mean,
@@ -66,12 +68,17 @@ from flower_graph.strategies.fed_sage.messages import (
     write_settings,
 )
 from flower_graph.strategies.fed_sage.neighbour_generation import initial_weights
-from flower_graph.strategies.fed_sage.server_state import SageMembership, SageServerState
+from flower_graph.strategies.fed_sage.server_state import (
+    SageExchanges,
+    SageMembership,
+    SageServerState,
+)
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 LOG = logging.getLogger(__name__)
 # Messages besides Flower's own that a SageClient answers.
 ACTIONS = ("generate", "judge", "save", "finish")
+Answer = tuple[list[Any], int, dict[str, Any]]
 
 
 # Client ------------------------------------------------------------------------------------------
@@ -108,95 +115,51 @@ class SageClient(NumPyClient):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
-        host, settings = self.host, read_settings(config)
-        host.restore(settings, Resume.from_config(config))
-        handled = host.handled(settings)
-        return SageEnrolment(host.clients, host.features, host.classes, handled).to_config()
+        return self.host.enrol(read_settings(config), Resume.from_config(config)).to_config()
 
-    def generate(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
+    def generate(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Train NeighGen alone, or step ``fGen`` with the others' judgement (steps 1 and 2)."""
-        request = GeneratorRequest.from_numpy(parameters, config)
-        with self.host.message(request.settings) as cohort:
-            cohort.pretrain()
-            if request.epoch:
-                gradient = {name: torch.from_numpy(g) for name, g in request.gradient.items()}
-                cohort.learn(request.epoch, gradient, request.others)
-            if not request.share:
-                return [], self.host.clients.size, {}
-            shown = cohort.upload(request.epoch + 1)
-        rows, missing, latent = (part.cpu().numpy() for part in shown[:3])
-        weights = {name: weight.cpu().numpy() for name, weight in shown.weights.items()}
-        clients = self.host.clients
-        return Generators(request.epoch + 1, clients, rows, missing, latent, weights).to_numpy()
+        shown = self.host.generate(GeneratorRequest.from_numpy(parameters, config))
+        return shown.to_numpy() if shown else ([], self.host.clients.size, {})
 
-    def judge(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
+    def judge(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Compare what all clients generate with the nodes here (step 2)."""
         shown = Generators.from_numpy(parameters, config)
-        parts = [torch.from_numpy(p) for p in (shown.rows, shown.missing, shown.encoded)]
-        weights = {name: torch.from_numpy(weight) for name, weight in shown.weights.items()}
-        upload = Upload(parts[0], parts[1], parts[2], weights)
-        with self.host.message(read_settings(config)) as cohort:
-            gradient = cohort.judge(upload, torch.from_numpy(shown.clients))
-        arrays = {name: grad.cpu().numpy() for name, grad in gradient.items()}
-        return PeerGradients(shown.epoch, arrays).to_numpy(self.host.clients.size)
+        gradients = self.host.judge(shown, read_settings(config))
+        return gradients.to_numpy(self.host.clients.size)
 
-    def fit(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Train the classifiers on the mended graphs (step 4).
 
         LocalSage+ answers with scores, FedSage+ with the mean classifier of the clients here,
         weighted by their training nodes.
         """
         request = SageRequest.from_numpy(parameters, config)
-        places = self.host.places(request.clients)
-        with self.host.message(request.settings) as cohort:
-            cohort.begin()
-            if request.weights:
-                cohort.set_weights(request.server_round, places, _tensors(request.weights))
-            cohort.train(request.server_round, places)
-            if not request.weights:
-                scores = SageScores.of(request.server_round, cohort.score(), places)
-                return [], places.numel(), scores.to_config()
-            mean, size = cohort.mean_weights(places)
-        arrays = [value.cpu().numpy() for value in mean.values()]
-        return arrays, size, {SERVER_ROUND: request.server_round, ARRAY_NAMES: list(mean)}
+        result = self.host.train(request)
+        if isinstance(result, SageScores):
+            return [], request.clients.size, result.to_config()
+        mean, size = result
+        entries = {SERVER_ROUND: request.server_round, ARRAY_NAMES: list(mean)}
+        return list(mean.values()), size, entries
 
     def evaluate(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Judge the averaged classifier on mended graphs."""
         request = SageRequest.from_numpy(parameters, config)
-        places = self.host.places(request.clients)
-        with self.host.message(request.settings) as cohort:
-            cohort.begin()
-            result = cohort.score(_tensors(request.weights))
-        scores = SageScores.of(request.server_round, result, places)
-        return float(scores.losses.mean()), places.numel(), scores.to_config()
+        scores = self.host.evaluate(request)
+        return float(scores.losses.mean()), request.clients.size, scores.to_config()
 
-    def save(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
+    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Write a checkpoint."""
-        why = self.host.save(
-            read_settings(config), int(config[SERVER_ROUND]), str(config[keys.RUN_TOKEN])
-        )
-        return [], self.host.clients.size, {keys.NOT_SAVED: why} if why else {}
+        server_round, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
+        why = self.host.save(read_settings(config), server_round, run)
+        return [], self.host.clients.size, {NOT_SAVED: why} if why else {}
 
-    def finish(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
+    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Forget the run."""
         self.host.drop()
         return [], self.host.clients.size, {}
-
-
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(value) for name, value in arrays.items()}
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -256,7 +219,7 @@ class LocalSage(RoundStrategy):
                 checkpoint_every=checkpoint_every,
             )
         )
-        self.generators = GeneratorTraining(self.session, self.scores, self.settings, self.shapes)
+        self.exchanges = SageExchanges(self.session, self.scores, self.settings, self.shapes)
         # The averaged classifier; LocalSage+ has none.
         self.classifier: Arrays = (
             {name: start[name].numpy() for name in CLASSIFIER_NAMES} if self.averages else {}
@@ -269,7 +232,7 @@ class LocalSage(RoundStrategy):
 
     def weights(self) -> dict[str, Tensor]:
         """Return what the last report was made with, as far as the server has it."""
-        return _tensors(self.classifier)
+        return tensors_of(self.classifier)
 
     def ask(self, server_round: int) -> dict[int, SageRequest]:
         """Have newcomers' generators trained (steps 1, 2), then ask the round's clients (4)."""
@@ -278,28 +241,26 @@ class LocalSage(RoundStrategy):
         members.new = []
         session.gather(server_round)
         if members.new:
-            self.generators.train(members.new, together=self.averages and is_first)
+            self.exchanges.train(members.new, together=self.averages and is_first)
         there = session.there()
         everyone = np.sort(np.concatenate(list(members.clients.values())))
-        chosen = everyone[session.draw(everyone.size, server_round)]
-        asked = {node: np.array(local) for node, local in there.items()}
-        asked = {node: local[np.isin(local, chosen)] for node, local in asked.items()}
-        if not any(local.size for local in asked.values()):
+        chosen = set(everyone[session.draw(everyone.size, server_round)].tolist())
+        asked = {node: [c for c in local if c in chosen] for node, local in there.items()}
+        if not any(asked.values()):
             raise NoClientsError(f"round {server_round}: no client who takes part is connected")
         return {
-            node: SageRequest(server_round, local, self.settings, self.classifier)
+            node: SageRequest(server_round, np.array(local), self.settings, self.classifier)
             for node, local in asked.items()
-            if local.size
+            if local
         }
 
     def read(self, node: int, content: RecordDict) -> Any:
         """Read scores."""
-        request = self.requests[node]
-        return SageScores.from_record(content, request.server_round, request.clients)
+        return SageScores.of_request(content, self.requests[node])
 
     def reply_bytes(self) -> int:
         """Return the most bytes of any reply."""
-        return sage_bytes(self.session, self.shapes)
+        return self.exchanges.reply_bytes()
 
     def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
         """Keep the scores."""
@@ -315,15 +276,8 @@ class LocalSage(RoundStrategy):
         who = session.participation(
             session.clients_of(replies.values), left_out=dict.fromkeys(absent, NOT_CONNECTED)
         )
-        return self.report(
-            server_round,
-            who,
-            result,
-            loss=result["loss"],
-            cross_entropy=result["loss"],
-            regulariser=0.0,
-            bytes=self.payload,
-        )
+        figures = {"loss": result["loss"], "cross_entropy": result["loss"], "regulariser": 0.0}
+        return self.report(server_round, who, result, bytes=self.payload, **figures)
 
     def finish(self, server_round: int) -> None:
         """Let the clients forget the run."""
@@ -331,9 +285,9 @@ class LocalSage(RoundStrategy):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have all clients that are there save a round."""
-        order = {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: self.session.checkpoints.run}
+        order = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
         config = ConfigRecord(write_settings(self.settings) | order)
-        return self.session.have_saved(server_round, RecordDict({keys.CONFIG: config}), {})
+        return self.session.have_saved(server_round, RecordDict({CONFIG: config}), {})
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
@@ -341,8 +295,7 @@ class LocalSage(RoundStrategy):
 
     def state(self) -> dict[str, Any]:
         """Return scores and classifier."""
-        classifier = {name: torch.from_numpy(v) for name, v in self.classifier.items()}
-        return {"book": self.scores.state_dict(), "classifier": classifier}
+        return {"book": self.scores.state_dict(), "classifier": tensors_of(self.classifier)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
@@ -371,24 +324,5 @@ class FedSage(LocalSage):
             self.classifier |= {n: mean[n].numpy().astype(np.float32) for n in CLASSIFIER_NAMES}
         else:
             LOG.warning("round %d: no client has training nodes; nothing averaged", server_round)
-        self._evaluate(server_round, size)
+        self.exchanges.evaluate(server_round, self.classifier)
         return self.summed_up(server_round, replies)
-
-    def _evaluate(self, server_round: int, size: int) -> None:
-        """Have the mean classifier evaluated by all clients, whether they trained or not."""
-        everyone = {node: np.array(local) for node, local in self.session.present().items()}
-        requests = {
-            node: SageRequest(server_round, local, self.settings, self.classifier).to_record()
-            for node, local in everyone.items()
-        }
-        asked = sum(local.size for local in everyone.values())
-        self.scores.ledger.count("down", "evaluation", asked * size)
-        replies = self.session.send(
-            requests,
-            server_round,
-            lambda node, content: SageScores.from_record(content, server_round, everyone[node]),
-            message_type="evaluate",
-            max_reply_bytes=self.reply_bytes(),
-        )
-        for node, scores in replies.values.items():
-            self.scores.keep_scores(everyone[node], scores)

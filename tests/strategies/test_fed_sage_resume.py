@@ -54,7 +54,7 @@ def test_a_training_that_failed_changes_nothing(strategy: type[LocalSage]) -> No
         def _half(self, config: Any) -> None:
             from flower_graph.strategies.fed_sage.messages import read_settings
 
-            with self.host.message(read_settings(config)) as cohort:
+            with self.host._opened(read_settings(config)) as cohort:
                 cohort.train(2, torch.arange(len(self.host.clients)))
                 raise OSError("the disk is full")
 

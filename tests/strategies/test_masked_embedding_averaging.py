@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,9 @@ from ego_strategy_helpers import (
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from flower_graph.client import state
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     Shared,
@@ -86,9 +83,7 @@ def slow_run(
     ("variant", "sharing", "changes"),
     [
         ("full", "none", {}),
-        ("iter", "none", {}),
-        ("minus", "none", {}),
-        ("full", "none", {"local_epochs": 2}),
+        ("minus", "none", {"local_epochs": 2}),
         ("full", "fedavg", {}),
         ("full", "fedprox", {"proximal": 0.5}),
         ("iter", "fedprox", {"proximal": 0.5, "local_epochs": 2}),
@@ -114,9 +109,16 @@ def test_equals_dense_clients(variant: str, sharing: str, changes: dict[str, Any
 # One round by hand -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aggregation", ["masked", "plain"])
-@pytest.mark.parametrize("alignment", ["psi", "plain", "polynomial"])
-@pytest.mark.parametrize("supernodes", [1, 3])
+@pytest.mark.parametrize(
+    ("aggregation", "alignment", "supernodes"),
+    [
+        ("masked", "psi", 3),
+        ("masked", "plain", 1),
+        ("masked", "polynomial", 3),
+        ("plain", "psi", 1),
+        ("plain", "polynomial", 3),
+    ],
+)
 def test_clients_get_the_means_over_holders(
     aggregation: str, alignment: str, supernodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,64 +187,25 @@ def test_iter_takes_the_contrastive_step_alone(
 # Masks, dealings, seeds --------------------------------------------------------------------------
 
 
-def test_masked_and_plain_train_alike_for_20_rounds() -> None:
+def test_masked_and_plain_train_alike() -> None:
     egos = seven_egos()
-    masked = run(egos, rounds=20, supernodes=7)
+    masked = run(egos, rounds=8, supernodes=7)
     # With vectors rounded as the ring rounds them nothing at all differs; without, the means
     # differ by half a step of the ring at most.
-    exact = run(egos, rounds=20, supernodes=7, aggregation="plain", mods=[rounded])
+    exact = run(egos, rounds=8, supernodes=7, aggregation="plain", mods=[rounded])
     assert_same(masked, exact, 0.0)
-    plain = run(egos, rounds=20, aggregation="plain")
+    plain = run(egos, rounds=8, aggregation="plain")
     torch.testing.assert_close(
-        masked.figures, plain.figures, atol=20 * RESOLUTION, rtol=0, equal_nan=True
+        masked.figures, plain.figures, atol=8 * RESOLUTION, rtol=0, equal_nan=True
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"participation": 0.5}, {"model_sharing": "fedavg"}])
-def test_dealing_changes_nothing(options: dict[str, Any]) -> None:
-    runs = [run(supernodes=n, **options) for n in (1, 3, 12)]
-    uneven = run(supernodes=2, deal=[[11, 0, 4], [9, 3, 1, 2, 10, 5, 6, 7, 8]], **options)
-    for other in (*runs[1:], uneven):
-        assert_same(runs[0], other)
-        assert other.strategy.payload == runs[0].strategy.payload
-
-
-@pytest.mark.parametrize("aggregation", ["masked", "plain"])
-def test_same_seed_same_run_other_seed_other_run(aggregation: str) -> None:
+def test_same_seed_same_run_other_seed_other_run() -> None:
     one, same, other = (
-        run(aggregation=aggregation, settings=SETTINGS._replace(seed=seed), participation=0.5)
-        for seed in (3, 3, 4)
+        run(settings=SETTINGS._replace(seed=seed), participation=0.5) for seed in (3, 3, 4)
     )
     assert_same(one, same, 0.0)
     assert not torch.allclose(one.figures, other.figures, equal_nan=True)
-
-
-@pytest.mark.parametrize("alignment", ["psi", "polynomial", "plain"])
-def test_every_message_may_come_to_another_process(
-    alignment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forget(message: Any, context: Any, call_next: Any) -> Any:
-        for module, name in ((ego_secrets, "_LIVE"), (state, "_LIVE"), (state, "_TOKENS")):
-            monkeypatch.setattr(module, name, {})
-        return call_next(message, context)
-
-    def on_disk(app: Any, num_supernodes: int) -> InProcessGrid:
-        config = {"state-dir": str(tmp_path)}
-        return InProcessGrid(app, num_supernodes=num_supernodes, node_config=config)
-
-    egos = seven_egos()
-    moved = run(egos, mods=[forget], make_grid=on_disk, alignment=alignment)
-    assert_same(moved, run(egos, alignment=alignment), 0.0)
-
-
-@pytest.mark.parametrize("aggregation", ["masked", "plain"])
-def test_participation(aggregation: str) -> None:
-    outcome = run(rounds=6, supernodes=12, participation=0.5, aggregation=aggregation)
-    assert [r.asked for r in outcome.reports] == outcome.answered == [6] * 6
-    drawn = [frozenset(seen) for seen in outcome.seen.weights.values()]
-    assert {len(clients) for clients in drawn} == {6}
-    assert len(set(drawn)) > 3
-    assert len(frozenset.union(*drawn)) == 12
 
 
 def test_participation_of_less_than_two_still_makes_a_sum() -> None:
@@ -303,12 +266,6 @@ def test_what_start_refuses() -> None:
     done = run(three_egos(), rounds=1).strategy
     with pytest.raises(ValueError, match="has run already"):
         run(three_egos(), strategy=done)
-
-
-def test_nothing_stays_with_the_clients() -> None:
-    outcome = run(three_egos(), supernodes=3)
-    for context in outcome.grid.contexts.values():
-        assert not list(context.state.keys())
 
 
 def test_what_the_result_holds() -> None:

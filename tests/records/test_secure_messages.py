@@ -1,0 +1,126 @@
+"""What only the messages of the alignments and of the secure sum check; all else is generated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages import keys
+from flower_graph.messages.arrays import pack_integers
+from flower_graph.messages.codec import Reading, fields_of
+from flower_graph.messages.fields import Block
+from flower_graph.secure.align import messages as align
+from flower_graph.secure.align import plaintext_messages as plaintext
+from flower_graph.secure.align.messages import BlindReply, EvaluateReply
+from flower_graph.secure.align.plaintext_messages import PatternReply, PlainReply
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import (
+    RING,
+    KeyReply,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+
+RUN = bytes(range(16))
+CLIENTS = np.array([7, 2**40])
+POINTS = np.zeros((48, 32), np.uint8)
+TOKENS = np.arange(24, dtype=np.uint8).reshape(2, 12)
+KINDS = np.array([[0, 1, 2], [1, 0, 0]], np.uint8)
+
+
+def keys_of(*kinds: type) -> set[str]:
+    """The entries of some messages."""
+    return {
+        key
+        for kind in kinds
+        for key in (*(field.key for field in fields_of(kind).values()), *kind.fixed)  # type: ignore[attr-defined]
+    }
+
+
+def test_the_alignments_keys_are_nobody_elses() -> None:
+    kinds = [one for module in (align, plaintext) for one in vars(module).values()]
+    messages = [one for one in kinds if getattr(one, "down", ()) or getattr(one, "up", ())]
+    known = {value for name, value in vars(keys).items() if name.startswith("ALIGN_")}
+    assert keys_of(*messages) | {keys.ALIGN_PEERS} == known  # that one goes with the sums of pairs
+    others = {
+        value
+        for name, value in vars(keys).items()
+        if name.isupper() and isinstance(value, str) and not name.startswith("ALIGN_")
+    }
+    assert len(others) > 10
+    assert not known & others
+
+
+def test_stages_of_the_sum_share_no_key() -> None:
+    prepare, mask, unmask = map(keys_of, (PrepareRequest, MaskRequest, UnmaskRequest))
+    assert not (prepare & mask or mask & unmask or prepare & unmask)
+    assert not keys_of(PrepareReply) & keys_of(UnmaskReply)
+
+
+@pytest.mark.parametrize("data", [None, "text", b"12345", 7])
+def test_rows_must_be_whole(data: object) -> None:
+    with pytest.raises(MalformedReplyError, match="points: expected rows of 2 bytes"):
+        Block("points", shape="n 2").decode(data, "points", Reading({}, {}, []))
+
+
+@pytest.mark.parametrize("epoch", [None, 0, -1, True, 1.0, 2**32])
+def test_epochs_are_positive_numbers(epoch: object) -> None:
+    config = EvaluateReply(1, POINTS).to_config() | {"align-epoch": epoch}
+    with pytest.raises(MalformedReplyError, match="align-epoch"):
+        EvaluateReply.from_config(config)
+
+
+def test_a_block_shows_only_a_power_of_two() -> None:
+    for sizes, why in (([16, 24], "24 points"), ([8, 32], "8 points")):
+        reply = BlindReply(1, CLIENTS, np.array(sizes), POINTS[: sum(sizes)])
+        with pytest.raises(MalformedReplyError, match=why):
+            BlindReply.from_config(reply.to_config())
+
+
+def test_counts_must_fit_their_patterns() -> None:
+    config = PatternReply(CLIENTS, np.array([1, 1]), TOKENS, np.array([4, 9])).to_config()
+    for counts in ([4], [4, 0]):
+        wrong = config | {"align-counts": pack_integers(np.array(counts))}
+        with pytest.raises(MalformedReplyError, match="patterns"):
+            PatternReply.from_config(wrong, w=12)
+
+
+def test_identities_are_one_list_of_different_names_for_each_client() -> None:
+    for names, why in (([["i:1"]], "one list"), ([["i:1"], ["i:2", "i:2"]], "identity twice")):
+        with pytest.raises(MalformedReplyError, match=why):
+            PlainReply.from_config(PlainReply(CLIENTS, names).to_config())
+
+
+def test_numbers_that_do_not_agree() -> None:
+    shares = np.zeros((3, 33), np.uint8)
+    reply = UnmaskReply(RUN, 7, CLIENTS, KINDS, shares)
+    with pytest.raises(MalformedReplyError, match="unmask-shares: expected 99 bytes, got 66"):
+        UnmaskReply.from_config(replace(reply, shares=shares[:2]).to_config())
+    with pytest.raises(MalformedReplyError, match="no client"):
+        UnmaskReply.from_config(reply.to_config() | {keys.UNMASK_CLIENTS: b""})
+    for numbers in ([3, 3], []):
+        clients = np.array(numbers, np.int64)
+        local = KeyReply(RUN, clients, np.zeros((clients.size, 32), np.uint8))
+        with pytest.raises(MalformedReplyError, match="client"):
+            KeyReply.from_config(local.to_config())
+    masked = MaskedReply(RUN, 7, CLIENTS, np.zeros(1, "<u8"), np.array([[3, 5]]))
+    config = masked.to_config()
+    with pytest.raises(MalformedReplyError, match="3 numbers are no pairs"):
+        MaskedReply.from_config(config | {keys.MASK_REFUSED: bytes(24)}, total=masked.total)
+    for bad in (["x:why"], ["why"], 5):
+        with pytest.raises(MalformedReplyError, match="number:reason"):
+            MaskedReply.from_config(config | {keys.MASK_LEFT_OUT: bad}, total=masked.total)
+
+
+def test_ring() -> None:
+    ring = Ring.fit(100, 64, 2.0**-16, guard=True)
+    assert RING.from_config(RING.to_config(ring)) == ring
+    with pytest.raises(MalformedReplyError, match="16 bits"):
+        RING.from_config(RING.to_config(ring) | {keys.RING_WORD: 16})
