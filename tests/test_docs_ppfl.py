@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from flower_graph.strategies.procrustes_alignment.strategy import (
     PublicNodeClient,
 )
 
-PAGE, BLOCKS = DOCS / "ppfl.md", 4
+PAGE, BLOCKS = DOCS / "ppfl.md", 3
 TEXT = PAGE.read_text(encoding="utf-8")
 OUTPUTS = (DOCS / "outputs.md").read_text(encoding="utf-8")
 
@@ -103,8 +104,9 @@ def test_one_supernode_for_all_clubs_gives_the_same() -> None:
 
 @pytest.mark.slow
 def test_a_module_of_pytorch_is_a_model_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    space = {**defined(), "InProcessGrid": InProcessGrid}
-    space = run_blocks(PAGE, BLOCKS, slice(3, 4), space)
+    space = runpy.run_path(
+        str(DOCS.parent / "examples" / "graphsage_for_ppfl.py"), run_name="__main__"
+    )
     accuracy = float(capsys.readouterr().out.removeprefix("GraphSAGE "))
     assert 0.75 < accuracy <= 1
     metrics = space["result"].train_metrics_clientapp
