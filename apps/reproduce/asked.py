@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flower_graph.apps.reproduce.experiments import Job, missing_jobs, workers_for
+from flower_graph.apps.reproduce.experiments import Run, left_to_run, workers_for
 from flower_graph.config.checks import refuse_key
 from flower_graph.errors import ConfigError, DataError
 
@@ -40,13 +40,13 @@ def available(names: Sequence[str], load: Callable[[str], object]) -> tuple[list
     return there, left_out
 
 
-def announce(jobs: Sequence[Job], folder: Path, estimate: Callable[[Sequence[Job]], float]) -> None:
+def announce(runs: Sequence[Run], folder: Path, estimate: Callable[[Sequence[Run]], float]) -> None:
     """Say how many runs there are, and how long those that the folder lacks will take."""
-    missing = missing_jobs(jobs, folder)
+    missing = left_to_run(runs, folder)
     workers = workers_for(missing)
     minutes = estimate(missing) / 60 / workers
     print(
-        f"{len(jobs)} runs, {len(jobs) - len(missing)} of them there already; the others take "
+        f"{len(runs)} runs, {len(runs) - len(missing)} of them there already; the others take "
         f"about {minutes:.0f} minutes, {workers} at a time",
         flush=True,
     )

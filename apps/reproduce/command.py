@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from flower_graph.apps.reproduce import ppfl
 from flower_graph.apps.reproduce.asked import announce, available, choose
 from flower_graph.apps.reproduce.experiments import kept_runs, run_stages
 from flower_graph.apps.reproduce.page import make_page
@@ -20,8 +19,6 @@ from flower_graph.data.cached import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.storage.files import write_json, write_text
 
-_MODULES = {"ppfl": ppfl}
-
 
 def main(
     paper: str,
@@ -33,10 +30,6 @@ def main(
     overrides: Sequence[str] = (),
 ) -> None:
     """Run a paper's comparison on the data that is there; write tables and pictures."""
-    if paper in _MODULES:
-        asked_for = {key: [*values] for key, values in only.items()}
-        _MODULES[paper].reproduce(out, only=asked_for, seeds=seeds, rounds=rounds)
-        return
     table = read_table(paper)
     chosen = choose(only, table.known())
     if table.privacy and PRIVACY in only.get("table", ()):

@@ -48,115 +48,89 @@ class Experiment:
 class Run(NamedTuple):
     """One run of an experiment."""
 
-    cell: Experiment
+    experiment: Experiment
     seed: int
     rounds: int
 
 
-Cell = Experiment
-Job = Run
 Runs = dict[Experiment, dict[int, Curves]]
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    rounds: int,
-    folder: Path,
-    centralised: TrainCentralised,
-    echo: Callable[[str], None] = print,
-) -> Runs:
-    """Run every cell with every seed; see ``run_jobs``."""
-    jobs = [Job(cell, seed, rounds) for cell in cells for seed in seeds]
-    return run_jobs(jobs, folder, centralised, echo)
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    folder: Path,
-    centralised: TrainCentralised | None = None,
-    echo: Callable[[str], None] = print,
-    *,
-    fresh: bool = True,
-) -> Runs:
-    """Run the jobs, as many at a time as there are cores."""
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = missing_jobs(jobs, folder)
-    if missing:
-        with ProcessPoolExecutor(
-            workers_for(missing),
-            get_context("spawn"),
-            initializer=one_thread,
-            max_tasks_per_child=1 if fresh else None,
-        ) as pool:
-            futures = {
-                pool.submit(_run, job, _path(folder, job), centralised, fresh): job
-                for job in missing
-            }
-            try:
-                for number, future in enumerate(as_completed(futures), start=1):
-                    best = future.result()
-                    cell, seed, _ = futures[future]
-                    name = f"{cell.data} {cell.model} {cell.method} seed {seed}"
-                    echo(f"{number}/{len(missing)}  {name}  test at best validation {best:.3f}")
-            except BaseException:
-                # What has not begun would run on for minutes before anybody saw the error.
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return _read_runs(jobs, folder)
-
-
 def run_stages(
-    stages: Sequence[Sequence[Job]],
+    stages: Sequence[Sequence[Run]],
     folder: Path,
     after: Callable[[], None],
     centralised: TrainCentralised | None = None,
     *,
     fresh: bool = False,
 ) -> None:
-    """Run one stage after the other, in processes that run several jobs, unless `fresh`."""
+    """Run one stage after the other, in processes that run several runs, unless `fresh`."""
     # A run may take less time than a fresh process needs for its imports.
-    todo = [stage for stage in stages if missing_jobs(stage, folder)]
-    for stage in todo or [[]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage in [one for one in stages if left_to_run(one, folder)] or [[]]:
         try:
-            run_jobs(stage, folder, centralised, fresh=fresh)
+            _run_stage(left_to_run(stage, folder), folder, centralised, fresh)
         finally:
             after()
 
 
-def kept_runs(jobs: Sequence[Job], folder: Path) -> Runs:
-    """Read those of the jobs that the folder has a run of; nothing is run."""
-    return _read_runs([job for job in jobs if _is_kept(_path(folder, job), job)], folder)
+def _run_stage(
+    runs: Sequence[Run], folder: Path, centralised: TrainCentralised | None, fresh: bool
+) -> None:
+    """Run some runs, as many at a time as there are cores."""
+    if not runs:
+        return
+    with ProcessPoolExecutor(
+        workers_for(runs),
+        get_context("spawn"),
+        initializer=one_thread,
+        max_tasks_per_child=1 if fresh else None,
+    ) as pool:
+        tasks = {
+            pool.submit(_run, run, _path(folder, run), centralised, fresh): run for run in runs
+        }
+        try:
+            for number, task in enumerate(as_completed(tasks), start=1):
+                one, seed, _ = tasks[task]
+                name = f"{one.data} {one.model} {one.method} seed {seed}"
+                best = f"test at best validation {task.result():.3f}"
+                print(f"{number}/{len(runs)}  {name}  {best}")
+        except BaseException:
+            # What has not begun would run on for minutes before anybody saw the error.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _read_runs(jobs: Sequence[Job], folder: Path) -> Runs:
-    runs: Runs = {}
-    for job in jobs:
-        stored = json.loads(_path(folder, job).read_text())
-        runs.setdefault(job.cell, {})[job.seed] = read_curves(stored["curves"])
-    return runs
+def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
+    """Read those of the runs that the folder has; nothing is run."""
+    result: Runs = {}
+    for run in runs:
+        if _is_kept(_path(folder, run), run):
+            stored = json.loads(_path(folder, run).read_text())
+            result.setdefault(run.experiment, {})[run.seed] = read_curves(stored["curves"])
+    return result
 
 
-def missing_jobs(jobs: Sequence[Job], folder: Path) -> list[Job]:
-    """List the jobs that the folder has no run of, or one with other settings, each once."""
-    return [job for job in dict.fromkeys(jobs) if not _is_kept(_path(folder, job), job)]
+def left_to_run(runs: Sequence[Run], folder: Path) -> list[Run]:
+    """List the runs that the folder does not have, or with other settings, each once."""
+    return [run for run in dict.fromkeys(runs) if not _is_kept(_path(folder, run), run)]
 
 
-def workers_for(jobs: Sequence[Job]) -> int:
-    """Say how many processes run these jobs."""
-    return max(1, min(os.cpu_count() or 1, len(jobs), MAX_WORKERS))
+def workers_for(runs: Sequence[Run]) -> int:
+    """Say how many processes do these runs."""
+    return max(1, min(os.cpu_count() or 1, len(runs), MAX_WORKERS))
 
 
-def _path(folder: Path, job: Job) -> Path:
-    text = json.dumps([asdict(job.cell), job.seed, job.rounds])
+def _path(folder: Path, run: Run) -> Path:
+    text = json.dumps([asdict(run.experiment), run.seed, run.rounds])
     return folder / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
 
-def _is_kept(path: Path, job: Job) -> bool:
+def _is_kept(path: Path, run: Run) -> bool:
     """Say whether a run is there, and of today's shipped config."""
     if not path.exists():
         return False
-    return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(_config(job)))
+    return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(_config(run)))
 
 
 def is_same(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -180,9 +154,10 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _config(job: Job) -> Any:
-    cell, seed, rounds = job
-    config = replace(loaded(cell.config, cell.overrides), seed=seed, rounds=rounds)
+def _config(run: Run) -> RunConfig:
+    experiment, seed, rounds = run
+    config = loaded(experiment.config, experiment.overrides)
+    config = replace(config, seed=seed, rounds=rounds)
     config.validate()
     return config
 
@@ -204,16 +179,16 @@ def one_thread() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
 
 
-def _run(job: Job, path: Path, centralised: TrainCentralised | None, fresh: bool) -> float:
-    config, started = _config(job), time.perf_counter()
-    if job.cell.centralised:
-        assert centralised is not None, "cells that are centralised need somebody to train them"
+def _run(run: Run, path: Path, centralised: TrainCentralised | None, fresh: bool) -> float:
+    config, started = _config(run), time.perf_counter()
+    if run.experiment.centralised:
+        assert centralised is not None, "centralised experiments need somebody to train them"
         curves = plain_curves(centralised(config))
-        curves.seconds_per_round = (time.perf_counter() - started) / job.rounds
+        curves.seconds_per_round = (time.perf_counter() - started) / run.rounds
     else:
         curves = curves_of(*simulate_whole(config))
     curves.run_seconds = time.perf_counter() - started
     curves.peak_bytes = peak_memory() if fresh else math.nan
-    stored = {"cell": asdict(job.cell), "seed": job.seed, "rounds": job.rounds}
+    stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
     write_json(path, stored | {"settings": settings_of(config), "curves": asdict(curves)})
     return curves.test_at_best_val

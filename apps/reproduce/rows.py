@@ -71,8 +71,10 @@ def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
         tree = {"metric": one} if isinstance(one, str) else one
         over = tree.get("over", "")
         for method in over if isinstance(over, list) else [over]:
-            metric = fill(tree["metric"], {"over": method})
-            yield make(Wanted, {**tree, "metric": metric, "over": method}, "rows")
+            named = {"over": method, "metric": fill(tree["metric"], {"over": method})}
+            keys = tree.get("keys", {})
+            named["keys"] = {key: fill(str(one), named) for key, one in keys.items()}
+            yield make(Wanted, {**tree, **named}, "rows")
 
 
 def missing_runs(asked: Asked, runs: Runs) -> list[str]:
@@ -206,6 +208,8 @@ def _row(
 def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float | None:
     """Look the paper's figure up; of clients the mean, unless one is asked for."""
     here = {"data": group.experiments[0].data, "model": group.model, **keys, "method": method}
+    if any(here.get(key, value) != value for key, value in group.part.paper_where.items()):
+        return None
     result = group.part.paper
     for key in group.part.paper_by:
         result = result.get(here[key]) if isinstance(result, Mapping) else None
@@ -249,7 +253,8 @@ def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
     result = _judged(curves, keys, config)
     if result is None:
         return None
-    return result[keys["client"] - 1] if "client" in keys else fmean(result)
+    client = keys.get("client")
+    return fmean(result) if client is None else (result[client - 1 : client] or [None])[0]
 
 
 def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:

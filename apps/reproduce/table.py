@@ -25,10 +25,12 @@ T = TypeVar("T")
 
 
 class _Text(Formatter):
-    """Fills in ``{name}``, lower-case ``{name!l}``, numbers as short as they can be."""
+    """Fills in ``{name}``, in lower case ``{name!l}``, in upper ``{name!u}``, numbers as ``g``."""
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
-        return str(value).lower() if conversion == "l" else super().convert_field(value, conversion)
+        if conversion in ("l", "u"):
+            return str(value).lower() if conversion == "l" else str(value).upper()
+        return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
         short = not format_spec and isinstance(value, float)
@@ -94,6 +96,7 @@ class Part:
     rows: tuple[Any, ...] = ()
     paper: Any = None  # The paper's figures, by the keys of `paper_by`
     paper_by: tuple[str, ...] = ("data", "method")
+    paper_where: Values = field(default_factory=dict)  # Keys of rows that it has figures for
     paper_scale: float = 1.0
     seeds: tuple[int, ...] | None = None  # Without other ones being asked for
     share: int = 1  # Divides the rounds
@@ -285,7 +288,7 @@ class Asked:
 
     def _seconds(self, group: Group, run: Run) -> float:
         table, method = self.table, self.table.methods[group.method]
-        config: Any = loaded(run.cell.config, run.cell.overrides)
+        config: Any = loaded(run.experiment.config, run.experiment.overrides)
         seconds = table.data[group.data].seconds * table.models[group.model].seconds
         for names in table.times:
             values = [reduce(getattr, name.split("."), config) for name in names.split("+")]

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 def row(
     table: str,
-    cell: Experiment,
+    experiment: Experiment,
     metric: str,
     values: Mapping[int, float],
     rounds: int,
@@ -29,9 +29,9 @@ def row(
     """Make one row of ``table.json``; every paper's table has this form."""
     return {
         "table": table,
-        "data": cell.data,
-        "model": cell.model,
-        "method": cell.method,
+        "data": experiment.data,
+        "model": experiment.model,
+        "method": experiment.method,
         "metric": metric,
         "paper": paper,
         "mean": fmean(values.values()),
@@ -39,10 +39,10 @@ def row(
         "values": [*values.values()],
         "seeds": [*values],
         "settings": {
-            "config": cell.config,
-            "overrides": list(cell.overrides),
+            "config": experiment.config,
+            "overrides": list(experiment.overrides),
             "rounds": rounds,
-            "centralised": cell.centralised,
+            "centralised": experiment.centralised,
         },
     }
 
@@ -135,7 +135,9 @@ def formatted(how: str, found: Sequence[Row | None]) -> str:
         return number(None if value is None else float(scale or 1) * value, form)
     if name == "setting":
         return NONE if first is None else _setting(first, detail)
-    one_of("format", name, [*FORMATS, "mean", "paper", "key", "seeds", "setting"])
+    if name == "above":
+        return NONE if first is None else "yes" if first["mean"] > float(detail) else "no"
+    one_of("format", name, [*FORMATS, "mean", "paper", "key", "seeds", "setting", "above"])
     return FORMATS[name](first)
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -76,6 +77,37 @@ def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
         finish(lower, "" if place else "accuracy", legend=False, x_label=X_LABEL)
     legend_below(figure, [*axes[0], *axes[1]])
     save(figure, path)
+
+
+def plot_figures(path: Path, shown: Sequence[Any]) -> bool:
+    """Draw Figures 3 to 6 as far as they were run: rows of tables with their runs by seed."""
+    columns = {}
+    figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
+    for aligned in sorted(
+        (one for one in figures if one.method == "FED"), key=lambda one: one.table
+    ):
+        runs = [*aligned.runs.values()]
+        precision = {
+            name: [run.alignment[key] for run in runs]
+            for name, key in PRECISIONS.items()
+            if all(key in run.alignment for run in runs)
+        }
+        accuracy = {
+            one.method: [run.test_accuracy for run in one.runs.values()]
+            for one in figures
+            if one.table == aligned.table
+        }
+        whole = [
+            run.test_accuracy[-1]
+            for one in shown
+            if (one.method, one.data, one.model) == ("full graph", aligned.data, aligned.model)
+            for run in one.runs.values()
+        ]
+        title = f"{aligned.table}: {aligned.data}, {aligned.model}"
+        columns[title] = AlignmentCurves(precision, accuracy, fmean(whole) if whole else None)
+    if columns:
+        plot_alignment(path, columns)
+    return bool(columns)
 
 
 def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:

@@ -33,7 +33,7 @@ def made_up(asked: Asked) -> Runs:
     """Give every run its own figures: best validation in round 2, where test is 0.5 and more."""
     runs: Runs = {}
     for run in asked.runs():
-        runs.setdefault(run.cell, {})[run.seed] = curves_of_run(run)
+        runs.setdefault(run.experiment, {})[run.seed] = curves_of_run(run)
     return runs
 
 
@@ -42,16 +42,16 @@ def curves_of_run(run: Run) -> Curves:
     test = 0.5 + drawn.random() / 4
     curves = Curves([2.0, 1.5, 1.0], [0.1, 0.4, 0.3], [0.2, test, test - 0.1], {"a": 2**20})
     curves.seconds_per_round, curves.run_seconds, curves.peak_bytes = 0.25, 9.0, 2.0**28
-    if run.cell.method.startswith(("FedGLS", "Fed-GNN_k")):
+    if run.experiment.method.startswith(("FedGLS", "Fed-GNN_k")):
         curves.structure = {name: drawn.random() for name in GRAPH}
         curves.structure_last = {name: drawn.random() for name in GRAPH}
-    if run.cell.config.startswith("ppfl/"):
-        count = 1 if "partition.clients=1" in run.cell.overrides else 4
+    if run.experiment.config.startswith("ppfl/"):
+        count = 1 if "partition.clients=1" in run.experiment.overrides else 4
         curves.judged = {
             name: {role: [test - 0.01 * n for n in range(count)] for role in ("val", "test")}
             for name in ("mlp", "svc")
         }
-        if run.cell.method == "FED":
+        if run.experiment.method == "FED":
             curves.alignment = {f"precision-{k}": [0.25, 0.5, 0.75] for k in (1, 5, 10)}
     return curves
 
@@ -65,7 +65,7 @@ def hash_of(runs: Sequence[Run]) -> str:
     """Hash the names of the files that runs are kept in."""
     names = sorted(
         hashlib.blake2b(
-            json.dumps([run.cell.__dict__, run.seed, run.rounds]).encode(), digest_size=8
+            json.dumps([run.experiment.__dict__, run.seed, run.rounds]).encode(), digest_size=8
         ).hexdigest()
         for run in runs
     )

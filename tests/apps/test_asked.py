@@ -8,7 +8,7 @@ import pytest
 
 from flower_graph.apps.reproduce import asked
 from flower_graph.apps.reproduce.asked import announce, available, choose
-from flower_graph.apps.reproduce.experiments import Cell, Job
+from flower_graph.apps.reproduce.experiments import Experiment, Run
 from flower_graph.errors import ConfigError, DataError
 
 KNOWN = {"data": ("Cora", "PubMed", "Flickr"), "table": ("table-1", "table-2")}
@@ -50,10 +50,10 @@ def test_data_that_are_not_there_are_named_without_folders(
 def test_the_estimate_is_of_the_missing_runs_shared_by_the_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = [Job(Cell("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(4)]
-    monkeypatch.setattr(asked, "missing_jobs", lambda jobs, folder: jobs[1:])
-    monkeypatch.setattr(asked, "workers_for", lambda jobs: 2)
-    announce(jobs, tmp_path, lambda missing: 600.0 * len(missing))
+    runs = [Run(Experiment("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(4)]
+    monkeypatch.setattr(asked, "left_to_run", lambda runs, folder: runs[1:])
+    monkeypatch.setattr(asked, "workers_for", lambda runs: 2)
+    announce(runs, tmp_path, lambda missing: 600.0 * len(missing))
     assert capsys.readouterr().out == (
         "4 runs, 1 of them there already; the others take about 15 minutes, 2 at a time\n"
     )

@@ -13,7 +13,7 @@ from table_helpers import asked_of, made_up, only_row
 
 from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.command import main
-from flower_graph.apps.reproduce.experiments import kept_runs, run_jobs
+from flower_graph.apps.reproduce.experiments import kept_runs, run_stages
 from flower_graph.apps.reproduce.page import make_page
 from flower_graph.apps.reproduce.rows import make_rows, missing_runs
 from flower_graph.apps.reproduce.table import read_table
@@ -194,7 +194,8 @@ def test_a_small_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         **{"data": ("Cora",), "methods": (FEDGLS,), "tables": ("table-1",), "seeds": (0,)},
         **{"rounds": 2, "overrides": SMALL},
     )
-    (fresh,) = run_jobs(asked.runs(), tmp_path / "fresh").values()
+    run_stages(asked.stages(), tmp_path / "fresh", lambda: None, fresh=True)
+    (fresh,) = kept_runs(asked.runs(), tmp_path / "fresh").values()
     (kept,) = kept_runs(asked.runs(), tmp_path / "runs").values()
     assert fresh[0].test_accuracy == kept[0].test_accuracy
     assert fresh[0].cross_entropy == pytest.approx(kept[0].cross_entropy, rel=1e-6)

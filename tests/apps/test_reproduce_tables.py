@@ -15,7 +15,7 @@ from table_helpers import asked_of, hash_of, made_up
 
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.apps.reproduce.command import main, write_page
-from flower_graph.apps.reproduce.experiments import Run, missing_jobs
+from flower_graph.apps.reproduce.experiments import Run, left_to_run
 from flower_graph.apps.reproduce.page import make_page
 from flower_graph.apps.reproduce.rows import make_rows, missing_runs
 from flower_graph.apps.reproduce.table import read_table, tables
@@ -26,7 +26,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.rounds import RoundReport
 
 FROZEN = json.loads((Path(__file__).parents[1] / "frozen" / "reproduce.json").read_text())
-every_table = pytest.mark.parametrize("name", ["fedgls", "fedscem", "nfedgnn"])
+every_table = pytest.mark.parametrize("name", list(tables()))
 
 
 def test_tables_are_no_runs() -> None:
@@ -39,7 +39,7 @@ def test_runs_are_kept_under_the_names_of_old(name: str) -> None:
     asked = asked_of(name, seeds=None, rounds=None)
     by_experiment: dict[Any, list[Run]] = {}
     for run in asked.runs():
-        by_experiment.setdefault(run.cell, []).append(run)
+        by_experiment.setdefault(run.experiment, []).append(run)
     now = {hash_of(runs): runs for runs in by_experiment.values()}
     assert now.keys() == FROZEN[name].keys()
     for key, (first, *more) in now.items():
@@ -55,7 +55,7 @@ def test_every_run_once_whole_seeds_first(name: str) -> None:
     assert len(runs) == len(set(runs))
     for stage in asked.stages():
         assert len({run.seed for run in stage}) == 1
-    assert {run.cell.config for run in runs} <= {*list_configs()}
+    assert {run.experiment.config for run in runs} <= {*list_configs()}
     longer = asked_of(name, rounds=3000)
     assert longer.estimate(longer.runs()) > 5 * asked.estimate(runs) > 0
 
@@ -288,7 +288,7 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
         ({k: v for k, v in settings.items() if k != "graph.tau"}, False),
     ):
         path.write_text(json.dumps({"settings": stored, "curves": {}}))
-        assert (missing_jobs([run], tmp_path) == [run]) == is_missing
+        assert (left_to_run([run], tmp_path) == [run]) == is_missing
 
 
 @pytest.mark.slow
@@ -296,7 +296,9 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
 def test_pictures_are_on_the_page(name: str, tmp_path: Path, simulated: list[RunConfig]) -> None:
     del simulated
     asked = asked_of(name, data=tuple(read_table(name).data)[:1], seeds=(0,))
-    experiments.run_jobs(asked.runs(), tmp_path / "runs", lambda config: [report(1, 0.5, 0.5)])
+    experiments.run_stages(
+        asked.stages(), tmp_path / "runs", lambda: None, lambda config: [report(1, 0.5, 0.5)]
+    )
     write_page(tmp_path, asked, [])
     page = (tmp_path / "table.md").read_text()
     pictures = [path for path in tmp_path.iterdir() if path.suffix == ".png"]

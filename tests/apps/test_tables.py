@@ -6,8 +6,7 @@ from math import isnan, nan, sqrt
 
 import pytest
 
-from flower_graph.apps.reproduce.experiments import Cell
-from flower_graph.apps.reproduce.tables import show_pictures
+from flower_graph.apps.reproduce.experiments import Experiment
 from flower_graph.apps.reproduce.text import (
     NONE,
     accuracy,
@@ -19,9 +18,10 @@ from flower_graph.apps.reproduce.text import (
     percent,
     points,
     row,
+    show_pictures,
 )
 
-CELL = Cell("Cora", "GCN", "FedGLS", "fedgls/cora", ("strategy.name=structure-fedavg",))
+CELL = Experiment("Cora", "GCN", "FedGLS", "fedgls/cora", ("strategy.name=structure-fedavg",))
 
 
 def test_a_row_has_mean_deviation_and_what_was_run() -> None:
@@ -68,5 +68,5 @@ def test_figures_as_text() -> None:
 def test_a_table_and_pictures_in_markdown() -> None:
     lines = markdown(["a", "b"], [["1", "2"], ["3", "4"]])
     assert lines == ["| a | b |", "| --- | --- |", "| 1 | 2 |", "| 3 | 4 |"]
-    assert show_pictures(["figure-3-cora.png"])[1] == "![Figure 3 cora](figure-3-cora.png)\n"
+    assert show_pictures(["figure-3-cora.png"])[1] == "![Figure 3 cora](figure-3-cora.png)"
     assert show_pictures([]) == []
