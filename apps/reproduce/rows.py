@@ -68,7 +68,7 @@ def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
         if isinstance(one, list):
             yield from wanted_rows(one)
             continue
-        tree = {"metric": one} if isinstance(one, str) else one
+        tree: Values = {"metric": one} if isinstance(one, str) else one
         over = tree.get("over", "")
         for method in over if isinstance(over, list) else [over]:
             named = {"over": method, "metric": fill(tree["metric"], {"over": method})}
@@ -253,8 +253,9 @@ def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
     result = _judged(curves, keys, config)
     if result is None:
         return None
-    client = keys.get("client")
-    return fmean(result) if client is None else (result[client - 1 : client] or [None])[0]
+    if "client" not in keys:
+        return fmean(result)
+    return result[keys["client"] - 1] if keys["client"] <= len(result) else None
 
 
 def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
