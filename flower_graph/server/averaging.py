@@ -26,7 +26,7 @@ from flower_graph.messages.fields import read_not_saved
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging_round import CheckedFedAvg, SoFar
-from flower_graph.server.gathering import no_content
+from flower_graph.server.exchange import no_content
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_strategy import RoundLoop
 from flower_graph.server.session import Session

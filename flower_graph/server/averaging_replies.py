@@ -32,10 +32,8 @@ from flower_graph.messages.keys import (
     MAX_WEIGHT,
     NUM_EXAMPLES,
 )
-from flower_graph.server.exchange import Rejected
-from flower_graph.server.gathering import no_content
-from flower_graph.server.ledger import count_bytes
-from flower_graph.server.reply_limits import reply_bytes
+from flower_graph.server.exchange import Rejected, no_content
+from flower_graph.server.ledger import count_bytes, reply_bytes
 
 MAX_NAMED = 50  # clients that one SuperNode may name as left out
 # Measurements that are shares themselves; their sum cannot be more than the number of them

@@ -30,8 +30,7 @@ from flower_graph.server.averaging_replies import (
     weight_of,
     with_own_content,
 )
-from flower_graph.server.exchange import ByteLedger, Rejected
-from flower_graph.server.gathering import log_rejected
+from flower_graph.server.exchange import ByteLedger, Rejected, log_rejected
 from flower_graph.server.membership import Membership
 from flower_graph.server.participation import NOT_CONNECTED
 from flower_graph.server.session import Session

@@ -3,8 +3,13 @@
 ``Grid.send_and_receive`` polls every 3 s in a deployment, hands over whatever comes and counts
 nothing. ``Exchange`` works on any Flower grid (Ray, deployment, in-process) through
 ``push_messages`` and ``pull_messages`` only, waits in short growing steps, and leaves out and
-reports every bad reply (``server.gathering`` decides which) instead of stopping the run.
-Ids of messages that went unanswered are kept for a while, so that a late reply is recognised,
+reports every bad reply instead of stopping the run.
+
+A reply is used when it answers an open message of this exchange, comes from the node that was
+asked, carries the right round, is not too large, and the caller's ``read`` accepts it. `Gathering`
+decides it, one message at a time and without a grid, because this is where a faulty or hostile
+client meets the server: nothing that a client sends may raise, count twice or speak for another
+node. Ids of messages that went unanswered are kept for a while, so that a late reply is recognised,
 drained from the grid and refused.
 """
 
@@ -14,15 +19,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
-from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, NoClientsError, one_line
-from flower_graph.messages.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
-from flower_graph.server.gathering import Gathering, Rejected, Replies, Unanswered, log_rejected
+from flower_graph.errors import MAX_REASON, NoClientsError, one_line
 from flower_graph.server.ledger import ByteLedger, count_bytes
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
@@ -36,6 +40,104 @@ TTL_MARGIN = 10.0
 FIRST_WORD, NEXT_WORD = 2.0, 10.0
 MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
 FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A node that is left out of the round, or a message that is not used."""
+
+    node_id: int  # The node, as Flower numbers it
+    reason: str  # One line for a person
+
+
+@dataclass(frozen=True)
+class Replies(Generic[T]):
+    """What came of one exchange."""
+
+    # Every node that was asked is in `values` or, once, in `rejected`, never in both.
+
+    # What read returned for each node that answered well
+    values: dict[int, T] = field(default_factory=dict)
+    # The nodes that gave no usable answer, with the reason
+    rejected: list[Rejected] = field(default_factory=list)
+    # Messages that answered no open request: duplicates, late ones, ones from strangers
+    strays: list[Rejected] = field(default_factory=list)
+
+    def in_order(self, nodes: Iterable[int]) -> Replies[T]:
+        """Return the same with `values` and `rejected` in the order of `nodes`."""
+        place = {node_id: index for index, node_id in enumerate(nodes)}
+        values = dict(sorted(self.values.items(), key=lambda item: place[item[0]]))
+        rejected = sorted(self.rejected, key=lambda entry: place[entry.node_id])
+        return Replies(values, rejected, self.strays)
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A message of an earlier exchange that has no reply yet."""
+
+    node_id: int
+    server_round: int
+    forget_at: float  # on the clock of time.monotonic()
+
+
+@dataclass
+class Gathering(Generic[T]):
+    """One exchange while it runs: who is still to answer, and what has come."""
+
+    server_round: int
+    read: Callable[[int, RecordDict], T]
+    max_reply_bytes: int | None
+    open: dict[str, int] = field(default_factory=dict)  # message id -> node id
+    answered: dict[str, int] = field(default_factory=dict)
+    replies: Replies[T] = field(default_factory=Replies)
+
+    def reject(self, node_id: int, reason: str) -> None:
+        """Leave a node out of the round."""
+        self.replies.rejected.append(Rejected(node_id, one_line(reason)))
+
+    def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
+        """Sort one incoming message: a value, a rejected node or a stray."""
+        answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        # An error that the grid writes for a lost node comes from the grid's own id.
+        is_from_grid = reply.has_error() and sender == SUPERLINK_NODE_ID
+        if answers not in self.open or not (is_from_grid or sender == self.open[answers]):
+            reason = self._stray(reply, unanswered)
+            self.replies.strays.append(Rejected(sender, one_line(reason)))
+            return
+        node_id = self.open.pop(answers)
+        self.answered[answers] = node_id
+        if (problem := self._problem(reply, size)) is not None:
+            self.reject(node_id, problem)
+            return
+        try:
+            self.replies.values[node_id] = self.read(node_id, reply.content)
+        except ValueError as error:  # MalformedReplyError is one
+            self.reject(node_id, str(error))
+        except Exception as error:  # a hostile reply must not end the run, whatever it provokes
+            self.reject(node_id, f"unreadable reply: {type(error).__name__}: {error}")
+
+    def _problem(self, reply: Message, size: int) -> str | None:
+        """Say why a node's answer is refused unread, or None."""
+        if (said := no_content(reply)) is not None:
+            return said
+        if reply.metadata.group_id != str(self.server_round):
+            return f"round {reply.metadata.group_id or '?'}, expected {self.server_round}"
+        if self.max_reply_bytes is not None and size > self.max_reply_bytes:
+            return f"reply of {size} bytes, at most {self.max_reply_bytes} allowed"
+        return None
+
+    def _stray(self, reply: Message, unanswered: dict[str, Unanswered]) -> str:
+        """Say what a message is that answers no open request."""
+        answers = reply.metadata.reply_to_message_id
+        if answers in self.open:
+            return f"reply in the name of node {self.open[answers]}"
+        if answers in self.answered:
+            return "duplicate: a second reply to one message"
+        if (late := unanswered.pop(answers, None)) is not None:
+            return f"late: round {late.server_round}, expected {self.server_round}"
+        if reply.metadata.group_id != str(self.server_round):
+            return f"late: round {reply.metadata.group_id or '?'}, expected {self.server_round}"
+        return "answers no message of this exchange"
 
 
 class Exchange:
@@ -54,7 +156,6 @@ class Exchange:
         self.ledger = ByteLedger()
         self._log = log or logging.getLogger(__name__)
         self._unanswered: dict[str, Unanswered] = {}
-        self._told: set[str] = set()  # other versions that the log names already
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
         """Wait until enough nodes are connected.
@@ -142,8 +243,7 @@ class Exchange:
             If an argument is impossible.
         """
         _deadline(timeout)  # refuse a bad one before anything is sent
-        reader = self._stamped(read) if message_type == "query" else read
-        gathering = Gathering[T](server_round, reader, max_reply_bytes)
+        gathering = Gathering[T](server_round, read, max_reply_bytes)
         self._push(requests, message_type, timeout + TTL_MARGIN, gathering)
         self._gather(gathering, timeout)
         self._give_up(gathering, timeout)
@@ -151,23 +251,6 @@ class Exchange:
         log_rejected(self._log, server_round, "left out", replies.rejected)
         log_rejected(self._log, server_round, "ignored", replies.strays)
         return replies
-
-    def _stamped(self, read: Callable[[int, RecordDict], T]) -> Callable[[int, RecordDict], T]:
-        """Have a ``query``'s answer say that the server understands its node before it is read."""
-
-        def checked(node_id: int, content: RecordDict) -> T:
-            if (version := other_version(content)) and version not in self._told:
-                self._told.add(version)
-                self._log.warning(
-                    "node %d has flower-graph %s, the server %s: with the same version everywhere "
-                    "results can be repeated",
-                    node_id,
-                    version,
-                    __version__,
-                )
-            return read(node_id, content)
-
-        return checked
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
@@ -277,20 +360,24 @@ class Exchange:
             self._unanswered[message_id] = Unanswered(node_id, server_round, forget_at)
 
 
-def other_version(content: RecordDict) -> str:
-    """Return the version of the node that answered a ``query``; empty if it is the server's."""
-    # A plain ClientApp says nothing of it, which is fine.
-    said = content.config_records.get(CONFIG, ConfigRecord())
-    if MESSAGE_FORMAT not in said:
-        return ""
-    version = one_line(str(said.get(VERSION, "?")), 40)
-    if said[MESSAGE_FORMAT] != FORMAT:
-        theirs = one_line(str(said[MESSAGE_FORMAT]), 20)
-        raise MalformedReplyError(
-            f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
-            f"({__version__}): install the same version"
-        )
-    return "" if version == __version__ else version
+def no_content(reply: Message) -> str | None:
+    """Say why there is nothing to read in a reply, or None."""
+    if reply.has_error():
+        what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
+        return what + one_line(said, MAX_REASON - len(what))
+    return None if reply.has_content() else "empty reply"
+
+
+def log_rejected(
+    log: logging.Logger, server_round: int, what: str, entries: Iterable[Rejected]
+) -> None:
+    """Log one line for each reason: a thousand silent nodes are one event."""
+    by_reason: dict[str, list[int]] = {}
+    for entry in entries:
+        by_reason.setdefault(entry.reason, []).append(entry.node_id)
+    for reason, nodes in by_reason.items():
+        named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
+        log.warning("round %d: %s %d (node %s): %s", server_round, what, len(nodes), named, reason)
 
 
 def _size(reply: Message) -> int:

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_graph.errors import says_lost
+from flower_graph import __version__
+from flower_graph.errors import MalformedReplyError, one_line, says_lost
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import CONFIG
+from flower_graph.messages.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.server.exchange import Exchange, Rejected
-from flower_graph.server.gathering import hosted_twice
-from flower_graph.server.reply_limits import setup_bytes
+from flower_graph.server.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
 MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
@@ -42,6 +42,7 @@ class Membership:
         self.resume = Resume()  # what clients are told of the run, and where it goes on from
         self._homes: dict[int, int] = {}  # SuperNode of each client
         self._lost: set[int] = set()
+        self._told: set[str] = set()  # other versions that the log names already
         self._question = dict(question or {})
 
     # What a method's own membership may say instead
@@ -99,7 +100,7 @@ class Membership:
             message_type="query",
             server_round=self.resume.server_round if self.outside_rounds else server_round,
             timeout=timeout,
-            read=self.read,
+            read=self._read,
             max_reply_bytes=setup_bytes(),
         )
         unasked, answers = self.unasked(), dict(replies.values)
@@ -114,6 +115,19 @@ class Membership:
                 refused.append(Rejected(node, reason))
         self._warn_of_weight()
         return refused
+
+    def _read(self, node: int, content: RecordDict) -> Any:
+        """Read a reply once it has said that the server understands its node."""
+        if (version := other_version(content)) and version not in self._told:
+            self._told.add(version)
+            LOG.warning(
+                "node %d has flower-graph %s, the server %s: with the same version everywhere "
+                "results can be repeated",
+                node,
+                version,
+                __version__,
+            )
+        return self.read(node, content)
 
     def note(self, rejected: Iterable[Rejected]) -> None:
         """Ask SuperNodes again whose clients have lost what they kept: then they begin anew."""
@@ -190,3 +204,27 @@ class Membership:
                     local,
                     total,
                 )
+
+
+def hosted_twice(client: int, other: int) -> str:
+    """Say that a client of a SuperNode that is new is another's too, and what to do."""
+    return (
+        f"client {client} is hosted by node {other} already: give each SuperNode a partition-id or "
+        "a data-folder of its own"
+    )
+
+
+def other_version(content: RecordDict) -> str:
+    """Return the version of the node that answered a ``query``; empty if it is the server's."""
+    # A plain ClientApp says nothing of it, which is fine.
+    said = content.config_records.get(CONFIG, ConfigRecord())
+    if MESSAGE_FORMAT not in said:
+        return ""
+    version = one_line(str(said.get(VERSION, "?")), 40)
+    if said[MESSAGE_FORMAT] != FORMAT:
+        theirs = one_line(str(said[MESSAGE_FORMAT]), 20)
+        raise MalformedReplyError(
+            f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
+            f"({__version__}): install the same version"
+        )
+    return "" if version == __version__ else version

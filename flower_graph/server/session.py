@@ -22,11 +22,17 @@ from numpy.typing import NDArray
 from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError
 from flower_graph.messages.fields import Resume, read_not_saved
 from flower_graph.rng import generator
-from flower_graph.server.exchange import ByteLedger, Exchange, Rejected, Replies
-from flower_graph.server.gathering import log_rejected, no_content
+from flower_graph.server.exchange import (
+    ByteLedger,
+    Exchange,
+    Rejected,
+    Replies,
+    log_rejected,
+    no_content,
+)
+from flower_graph.server.ledger import reply_bytes
 from flower_graph.server.membership import Membership
 from flower_graph.server.participation import NOT_DRAWN, Participation, account_for, ranges
-from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.storage import checkpoint
 
 LOG = logging.getLogger(__name__)

@@ -17,9 +17,8 @@ from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CONFIG
 from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import ByteLedger
+from flower_graph.server.ledger import ByteLedger, reply_bytes, setup_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.server.reply_limits import reply_bytes, setup_bytes
 from flower_graph.server.session import Session
 from flower_graph.strategies.fed_sage.cohort import FEATURE_NAMES, SageSettings
 from flower_graph.strategies.fed_sage.messages import (

@@ -18,8 +18,8 @@ from torch import Tensor
 from flower_graph.messages.keys import CONFIG
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.server.exchange import Rejected
+from flower_graph.server.ledger import reply_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.strategies.procrustes_alignment.cohort_client import FloatArray, IntArray
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,

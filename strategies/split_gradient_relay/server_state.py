@@ -13,9 +13,8 @@ import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.server.ledger import ByteLedger
+from flower_graph.server.ledger import ByteLedger, reply_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.server.reply_limits import reply_bytes
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
     EnrolmentRequest,

@@ -18,8 +18,8 @@ from mutations import Evil, pickled_array, with_header
 
 from flower_graph.messages.arrays import decode_array, read_array
 from flower_graph.server.averaging_replies import check_replies
-from flower_graph.server.gathering import Gathering
-from flower_graph.server.reply_limits import ROOM, reply_bytes, setup_bytes, sum_bytes
+from flower_graph.server.exchange import Gathering
+from flower_graph.server.ledger import ROOM, reply_bytes, setup_bytes, sum_bytes
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -44,7 +44,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.server import Skipped, SumServer
 from flower_graph.server.exchange import Exchange, Rejected, Replies
-from flower_graph.server.reply_limits import reply_bytes, setup_bytes, sum_bytes
+from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
 
 # For make_client_app
 ACTIONS = ("sum_enroll", "sum_mask", "sum_unmask")
