@@ -18,10 +18,7 @@ from flower_graph.client import state
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.cohort_client import (
-    StructureCohortClient,
-    check_graphs,
-)
+from flower_graph.strategies.structure_fedavg.strategy import StructureClient
 
 SETTINGS = settings_of(FEDGLS)
 
@@ -47,11 +44,7 @@ NOBODY = torch.zeros(7, dtype=torch.bool)
 )
 def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check_graphs(graphs, SETTINGS)
-    with pytest.raises(ValueError, match=said):
-        StructureCohortClient(
-            Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS, torch.device("cpu")
-        )
+        StructureClient(Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS)
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["in the context", "in a file"])
@@ -84,16 +77,14 @@ def test_an_error_inside_does_not_count(
     place = str(tmp_path) if place == "own" else place
     run_id = secrets.randbits(40)
     context = Context(run_id, 2, {"state-dir": place}, RecordDict(), {})
-    host = StructureCohortClient(context, toy_clients(), SETTINGS, torch.device("cpu"))
+    host = StructureClient(context, toy_clients(), SETTINGS)
     with host.opened() as cohort:
         cohort.train(1)
         before = {name: tensor.clone() for name, tensor in cohort.tensors().items()}
     with pytest.raises(OSError, match="full"), host.opened() as cohort:
         cohort.train(2)
         raise OSError("the disk is full")
-    with StructureCohortClient(
-        context, toy_clients(), SETTINGS, torch.device("cpu")
-    ).opened() as cohort:
+    with StructureClient(context, toy_clients(), SETTINGS).opened() as cohort:
         assert all(torch.equal(cohort.tensors()[name], tensor) for name, tensor in before.items())
         # The graphs too are made of what the learners were.
         _, fresh = cohort._adjacency(), StructureCohort(toy_clients(), SETTINGS, before)

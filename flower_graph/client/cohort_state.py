@@ -19,7 +19,10 @@ from flower_graph.storage.checkpoint import ClientCheckpoints
 if TYPE_CHECKING:
     from flwr.app import Context
 
+    from flower_graph.data.partition.client_graphs import ClientGraph
+
 T = TypeVar("T")
+G = TypeVar("G", bound="ClientGraph")
 Measurements = tuple[float, int, dict[str, Any]]
 
 
@@ -85,6 +88,16 @@ class CohortState(Generic[T]):
         result = local | {self._key: self._numbers} | (more or {})
         return self._checkpoints.save(server_round, result, run)
 
+    def save_if_asked(
+        self, config: Mapping[str, Any], answer: Measurements, makers: Makers[T]
+    ) -> Measurements:
+        """Write a checkpoint, if the server wants one, before measurements are sent."""
+        if not config.get(CHECKPOINT):
+            return answer
+        loss, weight, metrics = answer
+        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), makers)
+        return (loss, weight, metrics | {NOT_SAVED: why}) if why else answer
+
     def restore(self, resume: Resume, makers: Makers[T]) -> Tensors | None:
         """Go on from a round's checkpoint; return what else it has. None if none is due."""
         # The server names one when it goes on; a client loads it once for each of its starts.
@@ -134,12 +147,14 @@ def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
             raise CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
 
 
-def save_if_asked(
-    save: Callable[[int, str], str], config: Mapping[str, Any], answer: Measurements
-) -> Measurements:
-    """Write a checkpoint, if the server wants one, before measurements are sent."""
-    if not config.get(CHECKPOINT):
-        return answer
-    loss, weight, metrics = answer
-    why = save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
-    return (loss, weight, metrics | {NOT_SAVED: why}) if why else answer
+def check_graphs(graphs: Sequence[G]) -> list[G]:
+    """Refuse graphs that cannot train; names the client."""
+    if not graphs:
+        raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
+    numbers = [graph.client for graph in graphs]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
+    for graph in graphs:
+        if not graph.train_mask.any():
+            raise ValueError(f"client {graph.client} has no training node: it cannot train")
+    return sorted(graphs, key=lambda graph: graph.client)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.client.cohort_state import CohortState, Makers, save_if_asked
+from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.module_cohort import GraphOnDevice, Learner, build, start
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
@@ -166,8 +166,7 @@ class ModuleClient(NumPyClient):
             measured = torch.stack([self._measure(learner) for learner in learners])
         loss, train, val, test = measured.T
         said = Measured(weight=len(learners), cross_entropy=loss, train=train, val=val, test=test)
-        save = partial(self._state.save, makers=self._makers)
-        return save_if_asked(save, config, said.answer())
+        return self._state.save_if_asked(config, said.answer(), self._makers)
 
     def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[Any]]) -> None:
         local = self.arrays(module)
@@ -243,19 +242,6 @@ class ModuleClient(NumPyClient):
         shares = [right[graph.masks[role]].mean() for role in ROLES]
         result = torch.stack([loss, *shares]).cpu()
         return result if bool(loss.isfinite()) else torch.full_like(result, torch.nan)
-
-
-def check_graphs(graphs: Sequence[ClientGraph]) -> list[ClientGraph]:
-    """Refuse graphs that cannot train; names the client."""
-    if not graphs:
-        raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
-    numbers = [graph.client for graph in graphs]
-    if len(set(numbers)) != len(numbers):
-        raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
-    for graph in graphs:
-        if not graph.train_mask.any():
-            raise ValueError(f"client {graph.client} has no training node: it cannot train")
-    return sorted(graphs, key=lambda graph: graph.client)
 
 
 def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -31,13 +31,12 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 
-from flower_graph.client.cohort_state import save_if_asked
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST, SERVER_ROUND
+from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
@@ -142,10 +141,7 @@ class EgoModelClient(NumPyClient):
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
         answer = metrics["cross-entropy"], len(self.host.egos), metrics
 
-        def save(server_round: int, run: str) -> str:
-            return self.host.save(config | {SERVER_ROUND: server_round})
-
-        return save_if_asked(save, config, answer)
+        return self.host.save_if_asked(config, answer)
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers
+from flower_graph.client.cohort_state import CohortState, Makers, Measurements
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
@@ -180,6 +180,10 @@ class EgoCohortClient:
     def save(self, config: Mapping[str, Any]) -> str:
         """Write a checkpoint without taking part in the round; return why not, or nothing."""
         return self._save(read_settings(config), int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+
+    def save_if_asked(self, config: Mapping[str, Any], answer: Measurements) -> Measurements:
+        """Write a checkpoint, if the server wants one, before measurements are sent."""
+        return self._kept.save_if_asked(config, answer, self._makers(read_settings(config)))
 
     def handled(self, settings: EgoSettings) -> int:
         """Return how many messages the models have behind them; 0 if they are lost, too."""

@@ -47,7 +47,7 @@ class PrototypeClient(LocalClient):
             for part in (known.vectors, known.share)
         )
         goal = torch.where(share[:, None] > 0, means, torch.nan)
-        with self.host.opened() as cohort:
+        with self.opened() as cohort:
             trained = cohort.train(RoundRequest.from_config(config).server_round, goal)
             sums, count = cohort.class_sums(trained.diverged)
             nodes = int(cohort.nodes.sum())

@@ -31,6 +31,7 @@ FedProto has a file of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,16 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from flower_graph.client.cohort_state import save_if_asked
+from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
+from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
-from flower_graph.messages.averaging import RoundRequest, mean_of
-from flower_graph.messages.fields import Resume
+from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.messages.averaging import Enrolment, RoundRequest, mean_of
 from flower_graph.messages.keys import ARRAYS
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
-from flower_graph.strategies.structure_fedavg.cohort_client import StructureCohortClient
 from flower_graph.strategies.structure_fedavg.messages import (
     SHARE_END,
     SharedModels,
@@ -90,19 +91,28 @@ class StructureClient(NumPyClient):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
     ) -> None:
-        self.settings = settings
-        where = resolve_device(device)
-        self.host = StructureCohortClient(context, graphs, settings, where, checkpoint_dir)
+        check_graphs(graphs)
+        self.graphs, self.settings = list(graphs), settings
+        for graph in graphs:
+            check_sizes(graph, settings.num_features, settings.num_classes)
+        self._device = resolve_device(device)
+        clients = [graph.client for graph in self.graphs]
+        self._makers = Makers(self._start, self._build)
+        self._state = CohortState[StructureCohort](
+            context, "structure-client", clients, checkpoint_dir
+        )
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
-        self.host.restore(Resume.from_config(config))
-        return self.host.enrolment().to_config()
+        self._state.restore(Resume.from_config(config), self._makers)
+        clients = [graph.client for graph in self.graphs]
+        nodes = sum(graph.x.shape[0] for graph in self.graphs)
+        return Enrolment(clients, self._state.processed(self._makers), nodes).to_config()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
         start = SharedModels.of_server(parameters, self.settings).models
-        with self.host.opened() as cohort:
+        with self.opened() as cohort:
             cohort.start_from(start)
             trained = cohort.train(RoundRequest.from_config(config).server_round)
         # Out here: if nobody is left to average, the clients still keep what they have.
@@ -116,10 +126,25 @@ class StructureClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure the server's models on every client (step 6)."""
         start = SharedModels.of_server(parameters, self.settings).models
-        with self.host.opened() as cohort:
+        with self.opened() as cohort:
             cohort.start_from(start)
             answer = measured(cohort)
-        return save_if_asked(self.host.save, config, answer)
+        return self._state.save_if_asked(config, answer, self._makers)
+
+    def opened(self) -> AbstractContextManager[StructureCohort]:
+        """Work with the cohort; what changed counts when the block ends well."""
+        return self._state.opened(self._makers)
+
+    def _start(self) -> Tensors:
+        return StructureCohort(self.graphs, self.settings, device=self._device).tensors()
+
+    def _build(self, tensors: Tensors) -> tuple[StructureCohort, Tensors]:
+        # Steps are counted on the CPU, where Adam wants them.
+        placed = {
+            key: value if key.endswith("step") else value.to(self._device)
+            for key, value in tensors.items()
+        }
+        return StructureCohort(self.graphs, self.settings, placed, self._device), placed
 
 
 class LocalClient(StructureClient):
@@ -127,7 +152,7 @@ class LocalClient(StructureClient):
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train every client's own model."""
-        with self.host.opened() as cohort:
+        with self.opened() as cohort:
             trained = cohort.train(RoundRequest.from_config(config).server_round)
             nodes = int(cohort.nodes.sum())
         return training_answer(None, nodes, cohort.size, trained)
@@ -136,9 +161,9 @@ class LocalClient(StructureClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure every client's own model."""
-        with self.host.opened() as cohort:
+        with self.opened() as cohort:
             answer = measured(cohort)
-        return save_if_asked(self.host.save, config, answer)
+        return self._state.save_if_asked(config, answer, self._makers)
 
 
 def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:

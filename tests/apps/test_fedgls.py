@@ -85,7 +85,7 @@ def test_both_halves_are_what_the_config_says(name: str, config_of: MakeFedGLSCo
     assert isinstance(client, StructureClient)
     assert strategy.settings == client.settings
     assert strategy.settings.graphs == graphs
-    assert strategy.participation == 0.5
+    assert strategy.session.share == 0.5
 
 
 def test_every_setting_arrives(config_of: MakeFedGLSConfig) -> None:
@@ -119,7 +119,7 @@ def test_every_setting_arrives(config_of: MakeFedGLSConfig) -> None:
     assert (settings.prototype_weight, settings.tau) == (0.75, 0.5)
     assert (learner.neighbours, learner.encoder, learner.layers) == (4, "mlp", 3)
     assert (learner.width, learner.similarity, learner.learning_rate) == (11, "inner", 0.005)
-    assert (strategy.seed, strategy.min_nodes) == (7, 2)
+    assert (strategy.session.seed, strategy.session.min_nodes) == (7, 2)
 
 
 def test_every_client_is_hosted_once(config_of: MakeFedGLSConfig) -> None:
@@ -129,7 +129,7 @@ def test_every_client_is_hosted_once(config_of: MakeFedGLSConfig) -> None:
         context = context_of({"partition-id": part, "num-partitions": 3})
         client = fedgls.METHOD.build_client(config, context, None)
         assert isinstance(client, StructureClient)
-        hosted += [graph.client for graph in client.host.graphs]
+        hosted += [graph.client for graph in client.graphs]
     assert hosted == list(range(5)) == list(range(fedgls.METHOD.num_clients(config)))
     context = context_of({"partition-id": 0, "num-partitions": 6})
     with pytest.raises(ConfigError, match="6 SuperNodes for 5 clients"):

@@ -102,7 +102,7 @@ class Leaky(StructureClient):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         arrays, weight, metrics = super().fit(parameters, config)
-        with self.host.opened() as cohort:
+        with self.opened() as cohort:
             learner = cohort.tensors()["learner.weight.first"].numpy()
         match self.how:
             case "array":
