@@ -46,6 +46,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.messages.averaging import Enrolment, RoundRequest, mean_of
+from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAYS
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_replies import ClientReply, Combined
