@@ -129,21 +129,35 @@ def messages(name: str) -> str:
     rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for one in classes.split():
         for way, kinds, field in _fields(getattr(source, one)):
+            if not (field.key or field.group):
+                continue  # another message's entries, which the prose names
             cells = ("", "", f"[{field.group.lower()}](#{_anchor(field.group)})", "")
             if not field.group:
                 cells = _cells(field, way, "query" in kinds)
             told = rows.setdefault(cells, {}).setdefault(way, [])
             told += [] if group else [kind for kind in kinds if kind not in told]
-    lines = ["| message | way | record | key | type | what it is |", "|---|---|---|---|---|---|"]
-    for (record, key, kind, says), ways in rows.items():
+    found: list[tuple[str, ...]] = []
+    for cells, ways in rows.items():
         told = list(ways.items())
         if len(told) == 2 and told[0][1] == told[1][1]:
             told = [("both", told[0][1])]
         for way, kinds in told:
-            message = ", ".join(f"`{kind}`" for kind in kinds)
-            cells = (message, way, record, key, kind, says)
-            lines.append("|" + "".join(f" {cell} |" if cell else " |" for cell in cells))
-    return "\n".join(lines) + "\n"
+            found.append((", ".join(f"`{kind}`" for kind in kinds), way, *cells))
+    return entries(found)
+
+
+def entries(rows: Iterable[tuple[str, ...]]) -> str:
+    """Write a table of entries under their messages: (messages, way, record, key, type, says)."""
+    under: dict[str, list[str]] = {}
+    for message, way, record, key, kind, says in rows:
+        name = key if record in ("", "`config`") else f"{record[:-1]}/{key[1:]}"
+        cells = (name or kind, kind if name else "", says)
+        line = "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+        under.setdefault(f"| **{way}** {message}".rstrip() + " | | |", []).append(line)
+    lines = ["| key | type | what it is |", "|---|---|---|"]
+    return (
+        "\n".join([*lines, *(line for head, own in under.items() for line in (head, *own))]) + "\n"
+    )
 
 
 def _fields(declared: Any) -> Iterator[tuple[str, tuple[str, ...], Field]]:
@@ -159,13 +173,14 @@ def _fields(declared: Any) -> Iterator[tuple[str, tuple[str, ...], Field]]:
         for key, word in getattr(declared, "fixed", {}).items():
             yield way, kinds, Word(key, f"`{word}`")
         for field in fields.values():
-            if isinstance(field, Part) and not field.key:
-                yield from ((way, kinds, part) for part in field.parts.values())
-            elif isinstance(field, Part):
-                yield way, kinds, replace(field, group=field.key)
-            else:
-                yield from ((way, kinds, size) for _, size in getattr(field, "sent", ()))
-                yield way, kinds, field
+            # Entries that a kind of field has besides its own
+            others = [size for _, size in getattr(field, "sent", ())]
+            others += [one for one in vars(type(field)).values() if isinstance(one, Field)]
+            others += [field.pointer] if getattr(field, "pointer", None) else []
+            if isinstance(field, Part):
+                field = replace(field, group=field.key)
+                others += field.parts.values() if not field.key else ()
+            yield from ((way, kinds, one) for one in (*others, field))
 
 
 def _cells(field: Field, way: str, is_query: bool) -> tuple[str, str, str, str]:

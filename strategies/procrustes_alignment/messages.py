@@ -144,6 +144,10 @@ class Targets(Field):
     """Rows of all clients, one behind the other, and an entry that says which of them are meant."""
 
     turn = 1
+    type = "float32 `[rows, d]`"
+    with_targets = Numbers(
+        WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
+    )
 
     def write(self, value: Any, to: Writing) -> None:
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
@@ -162,7 +166,7 @@ class Targets(Field):
         reading.sizes["n"] = sum(sizes)
         rows = take(PUBLIC, "n d", name, reading)
         values["dimension"] = int(rows.shape[1])
-        has = Numbers(WITH_TARGETS, shape="c", whole=True).read(name, reading)
+        has = self.with_targets.read(name, reading)
         parts = split_rows(rows.astype(np.float32), sizes)
         return [part if flag else None for part, flag in zip(parts, has, strict=True)]
 
@@ -237,6 +241,10 @@ class Embeddings(Field):
     """Rows of all clients; who is left out has rows of zeros, which the server never reads."""
 
     turn = 1
+    type = "float32 `[rows, d]`"
+    present = Numbers(
+        WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
+    )
 
     def write(self, value: Any, to: Writing) -> None:
         """Say whose rows are to be read; ``to_fit`` adds the rows."""

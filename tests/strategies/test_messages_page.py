@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -25,8 +25,25 @@ def sections() -> dict[str, list[list[str]]]:
     for part in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
         rows = [line.strip("|").split("|") for line in body.splitlines() if line.startswith("|")]
-        found[title] = [[cell.strip() for cell in row] for row in rows if len(row) == 6]
+        found[title] = list(_entries([cell.strip() for cell in row] for row in rows))
     return found
+
+
+def _entries(rows: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Give message, way, record, key, type and words of each entry of a section's tables."""
+    message = way = ""
+    for first, kind, *says in rows:
+        if first == "key":
+            way = ""
+        if head := re.fullmatch(r"\*\*(\w+)\*\*(.*)", first):
+            way, message = head[1], head[2].strip()
+        elif not way:  # another table, or the head of this one
+            continue
+        elif "](#" in first:
+            yield [message, way, "", "", first, ""]
+        elif first.startswith("`"):
+            record, slash, key = first.strip("`").partition("/")
+            yield [message, way, record if slash else "config", key or record, kind, *says]
 
 
 SECTIONS = sections()
@@ -42,8 +59,6 @@ def documented(method: str) -> Iterator[Entry]:
     if any("query" in names(row[0]) for row in rows):
         rows = SECTIONS["Common to all"] + rows
     for message, way, record, key, kind, _ in rows:
-        if message in ("message", "---"):
-            continue
         assert way in ("up", "down", "both") and names(message), (method, message, key)
         link = re.search(r"\(#([\w-]+)\)", kind)
         for name in names(message):
@@ -56,7 +71,7 @@ def documented(method: str) -> Iterator[Entry]:
 def _group(anchor: str, message: str, way: str) -> Iterator[Entry]:
     (title,) = [title for title in SECTIONS if anchors(f"# {title}") == {anchor}]
     for own, direction, record, key, kind, _ in SECTIONS[title]:
-        if own in ("message", "---") or (own and message not in names(own)):
+        if own and message not in names(own):
             continue
         for entry in _both(message, direction, record.strip("`"), key.strip("`"), kind):
             if way in ("both", entry.way):
