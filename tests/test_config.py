@@ -46,13 +46,6 @@ def test_shipped_configs_load_and_say_what_they_are_for() -> None:
         assert describe_config(name)
 
 
-def test_quickstart_is_the_bundled_cora_with_the_papers_gcn() -> None:
-    config = load_config("quickstart")
-    assert (config.data.name, config.model.name, config.rounds) == ("cora-linqs", "gcn", 200)
-    assert (config.model.hidden, config.model.dropout) == (16, 0.5)
-    assert (config.strategy.learning_rate, config.strategy.weight_decay) == (0.1, 5e-4)
-
-
 def test_a_child_config_differs_only_where_it_says_so(tmp_path: Path) -> None:
     text = "defaults: nfedgnn/cora\nmodel: {name: gat, dropout: 0.6}\n"
     child = to_dict(load_config(write(tmp_path, "child.yaml", text)))
@@ -60,20 +53,6 @@ def test_a_child_config_differs_only_where_it_says_so(tmp_path: Path) -> None:
     assert child != parent
     parent["model"].update(name="gat", dropout=0.6)
     assert child == parent
-
-
-def test_cora_gat_has_the_papers_settings() -> None:
-    config = load_config("nfedgnn/cora-gat")
-    model = config.model
-    assert (model.name, model.heads, model.hidden, model.dropout) == ("gat", 8, 16, 0.6)
-    assert (config.data.name, config.strategy.learning_rate) == ("Cora", 0.01)
-
-
-def test_cnfgnn_averages_everything_each_round() -> None:
-    config = load_config("nfedgnn/cora-cnfgnn")
-    assert config.strategy.reg_weight == 0
-    assert (config.strategy.average_every, config.strategy.average_over) == (1, "all")
-    assert config.model.user_bias
 
 
 def test_layers_override_each_other_in_order(tmp_path: Path) -> None:
@@ -191,54 +170,16 @@ def test_wrong_types_name_key_value_and_type(override: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override",
+    ("override", "said"),
     [
-        "rounds=0",
-        "rounds=-5",
-        "seed=-1",
-        f"seed={2**63}",
-        "checkpoint_every=-1",
-        "model.hidden=0",
-        "model.heads=0",
-        "model.dropout=1.0",
-        "model.dropout=-0.1",
-        "model.dropout=nan",
-        "strategy.reg_weight=-1.0",
-        "strategy.reg_weight=nan",
-        "strategy.reg_weight=inf",
-        "strategy.learning_rate=0.0",
-        "strategy.weight_decay=-0.5",
-        "strategy.participation=0.0",
-        "strategy.participation=1.5",
-        "strategy.average_every=-1",
-        "strategy.timeout=0.0",
-        "strategy.timeout=inf",
-        "strategy.min_nodes=0",
-        "data.train_per_class=0",
-        "data.num_val=-1",
-        "data.num_test=-1",
-        "data.split_index=-1",
-        "data.split_seed=-1",
-        "data.ratios=[0.5, 0.5]",
-        "data.ratios=[0.5, 0.5, 0.5]",
-        "data.ratios=[0.0, 0.5, 0.5]",
-        "data.ratios=[0.5, -0.1, 0.5]",
-        "data.ratios=[nan, 0.1, 0.5]",
-        "data.nodes=3",
-        "data.classes=1",
-        "data.degree=0.0",
-        "data.active=513",
-        "data.active=0",
-        "data.homophily=1.1",
+        ("rounds=0", "rounds: 0 is not allowed; it must be at least 1"),
+        ("data.ratios=[nan, 0.1, 0.5]", "data.ratios: [nan, 0.1, 0.5] is not allowed; it must be"),
+        ("data.nodes=3", "data.nodes: 3 is not allowed; it must be at least 7 (data.classes)"),
+        ("data.active=513", "at least 513 (data.active)"),
     ],
 )
-def test_impossible_values_name_key_value_and_what_is_allowed(override: str) -> None:
-    key, _, value = override.partition("=")
-    # `active=513` is refused for the number of features: the message may start with that key.
-    if key != "data.active" or value == "0":
-        assert refusal(override).startswith(f"{key}: {value} is not allowed; it must be ")
-    else:
-        assert "at least 513 (data.active)" in refusal(override)
+def test_impossible_values_name_key_value_and_what_is_allowed(override: str, said: str) -> None:
+    assert said in refusal(override)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +317,8 @@ def test_overrides_and_yaml_come_back_as_they_were_given(given_values: dict[str,
 
 
 def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:
-    for name in list_configs():
+    of_each_app = {name.partition("/")[0]: name for name in list_configs()}
+    for name in of_each_app.values():
         section = "gat" if name.startswith("ppfl/") else "strategy"
         small = f"{section}.weight_decay=1e-7"
         config = load_config(name, ["data.ratios=[0.5,0.25,0.25]", small])
