@@ -47,7 +47,7 @@ def run_rounds(
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out, given = Path(folder) / "run", [*settings, "device=cpu"]
-        result = flwr_run(name, given, out, supernodes=supernodes, timeout=300, echo=lambda _: None)
+        result = flwr_run(name, given, out, supernodes=supernodes, echo=lambda _: None)
         reports = read_reports(out / "metrics.jsonl")
     return reports, time.perf_counter() - started, int(result["clients"])
 

@@ -141,7 +141,7 @@ def _command(args: argparse.Namespace) -> str:
 
 def _write(out: Path, record: dict[str, Any]) -> None:
     from flower_graph.audit.report import EVERYWHERE, page
-    from flower_graph.report.plots.audit import save_audit
+    from flower_graph.report.plots.compared import save_audit
 
     write_json(out / JSON, record)
     write_text(out / PAGE, f"{page(record, _notes(record))}\n{EVERYWHERE}\n")

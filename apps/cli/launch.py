@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import re
 import shlex
 import shutil
@@ -17,8 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,7 +70,6 @@ def flwr_run(
     supernodes: int = 2,
     seed: int | None = None,
     resume: bool = False,
-    timeout: float | None = None,
     echo: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Run one configuration on Flower's simulation engine and wait for its result."""
@@ -81,7 +77,16 @@ def flwr_run(
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
     before = _stamp(result)
-    log = _launch(_settings(config, overrides, out, seed, resume), supernodes, timeout, echo)
+    seeds = [] if seed is None else [f"seed={seed}"]
+    # The keys that the root app declares in pyproject.toml; here every party makes its own data.
+    settings: dict[str, str | bool] = {
+        "config": config,
+        "overrides": shlex.join([*seeds, *overrides]),
+        "output-dir": str(out.resolve()),
+        "resume": bool(resume),
+        "server-folder": "",
+    }
+    log = _launch(settings, supernodes, echo)
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
         raise RuntimeError(_failure("the run failed", log))
@@ -89,24 +94,9 @@ def flwr_run(
     return payload
 
 
-def _settings(
-    config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
-) -> dict[str, str | bool]:
-    """Return the run config: the keys that the root app declares in pyproject.toml."""
-    seeds = [] if seed is None else [f"seed={seed}"]
-    return {
-        "config": config,
-        "overrides": shlex.join([*seeds, *overrides]),
-        "output-dir": str(out.resolve()),
-        "resume": bool(resume),
-        "server-folder": "",  # here every party makes its own data
-    }
-
-
 def _launch(
     settings: dict[str, str | bool],
     supernodes: int,
-    timeout: float | None,
     echo: Callable[[str], None],
 ) -> list[str]:
     """Run the app, again with other ports if the SuperLink does not start; return its log."""
@@ -115,7 +105,7 @@ def _launch(
         with adopted_orphans():
             try:
                 with termination_as_exit():
-                    return _run_in(home, settings, supernodes, timeout, echo)
+                    return _run_in(home, settings, supernodes, echo)
             except _NotStartedError:
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -132,7 +122,6 @@ def _run_in(
     home: Path,
     settings: dict[str, str | bool],
     supernodes: int,
-    timeout: float | None,
     echo: Callable[[str], None],
 ) -> list[str]:
     """Start `flwr run` with everything private in `home` and follow it to its end."""
@@ -152,7 +141,7 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    tail = _follow(process, timeout, echo)
+    tail = _follow(process, echo)
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
         if any("Failed to start local SuperLink" in line for line in tail):
@@ -161,34 +150,16 @@ def _run_in(
     return tail
 
 
-def _follow(
-    process: subprocess.Popen[str], timeout: float | None, echo: Callable[[str], None]
-) -> list[str]:
+def _follow(process: subprocess.Popen[str], echo: Callable[[str], None]) -> list[str]:
     """Pass the output on line by line; return its last lines."""
     assert process.stdout is not None
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    stdout = process.stdout
-
-    def read() -> None:
-        for line in stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    deadline = None if timeout is None else time.monotonic() + timeout
     tail: deque[str] = deque(maxlen=TAIL)
-    while True:
-        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            line = lines.get(timeout=wait)
-        except queue.Empty:
-            raise RuntimeError(_failure(f"no result within {timeout:g} s", list(tail))) from None
-        if line is None:
-            return list(tail)
+    for line in process.stdout:
         text = LINE_COLOURS.sub("", line).rstrip()
         if text:
             tail.append(text)
             echo(text)
+    return list(tail)
 
 
 def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:

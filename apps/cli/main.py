@@ -102,13 +102,16 @@ def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> No
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
 
 
+def _add_out(parser: argparse._ActionsContainer, name: str) -> None:
+    text = f"output folder; default: runs/{name}-TIME"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+
+
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
     parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
     folder = parser.add_mutually_exclusive_group()
-    folder.add_argument(
-        "--out", type=Path, metavar="DIR", help="output folder; default: runs/CONFIG-TIME"
-    )
+    _add_out(folder, "CONFIG")
     folder.add_argument(
         "--resume", type=Path, metavar="DIR", help="go on in this folder from its checkpoint"
     )
@@ -127,8 +130,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
     parser.add_argument("--seeds", metavar="N,N", help="average over these seeds, such as 0,1,2")
-    help_out = "output folder; default: runs/partition-CONFIG-TIME"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    _add_out(parser, "partition-CONFIG")
     help_nodes = "SuperNodes that data folders are for; default: one for each client"
     parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
     help_edges = "FedGLS: put true edges into the folders of clients without edges too"
@@ -137,9 +139,7 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paper", metavar="PAPER", help="such as nfedgnn")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="output folder; default: runs/reproduce-PAPER-TIME"
-    )
+    _add_out(parser, "reproduce-PAPER")
     parser.add_argument(
         "--only",
         action="append",
@@ -154,8 +154,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
     parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
-    help_out = "output folder; default: runs/audit-CONFIG-TIME"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    _add_out(parser, "audit-CONFIG")
     help_rounds = "rounds that are recorded; default: a few, by method"
     parser.add_argument("--rounds", type=int, metavar="N", help=help_rounds)
     help_epsilon = "budgets of counterparts with noise, such as 10,1000; default: 10"

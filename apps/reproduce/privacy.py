@@ -16,7 +16,7 @@ from flower_graph.apps.reproduce.text import Row, markdown
 from flower_graph.apps.run import simulate
 from flower_graph.config.load import load_config
 from flower_graph.privacy.accountant import spent
-from flower_graph.report.plots.privacy import Panel, plot_budgets
+from flower_graph.report.plots.compared import Panel, plot_budgets
 from flower_graph.report.result import best_round
 from flower_graph.storage.files import prepare_folder, write_json, write_text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -176,12 +176,17 @@ def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> N
     axes.set_xlabel(x_label)
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_grid(axes)
     if legend:
         # Above the axes, where it can hide no curve.
         place = (0.0, 1.0)
         axes.legend(loc="lower left", bbox_to_anchor=place, ncols=2, frameon=False, fontsize=9)
+
+
+def open_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:
+    """Draw a pale grid, and no frame above and to the right."""
+    axes.grid(visible=True, axis=axis, color="#E0E0E0", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:

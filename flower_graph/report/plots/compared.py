@@ -1,19 +1,30 @@
-"""Pictures of figures beside each other: bars, a grid of two settings, cost against size."""
+"""Pictures of figures beside each other: bars, two settings, costs, budgets, attacks."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from flower_graph.report.plots.base import COLOURS, finish, legend_below, save
+from flower_graph.report.plots.base import (
+    COLOURS,
+    DASHES,
+    GREY,
+    finish,
+    legend_below,
+    open_grid,
+    save,
+)
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
+LABEL_WIDTH = 42  # letters of an attack's name in a line
+BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks
 
 
 class Bar(NamedTuple):
@@ -100,8 +111,7 @@ def plot_points(
             axis.set_minor_locator(NullLocator())
         cell.set_xlabel(x_name)
         cell.set_ylabel(y_name)
-        cell.grid(visible=True, color="#E0E0E0", linewidth=0.6)
-        cell.spines[["top", "right"]].set_visible(False)
+        open_grid(cell)
     legend_below(figure, list(axes[: len(panels)]))
     save(figure, path)
 
@@ -113,3 +123,94 @@ def _cut(cell: Axes, bars: Sequence[Bar]) -> None:
     low, high = min(shown, default=0.0), max(shown, default=1.0)
     margin = max(0.01, 0.15 * (high - low))
     cell.set_ylim(max(0.0, low - margin), high + margin)
+
+
+Values = Sequence[float]  # one a seed
+
+
+class Panel(NamedTuple):
+    """What is drawn of one config."""
+
+    budgets: dict[float, Values]  # Accuracies by epsilon
+    levels: dict[str, Values]  # Accuracies of runs without noise, by name
+
+
+def plot_budgets(
+    path: Path, panels: Mapping[str, Panel], *, noisy: str = "FED, with noise"
+) -> None:
+    """Draw accuracy against epsilon, and levels to compare it with."""
+    # Points and lines are means over the seeds; bars and bands one standard deviation.
+    if not panels:
+        raise ValueError("panels: empty; at least one is needed")
+    # Below a single panel the legend is wider than the panel.
+    figure = Figure(figsize=(max(4.6 * len(panels), 7.2), 3.9), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False).flatten()
+    for cell, (title, panel) in zip(axes, panels.items(), strict=True):
+        rows = [*panel.budgets.values(), *panel.levels.values()]
+        if not panel.budgets or not all(map(len, rows)):
+            raise ValueError(f"{title}: every budget and level needs at least one accuracy")
+        _draw_budgets(cell, panel, noisy)
+        cell.set_title(title, fontsize=11)
+    axes[0].set_ylabel("accuracy in percent")
+    legend_below(figure, list(axes))
+    save(figure, path)
+
+
+def _draw_budgets(axes: Axes, panel: Panel, noisy: str) -> None:
+    epsilons = sorted(panel.budgets)
+    means, spread = zip(*(_percent(panel.budgets[epsilon]) for epsilon in epsilons), strict=True)
+    axes.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
+    for place, (name, values) in enumerate(panel.levels.items(), 1):
+        mean, half = _percent(values)
+        axes.axhline(mean, color=COLOURS[place], linestyle=DASHES[place], label=name)
+        axes.axhspan(mean - half, mean + half, color=COLOURS[place], alpha=0.15, linewidth=0)
+    axes.set_xscale("log")
+    axes.set_xlabel("epsilon of the whole run")
+    open_grid(axes)
+
+
+def _percent(values: Values) -> tuple[float, float]:
+    return 100 * float(np.mean(values)), 100 * float(np.std(values))
+
+
+def save_audit(path: Path, findings: Sequence[Mapping[str, Any]], *, title: str) -> None:
+    """Draw one bar for each attack and setting, and a line where a guess would be."""
+    if not findings:
+        raise ValueError("findings: empty; at least one attack is needed")
+    attacks = list(dict.fromkeys(one["attack"] for one in findings))
+    settings = list(dict.fromkeys(one["setting"] for one in findings))
+    height = len(attacks) * (len(settings) * BAR + GAP)
+    figure = Figure(figsize=(8.6, 1.4 + 0.32 * height), layout="constrained")
+    axes = figure.subplots()
+    for one in findings:
+        _draw_attack(
+            axes, one, attacks.index(one["attack"]), settings.index(one["setting"]), len(settings)
+        )
+    step = len(settings) * BAR + GAP
+    centres = [place * step + (len(settings) - 1) * BAR / 2 for place in range(len(attacks))]
+    axes.set_yticks(centres, [textwrap.fill(attack, LABEL_WIDTH) for attack in attacks], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.02)
+    axes.set_xlabel("success (AUC or precision); grey lines: a guess")
+    open_grid(axes, "x")
+    axes.set_axisbelow(True)
+    figure.suptitle(title, fontsize=11)
+    legend_below(figure, [axes])
+    save(figure, path)
+
+
+def _draw_attack(
+    axes: Axes, one: Mapping[str, Any], attack: int, setting: int, settings: int
+) -> None:
+    place = attack * (settings * BAR + GAP) + setting * BAR
+    axes.barh(
+        place,
+        one["mean"],
+        height=BAR * 0.9,
+        color=COLOURS[setting % len(COLOURS)],
+        xerr=one["std"] or 0,
+        error_kw={"elinewidth": 1},
+        label=one["setting"],
+    )
+    half = BAR / 2
+    axes.plot([one["chance"]] * 2, [place - half, place + half], color=GREY, linewidth=2)
