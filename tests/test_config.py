@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -333,14 +331,3 @@ def test_overrides_are_split_as_a_shell_does() -> None:
     assert parse_overrides("  ") == []
     with pytest.raises(ConfigError, match="No closing quotation"):
         parse_overrides("data.name='x")
-
-
-def test_settings_are_read_without_torch_or_flower() -> None:
-    script = (
-        "import sys; from flower_graph.config.load import load_config; load_config('nfedgnn/cora');"
-        "print([name for name in ('torch', 'flwr', 'ray', 'matplotlib') if name in sys.modules])"
-    )
-    root = Path(__file__).resolve().parent.parent
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

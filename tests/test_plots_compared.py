@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.image import imread
 
 from flower_graph.report.plots import compared as plots_compared
 from flower_graph.report.plots.compared import (

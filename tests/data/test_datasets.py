@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,21 +186,3 @@ def test_unfit_graphs_of_the_user_are_refused(
     torch.save(own_graph(**changes), path)
     with pytest.raises(DataError, match=message):
         load_data(settings(name=str(path)))
-
-
-IMPORTS = """
-import sys
-from types import SimpleNamespace
-import flower_graph.data as data
-assert "torch_geometric" not in sys.modules
-graph = data.csbm(50, 2, features=8, active=2)
-how = {"split": "public", "split_index": None, "normalize": True, "presence": False}
-config = SimpleNamespace(name="cora-linqs", **how)
-data.load_graph(config)
-loaded = {"torch_geometric", "flwr", "ray", "scipy", "pandas", "ogb"} & set(sys.modules)
-assert not loaded, loaded
-"""
-
-
-def test_importing_and_the_bundled_set_need_neither_pyg_nor_flower() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=120)

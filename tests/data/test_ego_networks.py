@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -295,13 +293,3 @@ def test_hops_are_checked_without_sampling_too() -> None:
 
 def test_no_egos_give_no_clients() -> None:
     assert ego_networks(graph(), [], hops=1) == []
-
-
-def test_importing_needs_neither_flower_nor_pyg() -> None:
-    code = (
-        "import sys, flower_graph.data.partition.ego_networks\n"
-        "import flower_graph.data.partition.statistics\n"
-        "print([n for n in ('flwr', 'torch_geometric', 'scipy', 'ray') if n in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
