@@ -101,10 +101,10 @@ def _plans(args: argparse.Namespace) -> list[list[Setting]]:
 def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, Any]:
     """Run every setting with every seed."""
     from flower_graph.apps.audit import audit_run
-    from flower_graph.audit.report import rows_of
+    from flower_graph.audit.report import findings_of
     from flower_graph.report.result import versions
 
-    rows, settings = [], []
+    joined, settings = [], []
     for same in zip(*plans, strict=True):
         result: list[list[Finding]] = []
         seconds = []
@@ -114,7 +114,7 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
             seconds.append(spent)
             seed = one.config.seed
             print(f"{one.name}, seed {seed}: {spent:.0f} s", file=sys.stderr, flush=True)
-        rows += rows_of(same[0].name, result)
+        joined += findings_of(same[0].name, result)
         mean = sum(seconds) / len(seconds)
         settings.append({"name": same[0].name, "seconds": mean, "config": to_dict(same[0].config)})
     first = plans[0][0].config
@@ -125,7 +125,7 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
         "rounds": first.rounds,
         "seeds": [plan[0].config.seed for plan in plans],
         "settings": settings,
-        "findings": [row.to_record() for row in rows],
+        "findings": joined,
         "versions": versions(),
     }
 

@@ -45,7 +45,10 @@ def partition_command(args: argparse.Namespace) -> int:
     paper = method_of(configs[0]).paper_figures(configs[0])
     folders = _write_folders(out, configs, cut, args)
     # The picture first: where partition.json is, the command has done all it does.
-    _draw(out / PICTURE, result[0], args.config, numbers[0])
+    from flower_graph.report.plots.base import plot_counts  # slow to import
+
+    title = f"{args.config}, seed {numbers[0]}"
+    plot_counts(out / PICTURE, result[0].distributions, title=title)
     write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
     write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, result, paper))
     beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
@@ -144,11 +147,3 @@ def _page(name: str, seeds: list[int], rows: Mapping[str, str], paper: Mapping[s
         cells = [[*row, beside.get(row[0], "")] for row in cells]
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     return f"# {_heading(name, seeds)}\n\n{table}\n\n![Distributions, seed {seeds[0]}]({PICTURE})\n"
-
-
-def _draw(path: Path, found: PartitionStatistics, name: str, seed: int) -> None:
-    from flower_graph.report.plots.base import (
-        plot_counts,  # draws with matplotlib, which is slow to import
-    )
-
-    plot_counts(path, found.distributions, title=f"{name}, seed {seed}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,76 +18,35 @@ EVERYWHERE = (
 )
 
 
-@dataclass
-class Row:
-    """One attack on one setting, over all seeds."""
-
-    setting: str  # What was run, what was tried, how it is judged
-    attack: str
-    measure: str
-    values: list[float]  # The measure of each seed
-    # What guessing reaches, mean over the seeds; and two standard deviations of a guess's mean, as
-    # if cases were independent
-    chance: float
-    slack: float
-    n: int  # Cases, all seeds together
-    detail: dict[str, float]  # Further figures, means over the seeds
-
-    @property
-    def mean(self) -> float:
-        """Mean over the seeds."""
-        return float(np.mean(self.values))
-
-    @property
-    def deviation(self) -> float | None:
-        """Sample deviation over the seeds; None for one seed."""
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
-
-    @property
-    def beats_chance(self) -> bool:
-        """Whether the mean is further above a guess than a guess strays."""
-        return self.mean > self.chance + self.slack
-
-    def to_record(self) -> dict[str, Any]:
-        """Give what ``audit.json`` has."""
-        return {
-            "setting": self.setting,
-            "attack": self.attack,
-            "measure": self.measure,
-            "mean": self.mean,
-            "std": self.deviation,
-            "values": self.values,
-            "chance": self.chance,
-            "two-deviations-of-a-guess": self.slack,
-            "beats-chance": self.beats_chance,
-            "n": self.n,
-            "detail": self.detail,
-        }
-
-
-def rows_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[Row]:
-    """Join the findings of one setting, one list a seed, attack by attack."""
+def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, Any]]:
+    """Join the findings of one setting, one list a seed, attack by attack, as the file has them."""
     if not seeds:
         raise ValueError(f"{setting}: no seed was audited; at least one is needed")
     names = [[finding.attack for finding in one] for one in seeds]
     if any(other != names[0] for other in names):
         raise ValueError(f"{setting}: seeds have different attacks: {names}")
-    return [_row(setting, list(same)) for same in zip(*seeds, strict=True)]
+    return [_joined(setting, same) for same in zip(*seeds, strict=True)]
 
 
-def _row(setting: str, same: Sequence[Finding]) -> Row:
+def _joined(setting: str, same: Sequence[Finding]) -> dict[str, Any]:
+    """Join one attack's findings: means over the seeds, and cases of all of them together."""
+    values = [one.success for one in same]
+    mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
+    # Two standard deviations of a guess's mean, as if cases were independent
     slack = 2 * math.sqrt(sum(_guess_variance(one) for one in same)) / len(same)
-    detail = {name: float(np.mean([one.detail[name] for one in same])) for name in same[0].detail}
-    return Row(
-        setting,
-        same[0].attack,
-        same[0].measure,
-        [one.success for one in same],
-        float(np.mean([one.chance for one in same])),
-        slack,
-        sum(one.n for one in same),
-        detail,
-    )
+    return {
+        "setting": setting,
+        "attack": same[0].attack,
+        "measure": same[0].measure,
+        "mean": mean,
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        "values": values,
+        "chance": chance,
+        "two-deviations-of-a-guess": slack,
+        "beats-chance": mean > chance + slack,
+        "n": sum(one.n for one in same),
+        "detail": {k: float(np.mean([one.detail[k] for one in same])) for k in same[0].detail},
+    }
 
 
 def _guess_variance(one: Finding) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,6 @@ class Finding:
     n: int  # Cases that were decided: those ranked, or the guesses
     true: int = 0  # How many of the ranked ones are true; 0 for precision
     detail: dict[str, float] = field(default_factory=dict)  # Further figures, by name
-
-    def to_record(self) -> dict[str, Any]:
-        """Give all fields, for JSON."""
-        return asdict(self)
 
 
 def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -> Finding:

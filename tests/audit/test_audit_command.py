@@ -13,7 +13,7 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.audit import write_index
 from flower_graph.apps.run import client_app
 from flower_graph.audit.record import RecordingGrid, array_of, of_kind
-from flower_graph.audit.report import page, rows_of
+from flower_graph.audit.report import findings_of, page
 from flower_graph.audit.scores import ranking
 from flower_graph.client.state import forget_run
 from flower_graph.config.load import load_config
@@ -116,14 +116,14 @@ def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Pat
 
 def test_seeds_are_joined_attack_by_attack() -> None:
     first, second = ranking("a", [2, 1], [True, False]), ranking("a", [1, 2], [True, False])
-    (row,) = rows_of("s", [[first], [second]])
-    assert (row.mean, row.values, row.n) == (0.5, [1.0, 0.0], 4)
-    assert row.deviation == pytest.approx(0.5**0.5)
-    assert not row.beats_chance
+    (row,) = findings_of("s", [[first], [second]])
+    assert (row["mean"], row["values"], row["n"]) == (0.5, [1.0, 0.0], 4)
+    assert row["std"] == pytest.approx(0.5**0.5)
+    assert not row["beats-chance"]
     with pytest.raises(ValueError, match="different attacks"):
-        rows_of("s", [[first], [ranking("b", [2, 1], [True, False])]])
+        findings_of("s", [[first], [ranking("b", [2, 1], [True, False])]])
     with pytest.raises(ValueError, match="no seed"):
-        rows_of("s", [])
+        findings_of("s", [])
 
 
 def test_the_page_of_results_is_what_the_command_writes(tmp_path: Path) -> None:
