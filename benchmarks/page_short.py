@@ -47,7 +47,7 @@ def _relay(parts: dict[str, Part], name: str) -> Iterator[Sequence[str]]:
 def _egos(parts: dict[str, Part], name: str) -> Iterator[Sequence[str]]:
     part = parts.get("fedscem", {"entries": [], "flwr": None})
     for entry in part["entries"]:
-        if "plain sums" not in entry["what"]:
+        if entry["what"] == "as shipped" or entry["supernodes"] == entry["clients"]:
             size = None if "loops" in entry else entry["peak-bytes"]  # the loop's memory is in it
             what = f"{entry['data']}, {entry['what']}"
             yield _row(name, what, entry["clients"], entry["supernodes"], entry["round"], size)
