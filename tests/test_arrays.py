@@ -5,12 +5,20 @@ import pickle
 
 import numpy as np
 import pytest
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flower_graph.messages.arrays import decode_array, encode_array
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.arrays import (
+    decode_array,
+    encode_array,
+    pack_integers,
+    read_array,
+    unpack_integers,
+)
+from flower_graph.messages.keys import MAX_NUMBER
 
 DTYPES = hnp.floating_dtypes() | hnp.integer_dtypes() | hnp.boolean_dtypes()
 
@@ -106,3 +114,48 @@ def test_arbitrary_bytes_raise_nothing_but_value_error(data: bytes) -> None:
     for hostile in (data, good.data[:10] + data, b"\x93NUMPY\x01\x00" + data):
         with pytest.raises(ValueError, match="'x'"):
             decode_array("x", fake(good, data=hostile))
+
+
+def read(values: np.ndarray, limit: float | None = MAX_NUMBER) -> np.ndarray:
+    content = RecordDict({"arrays": ArrayRecord({"x": Array(values)})})
+    return read_array(content, "arrays", "x", (3,), limit=limit)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f16"])
+def test_numbers_in_the_form_of_another_machine_are_refused(dtype: str) -> None:
+    with pytest.raises(MalformedReplyError, match="of another machine"):
+        read(np.ones(3, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", "<i4", "<i8", "<u8", "|u1"])
+def test_numbers_of_other_types_are_read(dtype: str) -> None:
+    assert read(np.ones(3, dtype)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("value", [1e9, -1e9, 2**20 + 1, 2**63 - 1, -(2**63)])
+def test_a_number_that_is_too_large_is_refused(value: float) -> None:
+    with pytest.raises(MalformedReplyError, match=r"at most 1\.04858e"):
+        read(np.array([0, 0, value]))
+
+
+def test_words_of_a_ring_may_be_anything() -> None:
+    words = np.array([0, 1, 2**64 - 1], np.uint64)
+    assert (read(words, None) == words).all()
+    assert read(np.full(3, -MAX_NUMBER)).tolist() == [-(2.0**20)] * 3
+
+
+@pytest.mark.parametrize("values", [[], [0], [-1, 2**63 - 1, -(2**63)]])
+def test_integers_there_and_back(values: list[int]) -> None:
+    data = pack_integers(np.array(values, np.int64))
+    assert len(data) == 8 * len(values)
+    assert unpack_integers(data, "users").tolist() == values
+
+
+def test_integers_are_little_endian() -> None:
+    assert pack_integers(np.array([1, 258], np.int32)) == bytes([1, *[0] * 7, 2, 1, *[0] * 6])
+
+
+@pytest.mark.parametrize("data", [b"1234567", None, "12345678", [1]])
+def test_other_bytes_are_no_integers(data: object) -> None:
+    with pytest.raises(MalformedReplyError, match="users: expected 64-bit integers as bytes"):
+        unpack_integers(data, "users")

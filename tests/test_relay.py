@@ -15,14 +15,7 @@ from torch.nn import functional
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
-from flower_graph.ops.active_rows import pack
-from flower_graph.rng import seeded
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
-from flower_graph.strategies.split_gradient_relay.users import (
-    LinearCohort,
-    UserSettings,
-    shared_linear_weight,
-)
 
 N, F, C, SEED = 14, 8, 3, 7
 CPU = torch.device("cpu")
@@ -67,121 +60,6 @@ def relay(
         seed=SEED,
         device=CPU,
     )
-
-
-class Central:
-    """The reference: dense ``[n, f, h]`` matrices and the server model in one autograd graph.
-
-    Users are stepped one by one, so that absent users keep their optimiser as it is.
-    """
-
-    def __init__(self, model: SplitModel, reg_weight: float) -> None:
-        self.model, self.reg_weight, self.data, self.x = model, reg_weight, graph(), features()
-        shared = shared_linear_weight(F, user_settings(model))
-        self.weights = [nn.Parameter(shared.clone()) for _ in range(N)]
-        options = {"lr": RATE, "weight_decay": DECAY}
-        self.adams = [torch.optim.Adam([weight], **options) for weight in self.weights]
-        self.adam = torch.optim.Adam(model.parameters(), **options)
-        self.sent = torch.zeros(N, model.latent_size)
-        self.known = torch.zeros(N, dtype=torch.bool)
-
-    def round(self, number: int, users: list[int]) -> tuple[float, Tensor]:
-        """Take one round; return the loss and the gradient of every latent vector."""
-        rows = list(self.sent.detach())
-        for user in users:
-            rows[user] = self.x[user] @ self.weights[user]
-        latent = torch.stack(rows)
-        latent.retain_grad()
-        self.known[users] = True
-        source, target = edges = self._edges()
-        self.model.train()
-        with seeded(CPU, SEED, "server-dropout", number):
-            logits = self.model(latent, edges)
-        train = self.data.train_mask & self.known
-        distance = (latent[source] - latent[target]).square().sum() / (edges.shape[1] + N)
-        loss = functional.cross_entropy(logits[train], self.data.y[train])
-        loss = loss + self.reg_weight * distance
-        for adam in [self.adam, *self.adams]:
-            adam.zero_grad()
-        loss.backward()
-        for adam in [self.adam, *(self.adams[user] for user in users)]:
-            adam.step()
-        self.sent = latent.detach()
-        return loss.item(), latent.grad
-
-    def _edges(self) -> Tensor:
-        pairs = self.data.edge_index.T.tolist()
-        return torch.tensor([[s, t] for s, t in pairs if self.known[s] and self.known[t]]).T
-
-    def latents(self) -> Tensor:
-        """Return what every user would send now."""
-        return torch.stack([x @ w.detach() for x, w in zip(self.x, self.weights, strict=True)])
-
-
-def user_settings(model: SplitModel) -> UserSettings:
-    return UserSettings(model.latent_size, False, RATE, DECAY, SEED, "holders")
-
-
-class Relayed:
-    """Two cohorts and the relaying server."""
-
-    def __init__(self, model: SplitModel, reg_weight: float) -> None:
-        self.server = relay(model, reg_weight)
-        self.users = [torch.arange(0, N, 2), torch.arange(1, N, 2)]
-        settings = user_settings(model)
-        self.cohorts = [LinearCohort(pack(features()[u]), settings) for u in self.users]
-
-    def round(self, number: int, asked: list[int]) -> tuple[float, Tensor]:
-        chosen = [torch.isin(users, torch.tensor(asked)).nonzero()[:, 0] for users in self.users]
-        for cohort, users, place in zip(self.cohorts, self.users, chosen, strict=True):
-            self.server.receive(users[place], cohort.forward(place))
-        losses, gradient = self.server.step(number)
-        for cohort, users, place in zip(self.cohorts, self.users, chosen, strict=True):
-            cohort.step(place, gradient[users[place]])
-        assert losses.total == pytest.approx(
-            losses.cross_entropy + self.server.reg_weight * losses.regulariser, rel=1e-5
-        )
-        return losses.total, gradient
-
-    def latents(self) -> Tensor:
-        out = torch.zeros_like(self.server.latent)
-        for cohort, users in zip(self.cohorts, self.users, strict=True):
-            out[users] = cohort.forward(None)
-        return out
-
-
-def assert_close(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
-
-
-def compare(name: str, dropout: float, reg_weight: float, rounds: list[list[int]]) -> None:
-    """Run both and compare losses, gradients, latents and weights after every round."""
-    model = server_model(name, dropout)
-    central, relayed = Central(copy.deepcopy(model), reg_weight), Relayed(model, reg_weight)
-    for number, asked in enumerate(rounds, 1):
-        expected_loss, expected_gradient = central.round(number, asked)
-        loss, gradient = relayed.round(number, asked)
-        assert loss == pytest.approx(expected_loss, rel=1e-4)
-        assert_close(gradient, expected_gradient)
-        assert_close(relayed.latents(), central.latents())
-        for got, want in zip(model.parameters(), central.model.parameters(), strict=True):
-            assert_close(got, want)
-
-
-@pytest.mark.parametrize("reg_weight", [0.0, 3.0])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
-def test_equals_central_training_with_a_matrix_per_user(
-    name: str, dropout: float, reg_weight: float
-):
-    compare(name, dropout, reg_weight, [list(range(N))] * 6)
-
-
-@pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
-def test_absent_users_keep_their_last_latent(name: str):
-    everybody = list(range(N))
-    first = [0, 1, 2, 5, 7, 12]  # the others have no edges until they come
-    compare(name, 0.5, 3.0, [first, [0, 1, 2, 3, 4], everybody, [1, 8], everybody, everybody])
 
 
 def test_another_dropout_mask_every_round():

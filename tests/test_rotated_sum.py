@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_graph.errors import MalformedReplyError
 from flower_graph.strategies.procrustes_alignment.rotated_sum import (
     ABSENT,
+    SumOrder,
     common_nodes,
     fewest_holders,
     find_slots,
@@ -87,3 +89,9 @@ def test_rotation_without_common_nodes_or_reflection() -> None:
     x = np.array([[1.0, 0], [0, 2]])
     assert np.allclose(rotation(x, x * [-1, 1], False), [[-1, 0], [0, 1]])
     assert np.linalg.det(rotation(x, x * [-1, 1], True)) == pytest.approx(1)
+
+
+def test_slots_that_do_not_fit_are_refused() -> None:
+    entries = SumOrder([np.array([3, ABSENT])], 7, True, False).to_config()
+    with pytest.raises(MalformedReplyError, match="slots: 2 came, expected 3"):
+        SumOrder.from_config(entries, sizes=[3])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message
 from flwr.common.constant import ErrorCode
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
 from flower_graph.report.rounds import RoundReport
-from flower_graph.rng import generator
+from flower_graph.rng import generator, seeded
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay.strategy import (
     ACTIONS,
@@ -184,32 +184,15 @@ class FaultyGrid(InProcessGrid):
         return replies
 
 
-def _with_latent(change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Message]:
-    def apply(reply: Message, message: Message) -> Message:
-        latent = reply.content["arrays"]["relay"].numpy()
-        reply.content["arrays"]["relay"] = Array(change(latent.copy()))
-        return reply
-
-    return apply
-
-
-def _nan(latent: np.ndarray) -> np.ndarray:
+def _nan(reply: Message, message: Message) -> Message:
+    latent = reply.content["arrays"]["relay"].numpy().copy()
     latent[0, 0] = np.nan
-    return latent
-
-
-def _metrics_round(reply: Message, message: Message) -> Message:
-    reply.content["metrics"]["server-round"] += 1
+    reply.content["arrays"]["relay"] = Array(latent)
     return reply
 
 
 def _group(reply: Message, message: Message) -> Message:
     reply.metadata.group_id = str(int(reply.metadata.group_id) - 1)
-    return reply
-
-
-def _empty(reply: Message, message: Message) -> Message:
-    reply.content = RecordDict({"arrays": ArrayRecord()})
     return reply
 
 
@@ -219,14 +202,8 @@ def _error(reply: Message, message: Message) -> Message:
 
 
 CHANGES: dict[str, Callable[..., Message]] = {
-    "shape": _with_latent(lambda latent: latent[:, :-1]),
-    "rows": _with_latent(lambda latent: latent[:-1]),
-    "nan": _with_latent(_nan),
-    "infinite": _with_latent(lambda latent: latent + np.inf),
-    "text": _with_latent(lambda latent: latent.astype("U8")),
-    "round": _metrics_round,
+    "nan": _nan,
     "group": _group,
-    "empty": _empty,
     "error": _error,
 }
 
@@ -259,7 +236,7 @@ def asked_users(n: int, participation: float, seed: int, server_round: int) -> T
 
 @dataclass
 class Dense:
-    """Algorithm 1 with a full matrix per user and loops, without dropout."""
+    """Algorithm 1 with a full matrix per user and loops."""
 
     data: Data
     model: torch.nn.Module
@@ -298,7 +275,7 @@ class Dense:
                 self.adam[i].step()
             self.latent[i] = self.x[i] @ self.weight[i]
             self.known[i] = True
-        loss, gradient = self._server()
+        loss, gradient = self._server(number)
         self.waiting |= {i: gradient[i] for i in users}
         if self.average_every and number % self.average_every == 0:
             self._average(users)
@@ -330,12 +307,13 @@ class Dense:
         self.mean = (total / count).float()
         self.lacks_mean = set(range(len(self.weight)))
 
-    def _server(self) -> tuple[float, Tensor]:
+    def _server(self, number: int) -> tuple[float, Tensor]:
         edges = self.data.edge_index
         edges = edges[:, self.known[edges[0]] & self.known[edges[1]]]
         latent = self.latent.clone().requires_grad_()
         self.model.train()
-        logits = self.model(latent, edges)
+        with seeded(torch.device("cpu"), self.seed, "server-dropout", number):
+            logits = self.model(latent, edges)
         train = self.data.train_mask & self.known
         loss = functional.cross_entropy(logits[train], self.data.y[train])
         if edges.numel():

@@ -1,4 +1,4 @@
-"""PPFL-GNN's runs go on from a checkpoint and end where the uninterrupted ones do, bit by bit."""
+"""What of PPFL-GNN's checkpoints no other method has."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from flwr.app import Context
-from flwr.client import NumPyClient
+from flwr.app import Context, Message
 from public_helpers import toy_members
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import CheckpointError
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
@@ -22,105 +19,47 @@ from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensusClient,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import (
-    LocalEmbedding,
     ProcrustesAlignment,
     PublicNodeClient,
 )
 
-MEMBERS, ROUNDS = toy_members(6), 7
-FORMS: dict[str, tuple[type[ProcrustesAlignment], dict[str, Any]]] = {
-    "pairs": (ProcrustesAlignment, {}),
-    "consensus": (ProcrustesAlignment, {"alignment": "consensus"}),
-    "some": (ProcrustesAlignment, {"participation": 0.5}),
-    "last": (ProcrustesAlignment, {"participation": 0.5, "absent": "last"}),
-    "local": (LocalEmbedding, {}),
-    "secure": (SecureConsensus, {}),
-}
+MEMBERS = toy_members(6)
 
 
-class Silent(InProcessGrid):
-    """Loses replies: (partition, round) of ``train`` messages."""
-
-    lost: frozenset[tuple[int, int]] = frozenset()
-
-    def push_messages(self, messages: Any) -> list[str]:
-        ids = []
-        for message in messages:
-            ids += super().push_messages([message])
-            node = self.contexts[message.metadata.dst_node_id].node_config["partition-id"]
-            at = (int(node), int(message.metadata.group_id))
-            if message.metadata.message_type == "train" and at in self.lost:
-                self._replies.pop(ids[-1])
-        return ids
+def silent_once(message: Message, context: Context, call_next: Any) -> Message:
+    """Let one SuperNode fail in round 4, before it does anything."""
+    about = message.metadata
+    if (about.message_type, about.group_id) == ("train", "4"):
+        assert context.node_config["partition-id"] != 1, "away"
+    return call_next(message, context)  # type: ignore[no-any-return]
 
 
-class Ended:
-    """A run: what it said and what it left."""
-
-    def __init__(self, form: str, folder: Path | None, every: int, **changes: Any) -> None:
-        kind, options = FORMS[form]
-        self.folder, self.supernodes = folder, int(changes.pop("supernodes", 3))
-        saving = {"checkpoint_dir": folder, "checkpoint_every": every}
-        self.strategy = kind(**{**options, **saving, **changes})
-        self.reports: list[RoundReport] = []
-
-    def client(self, context: Context) -> NumPyClient:
-        kind = PublicNodeClient
-        if isinstance(self.strategy, SecureConsensus):
-            kind = SecureConsensusClient  # type: ignore[assignment]
-        size = len(MEMBERS) // self.supernodes
+def run(folder: Path, kind: Any, client: Any, rounds: int, *, resume: bool = False) -> Any:
+    def client_fn(context: Context) -> Any:
         part = int(context.node_config["partition-id"])
-        return kind(context, MEMBERS[part * size :][:size], checkpoint_dir=self.folder)
+        return client(context, MEMBERS[2 * part :][:2], checkpoint_dir=folder)
 
-    def go(self, *, rounds: int = ROUNDS, lost: Any = (), **more: Any) -> Ended:
-        app = make_client_app(self.client, actions=ACTIONS)
-        grid = Silent(app, num_supernodes=self.supernodes)
-        grid.lost = frozenset(lost)
-        self.strategy.start(grid, num_rounds=rounds, timeout=0.2, on_round=self.take, **more)
-        return self
-
-    def stopped(self, at: int, **more: Any) -> Ended:
-        """Press Ctrl-C once a round is reported."""
-        self.stop_at = at
-        with pytest.raises(KeyboardInterrupt):
-            self.go(**more)
-        return self
-
-    stop_at = 0
-
-    def take(self, report: RoundReport) -> None:
-        self.reports.append(report)
-        if report.round == self.stop_at:
-            raise KeyboardInterrupt
-
-    @property
-    def figures(self) -> list[list[Any]]:
-        return [
-            [r.round, r.loss, repr(r.regulariser), r.test_accuracy, r.alignment, r.bytes]
-            for r in self.reports
-        ]
-
-
-def assert_same_ending(resumed: Ended, whole: Ended) -> None:
-    first = resumed.reports[0].round
-    assert first > 1
-    assert resumed.figures == whole.figures[first - 1 :]
-    left, right = resumed.strategy.weights(), whole.strategy.weights()
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        np.testing.assert_array_equal(value, right[name])
-    assert resumed.strategy.clients.measured == whole.strategy.clients.measured
+    app = make_client_app(client_fn, actions=ACTIONS, mods=[silent_once])
+    strategy, reports = kind(checkpoint_dir=folder, checkpoint_every=2), list[RoundReport]()
+    grid = InProcessGrid(app, num_supernodes=3)
+    strategy.start(grid, num_rounds=rounds, timeout=0.5, on_round=reports.append, resume=resume)
+    return strategy, reports
 
 
 def test_who_did_not_answer_saves_in_an_exchange_of_its_own(tmp_path: Path) -> None:
-    whole = Ended("pairs", None, 0).go(lost={(1, 4)})
-    Ended("pairs", tmp_path, 2).stopped(5, lost={(1, 4)})
-    assert checkpoint.complete_rounds(tmp_path) == [2, 4]
-    assert_same_ending(Ended("pairs", tmp_path, 2).go(resume=True), whole)
+    pairs = ProcrustesAlignment, PublicNodeClient
+    whole, reports = run(tmp_path / "whole", *pairs, 6)
+    assert reports[3].answered == 4
+    run(tmp_path / "cut", *pairs, 4)
+    assert checkpoint.complete_rounds(tmp_path / "cut") == [2, 4]
+    resumed, later = run(tmp_path / "cut", *pairs, 6, resume=True)
+    assert [report.loss for report in later] == [report.loss for report in reports[4:]]
+    for name, value in whole.weights().items():
+        np.testing.assert_array_equal(resumed.weights()[name], value)
 
 
 def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
-    Ended("secure", tmp_path, 2).go()
+    run(tmp_path, SecureConsensus, SecureConsensusClient, 3)
     names = {
         name
         for path in tmp_path.rglob("client-*.safetensors")
@@ -128,16 +67,3 @@ def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
     }
     kept = {f"model.{k}.{name}" for k in range(6) for name in ("vectors", "rounds")}
     assert names == kept | {"clients"} | {str(k) for k in range(6)}
-
-
-def test_what_does_not_fit(tmp_path: Path) -> None:
-    Ended("pairs", tmp_path, 2).go(rounds=2)
-    for changes, said in (
-        ({"alignment": "consensus"}, "its alignment is pairs, this run's is consensus"),
-    ):
-        with pytest.raises(CheckpointError, match=said):
-            Ended("pairs", tmp_path, 2, **changes).go(resume=True)
-    with pytest.raises(CheckpointError, match="a checkpoint_dir is needed"):
-        Ended("pairs", None, 0).go(resume=True)
-    with pytest.raises(ValueError, match="checkpoint_every: -1 is not at least 0"):
-        Ended("pairs", tmp_path, -1)

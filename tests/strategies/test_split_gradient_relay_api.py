@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import DivergedError, NoClientsError
+from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay.strategy import (
     ACTIONS,
@@ -52,7 +52,7 @@ def test_flowers_own_loop_gives_the_same_metrics(options: dict[str, Any]) -> Non
         assert torch.equal(arrays[name], value)
 
 
-@pytest.mark.parametrize("word", ["shape", "nan", "round", "error", "empty"])
+@pytest.mark.parametrize("word", ["nan", "error"])
 def test_flowers_own_loop_survives_a_bad_reply(word: str) -> None:
     data = small_graph(20)
     results = []
@@ -124,22 +124,6 @@ def test_a_strategy_runs_once() -> None:
 def test_a_run_that_diverges_is_stopped_and_says_why() -> None:
     with pytest.raises(NoClientsError, match="lower the learning rate"):
         run(small_graph(), rounds=50, learning_rate=1e20)
-
-
-def test_a_loss_that_is_no_number_stops_the_run() -> None:
-    class NoNumber(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(4, CLASSES)
-
-        def forward(self, latent: Tensor, edge_index: Tensor) -> Tensor:
-            return self.last(latent) / 0 - self.last(latent) / 0
-
-    data = small_graph()
-    strategy = SplitGradientRelay(data, NoNumber(), latent_size=4)
-    grid = InProcessGrid(client_app(data), num_supernodes=2)
-    with pytest.raises(DivergedError, match="lower the learning rate"):
-        strategy.start(grid, num_rounds=2)
 
 
 # Mods --------------------------------------------------------------------------------------------
@@ -282,21 +266,6 @@ def test_bad_arguments_are_named(options: dict[str, Any], said: str) -> None:
 def test_a_bad_latent_size_is_named() -> None:
     with pytest.raises(ValueError, match="latent_size: 0"):
         SplitGradientRelay(small_graph(), nn.Linear(1, 1), latent_size=0)
-
-
-@pytest.mark.parametrize("name", ["train", "val"])
-def test_a_mask_of_another_length_is_named(name: str) -> None:
-    data = small_graph()
-    data[f"{name}_mask"] = torch.ones(5, dtype=torch.bool)
-    with pytest.raises(ValueError, match=rf"{name}_mask: shape \(5,\), expected \(12,\)"):
-        strategy_for(data)
-
-
-def test_an_empty_training_mask_is_refused() -> None:
-    data = small_graph()
-    data.train_mask[:] = False
-    with pytest.raises(ValueError, match="train_mask: no node is marked"):
-        strategy_for(data)
 
 
 @pytest.mark.parametrize(

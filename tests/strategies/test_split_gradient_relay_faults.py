@@ -11,7 +11,6 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from relay_helpers import (
-    CHANGES,
     FEATURES,
     ChangingGrid,
     FaultyGrid,
@@ -43,24 +42,11 @@ def faulty(word: str, **options: Any) -> Outcome:
 
 
 REASONS = {
-    "shape": "arrays/relay has shape (5, 3), expected (5, 4)",
-    "rows": "arrays/relay has shape (4, 4), expected (5, 4)",
     "nan": "NaN or infinite",
-    "infinite": "NaN or infinite",
-    "text": "expected numbers",
-    "round": "round 4, expected 3",
     "group": "round 2, expected 3",
-    "empty": "expected 3",
-    "error": "error reply: the mod said no",
     "late": "no reply within 0.1 s",
-    "lost": "no reply within 0.1 s",
-    "silent": "no reply within 0.1 s",
     "unsent": "not sent",
 }
-
-
-def test_every_change_of_a_reply_is_tried() -> None:
-    assert set(CHANGES) <= set(REASONS)
 
 
 @pytest.mark.parametrize("word", REASONS)
@@ -75,10 +61,7 @@ def test_a_bad_answer_is_as_good_as_a_lost_one(word: str) -> None:
     assert [r.answered for r in outcome.reports] == [15, 15, 10, 15, 15, 15]
     assert [len(r.rejected) for r in outcome.reports] == [0, 0, 1, 0, 0, 0]
     assert outcome.reports[-1].bytes == lost.reports[-1].bytes
-
-
-def test_a_lost_answer_does_show() -> None:
-    assert faulty("lost").losses != faulty("good").losses
+    assert lost.losses != faulty("good").losses
 
 
 def test_an_answer_that_comes_twice_counts_once() -> None:
@@ -88,7 +71,7 @@ def test_an_answer_that_comes_twice_counts_once() -> None:
     assert outcome.reports[-1].bytes == clean.reports[-1].bytes
 
 
-@pytest.mark.parametrize("word", ["silent", "lost", "nan"])
+@pytest.mark.parametrize("word", ["silent", "nan"])
 @pytest.mark.parametrize("options", [{"participation": 0.6}, {"average_every": 2}])
 def test_faults_with_other_features_lose_nothing(word: str, options: dict[str, Any]) -> None:
     # Round 3 brings the mean of round 2. In whatever way that round fails, the client takes the
@@ -135,7 +118,7 @@ class FailingMod:
         return reply
 
 
-@pytest.mark.parametrize("rounds", [{"3"}, {"1"}, {"2", "3"}])
+@pytest.mark.parametrize("rounds", [{"1"}, {"2", "3"}])
 def test_a_client_that_fails_after_its_work_comes_back(rounds: set[str]) -> None:
     data = small_graph(N)
     app = client_app(data, mods=[FailingMod(rounds)])
@@ -165,39 +148,7 @@ def test_a_client_that_was_away_comes_back() -> None:
     assert outcome.figures == lost.figures
 
 
-def test_a_client_that_joins_later_takes_part() -> None:
-    data = small_graph(N)
-    outcome = run(data, grid=ChangingGrid(client_app(data), {2: {3, 4}}, 3), rounds=4)
-    assert [r.asked for r in outcome.reports] == [10, 10, 15, 15]
-    assert [r.answered for r in outcome.reports] == [10, 10, 15, 15]
-
-
-def test_a_client_that_leaves_and_comes_back_goes_on() -> None:
-    data = small_graph(N)
-    grid = ChangingGrid(client_app(data), {2: {1, 2, 5, 6, 7}}, 3)
-    outcome = run(data, grid=grid, rounds=6)
-    assert [r.answered for r in outcome.reports] == [15, 15, 10, 10, 15, 15]
-    script = {(2, number): "silent" for number in (3, 4)}
-    other = FaultyGrid(client_app(data), num_supernodes=3, script=script)
-    silent = run(data, grid=other, rounds=6, timeout=0.05)
-    assert outcome.losses == silent.losses
-
-
 # Nobody there ------------------------------------------------------------------------------------
-
-
-def test_no_client_at_all_stops_the_run_after_the_deadline() -> None:
-    data = small_graph(N)
-    started = time.monotonic()
-    with pytest.raises(NoClientsError, match=r"0 of at least 1 nodes connected within 0\.3 s"):
-        run(data, grid=ChangingGrid(client_app(data), {0: set()}, 1), timeout=0.3)
-    assert 0.3 <= time.monotonic() - started < 3
-
-
-def test_too_few_clients_stop_the_run() -> None:
-    data = small_graph(N)
-    with pytest.raises(NoClientsError, match="2 of at least 3 nodes"):
-        run(data, supernodes=2, min_nodes=3, timeout=0.1)
 
 
 def test_silence_of_all_stops_the_run_after_the_deadline() -> None:
@@ -249,19 +200,13 @@ def test_two_clients_with_the_same_user(caplog: pytest.LogCaptureFixture) -> Non
     assert "takes no part: client " in caplog.text and "already: give each" in caplog.text
 
 
-@pytest.mark.parametrize("users", [[15], [-1], [3, 3]])
+@pytest.mark.parametrize("users", [[15], [3, 3]])
 def test_impossible_users(users: list[int], caplog: pytest.LogCaptureFixture) -> None:
     data, app = hosting(lambda part: [0, 1, 2] if part == 0 else users)
     outcome = run(data, grid=InProcessGrid(app, num_supernodes=2), rounds=2)
     assert [r.answered for r in outcome.reports] == [3, 3]
     said = "hosts a user twice" if users == [3, 3] else f"user {users[0]}, but the graph has nodes"
     assert said in caplog.text
-
-
-def test_only_impossible_users() -> None:
-    data, app = hosting(lambda part: [N + part])
-    with pytest.raises(NoClientsError, match="it hosts user 15, but the graph has nodes 0 to 14"):
-        run(data, grid=InProcessGrid(app, num_supernodes=1))
 
 
 def test_clients_with_other_features_are_left_out(caplog: pytest.LogCaptureFixture) -> None:

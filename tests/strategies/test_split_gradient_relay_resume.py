@@ -84,17 +84,6 @@ def assert_same_ending(resumed: Outcome, whole: Outcome) -> None:
     assert resumed.strategy.users.ledger.payload == ledger
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"model": "gat"},
-    {"model": "sage", "user_bias": True},
-    {"participation": 0.3},
-    {"average_every": 3},
-    {"average_every": 2, "average_over": "all"},
-    {"average_every": 2, "participation": 0.5},
-]
-
-
 def test_own_user_models_are_resumed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, 4))
@@ -113,24 +102,6 @@ def test_the_same_strategy_can_be_resumed_in_a_notebook(tmp_path: Path) -> None:
     outcome.reports.clear()
     go(outcome, grid, stop_at=None, resume=True)
     assert_same_ending(outcome, whole)
-
-
-def test_faults_before_a_checkpoint_are_remembered(tmp_path: Path) -> None:
-    script = {(1, 3): "lost", (2, 1): "silent", (2, 2): "lost"}
-    # Round 2 cannot be saved: a client did not answer. Round 3 neither; round 4 is.
-    whole = start(tmp_path / "whole", script=script)
-    start(tmp_path / "cut", script=script, stop_at=5)
-    assert checkpoint.complete_rounds(tmp_path / "cut") == [4]
-    assert_same_ending(start(tmp_path / "cut", resume=True, script=script), whole)
-
-
-def test_a_checkpoint_without_its_server_file_does_not_count(tmp_path: Path) -> None:
-    whole = start(tmp_path / "whole")
-    start(tmp_path / "cut", stop_at=6)  # stopped before the server had written round 6
-    assert (tmp_path / "cut" / "round-000006" / "client-0.safetensors").exists()
-    resumed = start(tmp_path / "cut", resume=True)
-    assert resumed.reports[0].round == 5
-    assert_same_ending(resumed, whole)
 
 
 def test_flowers_own_loop_makes_checkpoints(tmp_path: Path) -> None:
@@ -158,33 +129,9 @@ def test_a_client_that_joins_a_resumed_run_later_loads_its_part(tmp_path: Path) 
 # What cannot be resumed --------------------------------------------------------------------------
 
 
-def test_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no complete checkpoint is there"):
-        start(tmp_path / "none", resume=True)
-
-
-def test_a_file_of_another_run_is_not_taken(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        start(tmp_path / name, stop_at=3)
-    swapped = "round-000002/client-1.safetensors"
-    (tmp_path / "other" / swapped).replace(tmp_path / "one" / swapped)
-    with pytest.raises(CheckpointError, match=r"client-1\.safetensors: of another run"):
-        start(tmp_path / "one", resume=True)
-
-
-def test_a_server_file_without_its_parts(tmp_path: Path) -> None:
-    start(tmp_path, stop_at=5)
-    checkpoint.save_server(tmp_path, 4, {"server": {}})
-    with pytest.raises(CheckpointError, match="round-000004: does not fit this run"):
-        start(tmp_path, resume=True)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"seed": 4}, "its seed is 3, this run's is 4"),
-        ({"learning_rate": 0.2}, r"its learning_rate is 0\.05, this run's is 0\.2"),
-        ({"user_bias": True}, "its bias is False, this run's is True"),
         ({"model": "gat"}, "its latent_size is 4, this run's is 8"),
         ({"data": small_graph(24)}, "its num_users is 20, this run's is 24"),
     ],
