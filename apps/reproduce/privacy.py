@@ -58,11 +58,9 @@ def privacy_curve(
     for row in rows:
         _run(curve, row, seeds[0], file, rows)
     # Validation accuracy with the first seed chooses, never test accuracy.
-    first = str(seeds[0])
-    best = {
-        title: [max(group, key=lambda row: row["val"][first]) for group in groups]
-        for title, groups in panels.items()
-    }
+    first, best = str(seeds[0]), dict[str, list[Row]]()
+    for title, groups in panels.items():
+        best[title] = [max(group, key=lambda row: row["val"][first]) for group in groups]
     chosen = [row for group in best.values() for row in group]
     for row in rows:
         row["chosen"] = any(row is one for one in chosen)
@@ -70,9 +68,12 @@ def privacy_curve(
         for row in chosen:
             _run(curve, row, seed, file, rows)
     write_json(file, rows)
-    constants = {title: _constants(curve, group[0]) for title, group in best.items()}
-    write_text(out / "privacy.md", _page(curve, best, constants, seeds))
-    _draw(out / "privacy.png", curve, best, constants)
+    for group in best.values():  # and what it is compared with that is no run
+        config = load_config(group[0]["config"], group[0]["overrides"])
+        for name, one in curve.constants.items():
+            group.append({"method": name, "test": {"": function(one)(config)}})
+    write_text(out / "privacy.md", _page(curve, best, seeds))
+    _draw(out / "privacy.png", curve, best)
     return rows
 
 
@@ -131,27 +132,13 @@ def _run(curve: Curve, row: Row, seed: int, file: Path, rows: Sequence[Row]) -> 
     print(f"{what}: {best.test_accuracy:.4f}", flush=True)
 
 
-def _constants(curve: Curve, row: Row) -> dict[str, float]:
-    """Work out what a run is compared with that is no run."""
-    config = load_config(row["config"], row["overrides"])
-    return {name: function(one)(config) for name, one in curve.constants.items()}
-
-
-def _page(
-    curve: Curve,
-    best: Mapping[str, Sequence[Row]],
-    constants: Mapping[str, Mapping[str, float]],
-    seeds: Sequence[int],
-) -> str:
+def _page(curve: Curve, best: Mapping[str, Sequence[Row]], seeds: Sequence[int]) -> str:
     delta = next(row["delta"] for rows in best.values() for row in rows if "delta" in row)
     values = {"seeds": ", ".join(map(str, seeds)), "first": seeds[0], "delta": delta}
     parts = [f"# {curve.title}", fill(curve.text, values)]
+    heads = ["epsilon", "of a round", "noise / sensitivity", "clipping norm", *curve.columns]
     for title, rows in best.items():
-        lines = [_line(curve, row) for row in rows if "epsilon" in row]
-        lines += [_line(curve, row) for row in rows if "epsilon" not in row]
-        gap = [""] * (len(curve.columns) + 4)
-        lines += [[name, *gap, f"{100 * one:.1f}"] for name, one in constants[title].items()]
-        heads = ["epsilon", "of a round", "noise / sensitivity", "clipping norm", *curve.columns]
+        lines = [_line(curve, row) for row in sorted(rows, key=lambda row: "epsilon" not in row)]
         parts += [f"## {title}"] if len(best) > 1 else []
         parts.append("\n".join(markdown([*heads, "rounds", "test accuracy"], lines)))
     return "\n\n".join(parts) + "\n"
@@ -159,24 +146,20 @@ def _page(
 
 def _line(curve: Curve, row: Row) -> list[str]:
     values = [100 * value for value in row["test"].values()]
+    if "config" not in row:
+        return [row["method"], *[""] * (len(curve.columns) + 4), f"{values[0]:.1f}"]
     shown = [f"{row[key]:g}" for key in curve.columns.values()]
     end = [*shown, str(row["rounds"]), f"{fmean(values):.1f} ± {pstdev(values):.1f}"]
     if "epsilon" not in row:
         return [row["method"], "", "", "", *end]
-    budget = [_figure(row["epsilon"]), _figure(row["epsilon-of-a-round"])]
+    budget = [
+        f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+        for value in (row["epsilon"], row["epsilon-of-a-round"])
+    ]
     return [*budget, f"{row['noise-multiplier']:.3g}", f"{row['clipping-norm']:g}", *end]
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _draw(
-    path: Path,
-    curve: Curve,
-    best: Mapping[str, Sequence[Row]],
-    constants: Mapping[str, Mapping[str, float]],
-) -> None:
+def _draw(path: Path, curve: Curve, best: Mapping[str, Sequence[Row]]) -> None:
     panels = {title: Panel({}, {}) for title in best}
     for title, rows in best.items():
         for row in rows:
@@ -185,5 +168,4 @@ def _draw(
                 panels[title].budgets[row["epsilon"]] = values
             else:
                 panels[title].levels[row["method"]] = values
-        panels[title].levels.update({name: [one] for name, one in constants[title].items()})
     plot_budgets(path, panels, noisy=curve.noisy)

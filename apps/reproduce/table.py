@@ -128,15 +128,15 @@ class Table:
     centralised: str | None = None  # Function that trains the config's network in one piece
     privacy: Values | None = None  # A curve of accuracy against a budget, only if it is asked for
 
-    def known(self) -> dict[str, tuple[str, ...]]:
-        """Give what ``--only`` may name."""
+    def known(self, *, every: bool = False) -> dict[str, tuple[str, ...]]:
+        """Give what ``--only`` may name, or every key's words."""
         known = {
             "data": tuple(self.data),
             "model": tuple(self.models),
             "method": tuple(key for key, one in self.methods.items() if not one.follows),
             "table": (*self.tables, *([PRIVACY] if self.privacy else [])),
         }
-        return {key: known[key] for key in self.only}
+        return known if every else {key: known[key] for key in self.only}
 
 
 def tables() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import Any
@@ -62,50 +62,6 @@ def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-# Text --------------------------------------------------------------------------------------------
-
-
-def mean_of(r: Row | None) -> float | None:
-    """Return a row's mean; none without a row."""
-    return None if r is None else r["mean"]
-
-
-def number(value: float | None, how: str) -> str:
-    """Write a number in a format such as ``.3f``."""
-    return NONE if value is None or not isfinite(value) else format(value, how)
-
-
-def accuracy(r: Row | None) -> str:
-    """Write a row's accuracy, ``0.812 ± 0.010``."""
-    return NONE if r is None else f"{r['mean']:.3f}" + _spread(r, 1, ".3f")
-
-
-def percent(r: Row | None) -> str:
-    """Write a row's share in percent, ``81.2 ± 1.0``."""
-    return NONE if r is None else f"{100 * r['mean']:.1f}" + _spread(r, 100, ".1f")
-
-
-def paper_percent(r: Row | None) -> str:
-    """Write the paper's share in percent."""
-    return NONE if r is None or r["paper"] is None else f"{100 * r['paper']:.1f}"
-
-
-def points(r: Row | None) -> str:
-    """Write a row's difference of two accuracies in points, ``+1.2 ± 0.4``."""
-    return NONE if r is None else f"{100 * r['mean']:+.1f}" + _spread(r, 100, ".1f")
-
-
-def paper_points(r: Row | None) -> str:
-    """Write the paper's difference of two accuracies in points."""
-    return NONE if r is None or r["paper"] is None else f"{100 * r['paper']:+.1f}"
-
-
-def count_seeds(found: Iterable[Row | None]) -> str:
-    """Say how many seeds some figures have: one number, or one for each where they differ."""
-    counts = [0 if r is None else len(r["seeds"]) for r in found]
-    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
-
-
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """Write a Markdown table, line by line."""
     head = [columns, ["---"] * len(columns)]
@@ -120,70 +76,53 @@ def show_pictures(names: Sequence[str]) -> list[str]:
     return ["## Pictures", *shown] if shown else []
 
 
+# Means with their deviations: scale, and format
+SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
+ALONE = ("paper-deviation", "reached", "positive", "above", "setting", "seeds")
+FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
+
+
 def formatted(how: str, found: Sequence[Row | None]) -> str:
     """Write figures as a page's YAML says: ``accuracy``, ``mean:.3f``, ``paper:.1f:100``."""
     name, _, detail = how.partition(":")
-    if name == "seeds":
-        return count_seeds(found)
     if name.endswith("→"):
         return " → ".join(formatted(name[:-1], [r]) for r in found)
+    one_of("format", name, FORMATS)
+    if name == "seeds":  # one number, or one for each where they differ
+        counts = [0 if r is None else len(r["seeds"]) for r in found]
+        return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
     first = next((r for r in found if r is not None), None)
+    return NONE if first is None else _written(name, detail, first)
+
+
+def _written(name: str, detail: str, r: Row) -> str:
+    """Write one row's figure."""
     if name in ("mean", "paper", "key"):
-        key, detail = (name, detail) if name != "key" else detail.split(":", 1)
-        form, _, scale = detail.partition(":")
-        value = None if first is None else first.get(key)
-        return number(None if value is None else float(scale or 1) * value, form)
-    if name == "setting":
-        return NONE if first is None else _setting(first, detail)
+        key, form = (name, detail) if name != "key" else detail.split(":", 1)
+        form, _, scale = form.partition(":")
+        value = r.get(key)
+        is_there = value is not None and isfinite(value)
+        return format(float(scale or 1) * value, form) if is_there else NONE
+    if name in SPREADS:
+        scale, form = SPREADS[name]
+        # One seed alone has no deviation.
+        spread = f" ± {format(scale * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
+        return format(scale * r["mean"], form) + spread
+    if name == "setting":  # laid over the config
+        there = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
+        return str(there[-1].partition("=")[2]) if there else NONE
     if name == "above":
-        return NONE if first is None else "yes" if first["mean"] > float(detail) else "no"
-    one_of("format", name, [*FORMATS, "mean", "paper", "key", "seeds", "setting", "above"])
-    return FORMATS[name](first)
+        return "yes" if r["mean"] > float(detail) else "no"
+    if name == "positive":
+        return f"{sum(v > 0 for v in r['values'])} of {len(r['values'])}"
+    if r["paper"] is None:
+        return NONE
+    if name == "reached":
+        return "yes" if r["mean"] >= r["paper"] else "no"
+    return f"{r['paper']:.4f} ± {r['paper-std']:.4f}"
 
 
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse a word of the YAML that is not one of those allowed."""
     if value not in allowed:
         raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
-
-
-def _setting(r: Row, key: str) -> str:
-    """Find what a row's runs have a setting laid over their config as."""
-    there = [one for one in r["settings"]["overrides"] if one.startswith(f"{key}=")]
-    return str(there[-1].partition("=")[2]) if there else NONE
-
-
-def _paper_deviation(r: Row | None) -> str:
-    """Write the paper's accuracy and its deviation, ``0.8006 ± 0.0028``."""
-    if r is None or r["paper"] is None:
-        return NONE
-    return f"{r['paper']:.4f} ± {r['paper-std']:.4f}"
-
-
-def _reached(r: Row | None) -> str:
-    """Say whether ours is at least the paper's figure."""
-    if r is None or r["paper"] is None:
-        return NONE
-    return "yes" if r["mean"] >= r["paper"] else "no"
-
-
-def _positive(r: Row | None) -> str:
-    """Say how many seeds are above zero."""
-    return NONE if r is None else f"{sum(v > 0 for v in r['values'])} of {len(r['values'])}"
-
-
-def _spread(r: Row, scale: float, how: str) -> str:
-    """Write the deviation; one seed alone has none."""
-    return f" ± {format(scale * r['std'], how)}" if len(r["seeds"]) > 1 else ""
-
-
-FORMATS: dict[str, Callable[[Row | None], str]] = {
-    "accuracy": accuracy,
-    "percent": percent,
-    "points": points,
-    "paper-percent": paper_percent,
-    "paper-points": paper_points,
-    "paper-deviation": _paper_deviation,
-    "reached": _reached,
-    "positive": _positive,
-}

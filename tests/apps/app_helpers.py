@@ -38,7 +38,14 @@ class InlinePool:
 
     limits: ClassVar[list[int | None]] = []  # tasks that a process may have, pool by pool
 
-    def __init__(self, workers: int, context: Any, *, initializer: Any, max_tasks_per_child: Any):
+    def __init__(
+        self,
+        workers: int,
+        context: Any,
+        *,
+        initializer: Any,
+        max_tasks_per_child: int | None = None,
+    ) -> None:
         self.limits.append(max_tasks_per_child)
 
     def __enter__(self) -> InlinePool:

@@ -72,6 +72,7 @@ def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
     assert len(ran) > count and {config.rounds for config in ran[count:]} == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_results_in_the_documentation_are_found_again(
     name: str, tmp_path: Path, ran: list[RunConfig]

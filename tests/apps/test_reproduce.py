@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -14,77 +15,98 @@ from app_helpers import InlinePool
 from table_helpers import asked_of, hash_of, made_up
 
 from flower_graph.apps.reproduce import command, experiments
-from flower_graph.apps.reproduce.command import main, write_page
-from flower_graph.apps.reproduce.experiments import Run, left_to_run
+from flower_graph.apps.reproduce.command import announce, main, write_page
+from flower_graph.apps.reproduce.curves import curves_of, read_curves
+from flower_graph.apps.reproduce.experiments import Experiment, Run, Runs, left_to_run
 from flower_graph.apps.reproduce.page import make_page
 from flower_graph.apps.reproduce.rows import make_rows, missing_runs
-from flower_graph.apps.reproduce.table import read_table, tables
+from flower_graph.apps.reproduce.table import Asked, read_table, tables
+from flower_graph.apps.reproduce.text import find, formatted, row
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
+from flower_graph.config.registry import known_apps, method_named
 from flower_graph.config.sources import list_configs
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.rounds import RoundReport
 
 FROZEN = json.loads((Path(__file__).parents[1] / "frozen" / "reproduce.json").read_text())
-every_table = pytest.mark.parametrize("name", list(tables()))
 
 
-def test_tables_are_no_runs() -> None:
+class Paper(NamedTuple):
+    """A paper's tables with two seeds and three rounds, and what is made of made-up runs."""
+
+    name: str
+    asked: Asked
+    runs: Runs
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=list(tables()))
+def paper(request: pytest.FixtureRequest) -> Paper:
+    asked = asked_of(request.param)
+    runs = made_up(asked)
+    return Paper(request.param, asked, runs, make_rows(asked, runs))
+
+
+def test_methods_name_the_tables_that_there_are(tmp_path: Path) -> None:
+    named = {one for app in known_apps() for one in method_named(app).tables}
+    assert {*tables()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl"}
     assert not [name for name in list_configs() if name.startswith("reproduce")]
+    with pytest.raises(ConfigError, match="'fedgl' is unknown; did you mean 'fedgls'"):
+        main("fedgl", tmp_path, only={}, seeds=None, rounds=None)
+    with pytest.raises(ConfigError, match=f"there are {', '.join(tables())}"):
+        main("somebody-elses", tmp_path, only={}, seeds=None, rounds=None)
 
 
-@every_table
-def test_runs_are_kept_under_the_names_of_old(name: str) -> None:
+def test_a_method_may_bring_a_table_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(OWN))
+    monkeypatch.setattr(method_named("fedpub"), "tables", (str(tmp_path / "mine.yaml"),), False)
+    assert read_table("mine").title == OWN["title"]
+
+
+def test_runs_are_kept_under_the_names_of_old(paper: Paper) -> None:
     """Folders of kept runs are found again: names, settings, seeds and rounds are as frozen."""
-    asked = asked_of(name, seeds=None, rounds=None)
+    asked = asked_of(paper.name, seeds=None, rounds=None)
     by_experiment: dict[Any, list[Run]] = {}
     for run in asked.runs():
         by_experiment.setdefault(run.experiment, []).append(run)
     now = {hash_of(runs): runs for runs in by_experiment.values()}
-    assert now.keys() == FROZEN[name].keys()
+    assert now.keys() == FROZEN[paper.name].keys()
     for key, (first, *more) in now.items():
-        frozen, settings = FROZEN[name][key], experiments.settings_of(experiments._config(first))
+        frozen = FROZEN[paper.name][key]
+        settings = experiments.settings_of(experiments._config(first))
         assert (len(more) + 1, first.rounds) == (frozen["runs"], frozen["rounds"])
         assert {k: settings[k] for k in frozen["settings"]} == frozen["settings"]
 
 
-@every_table
-def test_every_run_once_whole_seeds_first(name: str) -> None:
-    asked = asked_of(name)
-    runs = asked.runs()
+def test_every_run_once_whole_seeds_first(paper: Paper) -> None:
+    runs = paper.asked.runs()
     assert len(runs) == len(set(runs))
-    for stage in asked.stages():
+    for stage in paper.asked.stages():
         assert len({run.seed for run in stage}) == 1
-    assert {run.experiment.config for run in runs} <= {*list_configs()}
-    longer = asked_of(name, rounds=3000)
-    assert longer.estimate(longer.runs()) > 5 * asked.estimate(runs) > 0
+    longer = asked_of(paper.name, rounds=3000)
+    assert longer.estimate(longer.runs()) > 5 * paper.asked.estimate(runs) > 0
 
 
-@every_table
-def test_the_papers_figures_are_beside_ours(name: str, tmp_path: Path) -> None:
-    asked = asked_of(name)
-    runs = made_up(asked)
-    rows = make_rows(asked, runs)
-    assert len({json.dumps({k: r[k] for k in r if k not in ("values",)}) for r in rows}) == len(
-        rows
-    )
-    page = make_page(asked, runs, rows, ["Elsewhere: not there"])
-    assert missing_runs(asked, runs) == []
-    assert "- Elsewhere: not there" in page and "nan" not in page
-    with_paper = [r for r in rows if r["paper"] is not None]
-    assert with_paper
-    for r in rows:
+def test_rows_and_page_have_all_figures(paper: Paper) -> None:
+    keys = [json.dumps({k: r[k] for k in r if k != "values"}) for r in paper.rows]
+    assert len(set(keys)) == len(keys)
+    for r in paper.rows:
         assert r["values"] and math.isfinite(r["mean"])
         assert r["settings"]["config"] in list_configs()
+    assert any(r["paper"] is not None for r in paper.rows)
+    assert missing_runs(paper.asked, paper.runs) == []
+    page = make_page(paper.asked, paper.runs, paper.rows, ["Elsewhere: not there"])
+    assert "- Elsewhere: not there" in page and "nan" not in page
     for above, line in pairwise(page.splitlines()):
         if above.startswith("|") and line.startswith("|"):
             assert above.count("|") == line.count("|")  # every line has all columns of its table
 
 
-@every_table
-def test_rows_with_fewer_runs_than_seeds_are_named(name: str) -> None:
-    asked = asked_of(name)
-    runs = made_up(asked)
+def test_rows_with_fewer_runs_than_seeds_are_named(paper: Paper) -> None:
+    asked, runs = paper.asked, {one: dict(by_seed) for one, by_seed in paper.runs.items()}
     group = next(g for g in asked.groups() if len(g.seeds) == 2 and len(g.experiments) == 1)
     del runs[group.experiments[0]][1]
     missing = missing_runs(asked, runs)
@@ -97,25 +119,29 @@ def test_rows_with_fewer_runs_than_seeds_are_named(name: str) -> None:
     assert "## Table" not in empty and f"- {group.words}: 0 of 2 runs" in empty
 
 
-@every_table
-def test_what_is_unknown_is_refused(name: str, tmp_path: Path) -> None:
-    table = read_table(name)
-    first = next(iter(table.data))
+def test_what_is_unknown_is_refused(paper: Paper, tmp_path: Path) -> None:
     for only, said in (
         ({"dat": ["Cora"]}, "dat"),
-        ({"data": ["Coral"]}, f"data=Coral: unknown; allowed are {first}"),
+        ({"data": ["Coral"]}, f"data=Coral: unknown; allowed are {paper.asked.data[0]}"),
         ({"table": ["table-9"]}, "table=table-9: unknown; allowed are"),
     ):
         with pytest.raises(ConfigError, match=said):
-            main(name, tmp_path / "out", only=only, seeds=[0], rounds=1)
+            main(paper.name, tmp_path / "out", only=only, seeds=[0], rounds=1)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_paper_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'fedgl' is unknown; did you mean 'fedgls'"):
-        main("fedgl", tmp_path, only={}, seeds=None, rounds=None)
-    with pytest.raises(ConfigError, match=f"there are {', '.join(tables())}"):
-        main("somebody-elses", tmp_path, only={}, seeds=None, rounds=None)
+@pytest.mark.slow
+def test_pictures_are_on_the_page(paper: Paper, tmp_path: Path, simulated: list[RunConfig]) -> None:
+    asked = asked_of(paper.name, data=paper.asked.data[:1], seeds=(0,))
+    experiments.run_stages(
+        asked.stages(), tmp_path / "runs", lambda: None, lambda config: [report(1, 0.5, 0.5)]
+    )
+    write_page(tmp_path, asked, [])
+    page = (tmp_path / "table.md").read_text()
+    pictures = [path for path in tmp_path.iterdir() if path.suffix == ".png"]
+    assert pictures
+    for path in pictures:
+        assert f"({path.name})" in page and path.read_bytes().startswith(b"\x89PNG")
 
 
 # Runs with a stub in place of training -----------------------------------------------------------
@@ -291,18 +317,51 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
         assert (left_to_run([run], tmp_path) == [run]) == is_missing
 
 
-@pytest.mark.slow
-@every_table
-def test_pictures_are_on_the_page(name: str, tmp_path: Path, simulated: list[RunConfig]) -> None:
-    del simulated
-    asked = asked_of(name, data=tuple(read_table(name).data)[:1], seeds=(0,))
-    experiments.run_stages(
-        asked.stages(), tmp_path / "runs", lambda: None, lambda config: [report(1, 0.5, 0.5)]
+def test_files_of_older_versions_still_load() -> None:
+    curves = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
+    assert (curves.alignment, curves.judged, curves.structure) == ({}, {}, {})
+    assert math.isnan(curves.val_accuracy[0]) and curves.best_round == 0
+    assert curves_of([report(1, 0.5, 0.5)], {}).judged == {}
+
+
+def test_the_estimate_is_of_the_missing_runs_shared_by_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [Run(Experiment("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(4)]
+    monkeypatch.setattr(command, "left_to_run", lambda runs, folder: runs[1:])
+    monkeypatch.setattr(command, "workers_for", lambda runs: 2)
+    announce(runs, tmp_path, lambda missing: 600.0 * len(missing))
+    assert capsys.readouterr().out == (
+        "4 runs, 1 of them there already; the others take about 15 minutes, 2 at a time\n"
     )
-    write_page(tmp_path, asked, [])
-    page = (tmp_path / "table.md").read_text()
-    pictures = [path for path in tmp_path.iterdir() if path.suffix == ".png"]
-    assert pictures
-    for path in pictures:
-        assert f"({path.name})" in page
-        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_as_text() -> None:
+    one = Experiment("Cora", "GCN", "FedGLS", "fedgls/cora", ("a=1", "a=2"))
+    two = row("t", one, "x", {0: 0.011, 1: 0.013}, 1, 0.0289) | {"paper-std": 0.001}
+    alone, gap = row("t", one, "x", {0: -0.25}, 1), row("t", one, "x", {0: 0.5, 1: nan}, 1)
+    for how, found, text in (
+        ("accuracy", [two], "0.012 ± 0.001"),
+        ("percent", [None, two], "1.2 ± 0.1"),
+        ("points", [two], "+1.2 ± 0.1"),
+        ("paper:.1f:100", [two], "2.9"),
+        ("paper:+.1f:100", [two], "+2.9"),
+        ("paper-deviation", [two], "0.0289 ± 0.0010"),
+        ("points", [alone], "-25.0"),  # one seed has no deviation
+        ("paper:.3f", [alone], "–"),
+        ("reached", [two], "no"),
+        ("reached", [alone], "–"),
+        ("positive", [two], "2 of 2"),
+        ("above:0.01", [two], "yes"),
+        ("setting:a", [two], "2"),
+        ("setting:b", [two], "–"),
+        ("key:paper-std:.2f", [two], "0.00"),
+        ("percent→", [two, alone], "1.2 ± 0.1 → -25.0"),
+        ("seeds", [two, two], "2"),
+        ("seeds", [two, alone, None], "2, 1, 0"),
+        ("accuracy", [None], "–"),
+    ):
+        assert formatted(how, found) == text
+    with pytest.raises(ConfigError, match="format: 'acuracy' is not one of accuracy, percent"):
+        formatted("acuracy", [None])
+    assert (alone["std"], gap["mean"] == gap["mean"], find([gap], metric="x")) == (0.0, False, None)
