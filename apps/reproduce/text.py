@@ -101,13 +101,14 @@ def _written(name: str, detail: str, r: Row) -> str:
         key, form = (name, detail) if name != "key" else detail.split(":", 1)
         form, _, scale = form.partition(":")
         value = r.get(key)
-        is_there = value is not None and isfinite(value)
-        return format(float(scale or 1) * value, form) if is_there else NONE
+        if value is None or not isfinite(value):
+            return NONE
+        return format(float(scale or 1) * value, form)
     if name in SPREADS:
-        scale, form = SPREADS[name]
+        times, form = SPREADS[name]
         # One seed alone has no deviation.
-        spread = f" ± {format(scale * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
-        return format(scale * r["mean"], form) + spread
+        spread = f" ± {format(times * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
+        return format(times * r["mean"], form) + spread
     if name == "setting":  # laid over the config
         there = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
         return str(there[-1].partition("=")[2]) if there else NONE
