@@ -93,12 +93,6 @@ def test_every_client_is_known_by_its_number() -> None:
     assert strategy.payload["up"]["weights"] == 6 * strategy.arrays.count_bytes()
 
 
-def test_it_is_asked_once() -> None:
-    seen: list[str] = []
-    run([[0], [1]], rounds=3, bad=lambda place, what, number: seen.append(what))
-    assert (seen.count("query"), seen.count("train"), seen.count("evaluate")) == (2, 6, 6)
-
-
 def test_the_second_of_two_with_one_client_is_left_out_and_named() -> None:
     strategy, reports, ids = run([[0, 1], [1, 2], [3]], rounds=2)
     first, second = sorted(ids[:2])
@@ -187,16 +181,6 @@ def test_a_plain_client_app_beside_others(tmp_path: Path) -> None:
 # Who took part -----------------------------------------------------------------------------------
 
 
-def test_who_was_drawn() -> None:
-    _, reports, _ = run([[0], [1, 2], [3], [4]], rounds=4, participation=0.5)
-    for report in reports:
-        who = took_part(report)
-        assert who.answered | who.left_out.keys() == {0, 1, 2, 3, 4}
-        assert set(who.left_out.values()) == {"not drawn"}
-        assert len(who.answered & {0, 1, 3, 4}) == 2
-    assert len({tuple(sorted(took_part(report).answered)) for report in reports}) > 1
-
-
 def test_draws_and_sums_do_not_depend_on_how_flower_numbers_supernodes() -> None:
     class Renumbered(InProcessGrid):
         def __init__(self, *args: Any, **more: Any) -> None:
@@ -229,36 +213,6 @@ def test_who_failed_and_why() -> None:
     assert three.answered == {0, 1, 2, 3}
     assert three.failed == {4: "weights are not finite"}
     assert not (one.left_out or two.left_out or three.left_out)
-
-
-class Moves(InProcessGrid):
-    """The SuperNode in place 0 is away in round 2 and comes back under another id."""
-
-    def push_messages(self, messages: Any) -> list[str]:
-        messages = list(messages)
-        now = {
-            (m.metadata.message_type, int(m.content[CONFIG].get("server-round", 0)))
-            for m in messages
-        }
-        answer = super().push_messages(messages)
-        if ("evaluate", 1) in now:
-            self.away = self.contexts.pop(next(iter(self.contexts)))
-        if ("evaluate", 2) in now:
-            old = self.away
-            self.contexts[7] = Context(old.run_id, 7, old.node_config, old.state, {})
-        return answer
-
-
-def test_one_that_goes_and_comes_back_under_another_id() -> None:
-    strategy, reports, ids = run([[0, 1], [2]], rounds=3, make_grid=Moves)
-    one, two, three = map(took_part, reports)
-    assert one.answered == three.answered == {0, 1, 2}
-    assert (two.answered, two.left_out) == ({2}, dict.fromkeys([0, 1], "not connected"))
-    assert strategy.session.members.clients == {
-        ids[0]: [2],
-        7: [0, 1],
-    }  # ids as in the end
-    assert [report.rejected for report in reports] == [[], [], []]
 
 
 def test_all_are_gone_when_they_should_measure() -> None:

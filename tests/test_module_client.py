@@ -45,13 +45,6 @@ class Net(nn.Module):
         return self.head(hidden)
 
 
-class Wide(Net):
-    """Too large for a context: 1.2 MB."""
-
-    def __init__(self) -> None:
-        super().__init__(width=300_000 // (FEATURES + CLASSES + 4))
-
-
 def run(
     rounds: int = 3,
     supernodes: int = 2,
@@ -151,26 +144,6 @@ def test_a_part_that_stays_at_the_client():
     assert_like(together, strategy.weights())
     alone, _ = run(2, 1, SETTINGS)
     assert not (alone.weights()["first.weight"] == together.weights()["first.weight"]).all()
-
-
-@pytest.mark.parametrize("make", [Net, Wide])
-def test_it_is_saved_and_resumed(tmp_path: Path, make: Any):
-    settings = SETTINGS._replace(keep_optimiser=True, local=("head.*",))
-    options: dict[str, Any] = {"settings": settings, "make": make}
-    whole, reports = run(4, **options)
-    saving = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "clients": tmp_path}
-    run(2, **options, **saving)
-    again, more = run(4, resume=True, **options, **saving)
-    assert_like(again, whole.weights(), tolerance=0)
-    assert [report.loss for report in more] == [report.loss for report in reports[2:]]
-
-
-@pytest.mark.parametrize("make", [Net, Wide])
-def test_where_state_is_kept_changes_nothing(tmp_path: Path, make: Any):
-    settings = SETTINGS._replace(keep_optimiser=True, local=("head.*",))
-    inside, _ = run(2, settings=settings, make=make)
-    outside, _ = run(2, settings=settings, make=make, node_config={"state-dir": str(tmp_path)})
-    assert_like(outside, inside.weights(), tolerance=0)
 
 
 def test_flowers_fedprox_draws_clients_back():

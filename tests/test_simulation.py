@@ -225,26 +225,3 @@ def test_work_for_a_thousand_nodes_grows_with_their_number() -> None:
 
     calls(1)  # imports and the like
     assert calls(1000) <= 10.5 * calls(100)
-
-
-def test_a_failing_client_is_left_out_by_the_exchange() -> None:
-    def make(context: Context) -> NumPyClient:
-        if context.node_config["partition-id"] == 1:
-            raise OSError("disk gone")
-        return LinearClient(1.0, 1.0, 1)
-
-    grid = InProcessGrid(make_client_app(make), num_supernodes=2)
-    content = RecordDict({"a": ArrayRecord([np.ones(1)]), "c": ConfigRecord({"lr": 1.0})})
-    exchange = Exchange(grid)
-    good, bad = grid.get_node_ids()
-    assert exchange.nodes(2, 1.0) == sorted([good, bad])
-    replies = exchange.send(
-        {good: content, bad: content},
-        server_round=1,
-        timeout=1.0,
-        read=lambda node_id, reply: reply["metrics"]["num-examples"],
-    )
-    assert replies.values == {good: 1}
-    (entry,) = replies.rejected
-    assert entry.node_id == bad
-    assert entry.reason.startswith("error reply: OSError: disk gone (test_simulation.py:")

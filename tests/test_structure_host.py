@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from plain_structure import FEDGLS, METHODS
-from structure_helpers import run, settings_of, toy_clients
+from plain_structure import FEDGLS
+from structure_helpers import settings_of, toy_clients
 
 from flower_graph.client import state
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.strategy import StructureClient
 
@@ -45,27 +43,6 @@ NOBODY = torch.zeros(7, dtype=torch.bool)
 def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         StructureClient(Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS)
-
-
-@pytest.mark.parametrize("large", [False, True], ids=["in the context", "in a file"])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_message_may_meet_a_new_process(
-    method: str, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = run(method, rounds=2)
-    monkeypatch.setattr(state, "SMALL_BYTES", 0 if large else 10**9)
-
-    class Forgetful(InProcessGrid):
-        def _handle(self, *given: Any) -> Any:
-            for held in (state._LIVE, state._TOKENS, state._FIXED, state._MAPS):
-                held.clear()
-            return super()._handle(*given)
-
-    make_grid = partial(Forgetful, node_config={"state-dir": str(tmp_path)})
-    assert torch.equal(
-        run(method, rounds=2, make_grid=make_grid).figures.nan_to_num(), kept.figures.nan_to_num()
-    )
-    assert any(tmp_path.rglob("structure-client-*.safetensors")) == large
 
 
 @pytest.mark.parametrize("place", ["", ":memory:", "own"])

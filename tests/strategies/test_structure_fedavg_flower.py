@@ -125,20 +125,3 @@ def test_differential_privacy_clips_and_adds_noise() -> None:
     noisy = moved_by(flower(clipped(0.01, 1.0), rounds=1))
     # 118 numbers with a deviation of norm / 6 each
     assert 0.01 < noisy < 0.03
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        FedAdam(eta=0.01),
-        FedMedian(),
-        FedTrimmedAvg(beta=0.2),
-        Krum(num_malicious_nodes=1),
-        clipped(2.0, 0.01),
-    ],
-    ids=["adam", "median", "trimmed", "krum", "private"],
-)
-def test_any_of_them_learns(strategy: Strategy) -> None:
-    found = flower(strategy)
-    assert len(found["losses"]) == 3
-    assert found["losses"][2] < found["losses"][0] < 1.5

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message
+from federation import METHODS as SETUPS
 from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi
 from plain_structure import FEDGLS
-from structure_helpers import Outcome, client_app, cohort_of, run, settings_of
+from structure_helpers import Outcome, run, settings_of
 
 from flower_graph.errors import CheckpointError
-from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
 
@@ -99,118 +97,15 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     assert checkpoint.complete_rounds(tmp_path) == []
 
 
-# Faults ------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_broke_off_goes_on(tmp_path: Path) -> None:
-    """The server dies in round 4, after the clients trained: round 3 is lost, and run again."""
-
-    class KilledError(Exception):
-        """Stands for the end of the process."""
-
-    class Dies(StructureFedAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            if server_round == 4:
-                raise KilledError
-            return super().aggregate_train(server_round, replies)
-
-        def fixed_settings(self) -> dict[str, Any]:
-            return super().fixed_settings() | {"strategy": "StructureFedAvg"}
-
-    with pytest.raises(KilledError):
-        saving(tmp_path, 6, strategy=Dies)
-    assert checkpoint.complete_rounds(tmp_path) == [2]
-    assert_same(run(rounds=6, settings=settings(FEDGLS)), saving(tmp_path, 6, resume=True), 3)
-
-
-def test_a_client_that_is_silent_when_it_should_save(tmp_path: Path) -> None:
-    def fails(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        config = message.content["config"]
-        is_there = (message.metadata.message_type, config.get("server-round")) == ("evaluate", 2)
-        if is_there and context.node_config["partition-id"] == 0:
-            raise OSError("gone")
-        return call_next(message, context)
-
-    own = settings(FEDGLS)
-    app = client_app(FEDGLS, settings=own, checkpoint_dir=tmp_path, mods=[fails])
-    saving(tmp_path, 3, app=app)
-    assert checkpoint.complete_rounds(tmp_path) == [3]
-
-
-def test_the_report_comes_before_the_checkpoint(tmp_path: Path) -> None:
-    seen: list[tuple[int, list[int]]] = []
-    own = settings(FEDGLS)
-    app = client_app(FEDGLS, settings=own, checkpoint_dir=tmp_path)
-    strategy = StructureFedAvg(own, checkpoint_dir=tmp_path, checkpoint_every=1)
-    strategy.start(
-        InProcessGrid(app, num_supernodes=2),
-        num_rounds=2,
-        timeout=1,
-        on_round=lambda r: seen.append((r.round, checkpoint.complete_rounds(tmp_path))),
-    )
-    assert seen == [(1, []), (2, [1])]
-
-
-def test_a_place_of_the_supernodes_own(tmp_path: Path) -> None:
-    """Clients of a deployment save on their own machines; the server's folder is not theirs."""
-    states = [tmp_path / "one", tmp_path / "two"]
-
-    class Apart(InProcessGrid):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            for context, state in zip(self.contexts.values(), states, strict=True):
-                context.node_config["state-dir"] = str(state)
-
-    own, server = settings(FEDGLS), tmp_path / "server"
-    parts = {"app": client_app(FEDGLS, settings=own), "make_grid": Apart}
-    saving(server, 2, **parts)
-    assert [p.name for p in (server / "round-000002").iterdir()] == ["server.pt"]
-    assert all(list(state.rglob("round-000002/client-*.safetensors")) for state in states)
-    resumed = saving(server, 4, resume=True, **parts)
-    whole = run(rounds=4, settings=own)
-    assert torch.equal(whole.figures[2:], resumed.figures)
-
-
 def test_a_supernode_that_comes_again_keeps_what_it_has(tmp_path: Path) -> None:
     """After a resumption it gets another id: it is asked again, and does not go back."""
-    saving(tmp_path, 2)
-
-    class Renamed(InProcessGrid):
-        def push_messages(self, messages: Any) -> list[str]:
-            messages = list(messages)
-            found = [m for m in messages if m.content["config"].get("server-round") == 4]
-            if found and found[0].metadata.message_type == "evaluate" and 77 not in self.contexts:
-                answer = super().push_messages(messages)
-                first = next(iter(self.contexts))
-                context = self.contexts.pop(first)
-                self.contexts = {77: self._moved(context), **self.contexts}
-                return answer
-            return super().push_messages(messages)
-
-        @staticmethod
-        def _moved(context: Context) -> Context:
-            cohort_of(context)  # its state is there
-            return Context(context.run_id, 77, context.node_config, context.state, {})
-
-    states = {"state-dir": str(tmp_path / "state")}
-    make_grid = lambda app, num_supernodes: Renamed(  # noqa: E731
-        app, num_supernodes=num_supernodes, node_config=states
-    )
-    own = settings(FEDGLS)
-    app = client_app(FEDGLS, settings=own)
-    server = tmp_path / "server"
-    saving(
-        server,
-        2,
-        app=app,
-        make_grid=lambda a, num_supernodes: InProcessGrid(
-            a, num_supernodes=num_supernodes, node_config=states
-        ),
-    )
-    resumed = saving(server, 6, app=app, make_grid=make_grid, resume=True)
-    assert 77 in resumed.strategy.session.members.clients
-    whole = run(rounds=6, settings=own)
-    assert torch.allclose(whole.figures[2:], resumed.figures, atol=1e-6, equal_nan=True)
+    setup, out = SETUPS["fedgls"], tmp_path / "out"
+    whole = setup.run(tmp_path / "whole", "rounds=6")
+    setup.run(out, "rounds=2", "checkpoint_every=2")
+    restarts: dict[str, Any] = {"restarts": {2: [0]}, "new_id": True, "final": setup.final}
+    resumed = setup.run(out, "rounds=6", "checkpoint_every=2", resume=True, **restarts)
+    assert resumed.grid.restarted == 1 and not resumed.result["rejected"]
+    assert resumed.figures == pytest.approx(whole.figures, abs=1e-6, nan_ok=True)
 
 
 # Refusals ----------------------------------------------------------------------------------------
