@@ -5,43 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from ego_helpers import SETTINGS as EGO_SETTINGS
-from ego_strategy_helpers import FINE, seven_egos
-from ego_strategy_helpers import client_app as ego_app
-from flwr.app import Context
+from federation import ALL, METHODS
 from hostile_grid import Attack, HostileGrid, Key, listening
-from plain_structure import FEDGLS as FEDGLS_NAME
-from public_helpers import toy_members
-from relay_helpers import client_app as relay_app
-from relay_helpers import small_graph, strategy_for
-from structure_helpers import client_app as structure_app
-from structure_helpers import settings_of, toy_clients
 
-from flower_graph.client.adaptor import make_client_app
+from flower_graph.apps.run import client_app
+from flower_graph.config.registry import method_of
 from flower_graph.report.rounds import RoundReport
-from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-    ACTIONS as SECURE_ACTIONS,
-)
-from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-    SecureConsensus,
-    SecureConsensusClient,
-)
-from flower_graph.strategies.procrustes_alignment.strategy import (
-    ProcrustesAlignment,
-    PublicNodeClient,
-)
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
 
 Plan = Mapping[Key, Attack | None]
 FIGURES = (
     *("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy"),
     *("asked", "answered"),
 )
+SHORT = 3  # rounds of a run with one attack
 TIMEOUT = 0.05
 
 
@@ -95,35 +75,30 @@ class Attacked:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A method under attack.
+    """A method under attack; the clients at the SuperNode in place 1 are hostile.
 
-    Attributes
-    ----------
-    name : str
-        As a reader knows it.
-    build : callable
-        Makes app and strategy.
-    clients : sequence of int
-        Those at the hostile SuperNode, in place 1 of ``supernodes``.
-    setup, rounds : sequence of str
-        Types of messages before the first round, and of those that come in every round.
-    shift : mapping
-        Number of the first message of a type that belongs to round 1.
-    atol : float
-        By how much numbers of two runs may differ: 0, but where masks are drawn by chance.
+    ``late`` rounds pass before a report tells of an exchange. ``atol`` is by how much numbers of
+    two runs may differ: 0, but where masks are drawn by chance.
     """
 
     name: str
-    build: Callable[[], tuple[Any, Any]]
-    clients: Sequence[int]
-    setup: Sequence[str]
-    rounds: Sequence[str]
-    shift: Mapping[str, int]
-    supernodes: int = 3
+    build: Callable[[], tuple[Any, Any]]  # makes app and strategy
+    supernodes: int
+    late: int = 0
     atol: float = 0.0
 
-    def run(self, plan: Plan, rounds: int) -> Attacked:
+    def run(self, plan: Plan, rounds: int = SHORT) -> Attacked:
         """Run it; an exception that ends the run is in ``error``."""
+        return self._run(plan, rounds, self.clean.clients)
+
+    @cached_property
+    def clean(self) -> Attacked:
+        """A run without attacks."""
+        found = self._run({}, SHORT)
+        assert found.error is None, found.error
+        return found
+
+    def _run(self, plan: Plan, rounds: int, clients: Sequence[int] = ()) -> Attacked:
         app, strategy = self.build()
         grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan)
         reports: list[RoundReport] = []
@@ -137,96 +112,66 @@ class Method:
 
         logging.getLogger("flwr").setLevel(logging.ERROR)
         error, log = listening(go)
-        weights = {k: np.array(v) for k, v in strategy.weights().items()} if not error else {}
-        is_masked = self.atol and not error
+        weights = {k: np.asarray(v) for k, v in strategy.weights().items()} if not error else {}
         sums = getattr(strategy, "sums", None) or getattr(strategy.session, "sums", None)
-        excluded = frozenset(sums.server.excluded) if is_masked else frozenset[int]()
-        return Attacked(grid, reports, weights, log, self.clients, error, excluded)
+        excluded = frozenset[int](sums.server.excluded) if sums and not error else frozenset[int]()
+        clients = clients or strategy.session.members.clients.get(grid.hostile, ())
+        return Attacked(grid, reports, weights, log, clients, error, excluded)
+
+    def in_round(self, kind: str, number: int) -> list[int]:
+        """Which messages of a type a round without attacks has."""
+        sent = self.clean.grid.rounds
+        return [place for (k, place), at in sent.items() if (k, at) == (kind, number)]
+
+    @cached_property
+    def rounds(self) -> list[str]:
+        """Types of the messages that come in every round."""
+        kinds = dict.fromkeys(kind for kind, _ in self.clean.grid.rounds)
+        return [k for k in kinds if all(self.in_round(k, n) for n in range(1, SHORT + 1))]
+
+    @cached_property
+    def setup(self) -> list[str]:
+        """Types of those that come before the first."""
+        kinds = [kind for (kind, number), at in self.clean.grid.rounds.items() if number == 1 >= at]
+        before = [k for k in kinds if sum(len(self.in_round(k, n)) for n in (0, 1)) > 1]
+        return [kind for kind in kinds if kind not in self.rounds or kind in before]
+
+    def first(self, kind: str) -> int:
+        """Number of the message whose attack the first round's report tells of."""
+        return self.in_round(kind, 1 + self.late)[-1]
 
     def round_of(self, key: Key) -> int:
         """The round whose report tells of a message."""
         kind, number = key
-        return max(1, number - self.shift.get(kind, 1) + 1) if kind in self.rounds else 1
+        return max(1, number - self.first(kind) + 1) if kind in self.rounds else 1
 
 
-def _relay(**options: Any) -> tuple[Any, Any]:
-    data = small_graph(15)
-    return relay_app(data), strategy_for(data, **options)
+def registered(name: str, *words: str, atol: float = 0.0) -> Method:
+    """Give a method of the federation, under some settings."""
+    setup = ALL[name].with_(*words)
+    config = setup.load()
+
+    def build() -> tuple[Any, Any]:
+        return client_app(config, None), method_of(config).build_strategy(config, None)
+
+    return Method(name, build, setup.supernodes, setup.late, atol)
 
 
-def _ego(**options: Any) -> tuple[Any, Any]:
-    app = ego_app(seven_egos(), [[1, 2, 3], [0], [4, 5, 6]])
-    return app, MaskedEmbeddingAveraging(EGO_SETTINGS, **{**FINE, **options})
-
-
-def _structure() -> tuple[Any, Any]:
-    graphs = toy_clients()[:3]
-    return structure_app(FEDGLS_NAME, graphs), StructureFedAvg(settings_of(FEDGLS_NAME))
-
-
-def _public() -> tuple[Any, Any]:
-    members = toy_members()
-
-    def client_fn(context: Context) -> PublicNodeClient:
-        return PublicNodeClient(context, [members[int(context.node_config["partition-id"])]])
-
-    return make_client_app(client_fn), ProcrustesAlignment()
-
-
-def _secure() -> tuple[Any, Any]:
-    members = toy_members()
-
-    def client_fn(context: Context) -> SecureConsensusClient:
-        return SecureConsensusClient(context, [members[int(context.node_config["partition-id"])]])
-
-    return make_client_app(client_fn, actions=SECURE_ACTIONS), SecureConsensus()
-
-
-NFEDGNN = Method("nFedGNN", _relay, range(1, 15, 3), ("query",), ("train",), {})
-AVERAGED = Method(
-    "nFedGNN with averages",
-    partial(_relay, average_every=1),
-    range(1, 15, 3),
-    (),
-    ("train",),
-    {},
-)
-FEDSCEM = Method(
-    "FedSCem",
-    partial(_ego, alignment="plain"),
-    (100,),
-    ("query", "train.align"),
-    ("train", "train.unmask"),
-    {"train": 2, "train.unmask": 3},  # round 1 is measured by what comes with round 2
-    atol=1e-4,
-)
-PSI = Method(
-    "FedSCem, alignment by blinded identities",
-    _ego,
-    (100,),
-    ("train.align", "train.union", "train.unmask"),
-    (),
-    {},
-    atol=1e-4,
-)
-PLAIN = Method(
-    "FedSCem, plain sums",
-    partial(_ego, alignment="plain", aggregation="plain"),
-    (100,),
-    (),
-    ("train",),
-    {"train": 2},
-)
-FEDGLS = Method("FedGLS", _structure, (21,), ("query",), ("train", "evaluate"), {})
-PPFL = Method("PPFL-GNN", _public, (1,), ("query",), ("train",), {}, supernodes=4)
-SECURE = Method(
-    "PPFL-GNN, secure consensus",
-    _secure,
-    (1,),
-    ("query", "train.sum_enroll"),
-    ("train", "train.sum_unmask"),
-    {"train.sum_unmask": 2},
-    supernodes=4,
-    atol=1e-3,
-)
-METHODS = (NFEDGNN, AVERAGED, FEDSCEM, PSI, PLAIN, FEDGLS, PPFL, SECURE)
+FINE = "strategy.resolution=1e-6"
+ONCE = "judge.every=99"  # nothing of what clients send is evaluated in between
+NFEDGNN = registered("nfedgnn")
+FEDSCEM = registered("fedscem", FINE, "strategy.alignment=plain", atol=1e-4)
+PSI = registered("fedscem", FINE, atol=1e-4)
+PLAIN = registered("fedscem, plain")
+FEDGLS = registered("fedgls")
+PPFL = registered("gat", ONCE)
+SECURE = registered("deepwalk, secure", ONCE, atol=1e-3)
+# All that are registered, and what of a method is a path of its own through the server
+CORPUS = {name: registered(name) for name in METHODS if name not in ("fedscem", "deepwalk", "gat")}
+CORPUS |= {"fedscem": PSI, "deepwalk": registered("deepwalk", ONCE), "gat": PPFL}
+CORPUS |= {
+    "nfedgnn, averaged": registered("nfedgnn, averaged"),
+    "fedscem, plain alignment": FEDSCEM,
+    "fedscem, plain": PLAIN,
+    "deepwalk, secure": SECURE,
+}

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attacked_runs import METHODS, Attacked, Method
+from attacked_runs import SHORT, Attacked, Method
 from hostile_grid import ENVELOPES, Around, Attack, Key
 from mutations import by_hand, drawn
 
 CLEAN = 3  # every so manieth round nobody attacks
-SHORT = 3  # rounds of a run with one attack
 LONG = 40  # attacks of a long run
 
 
@@ -48,29 +47,22 @@ class Tally:
         }
 
 
-def examples(method: Method) -> Attacked:
-    """Run without attacks."""
-    found = method.run({}, SHORT)
-    assert found.error is None, found.error
-    return found
-
-
-def attacks_on(method: Method, kind: str, clean: Attacked, count: int) -> list[Attack]:
+def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Attack]:
     """Draw attacks on a type of message: those made by hand, around it, and by hypothesis."""
-    place = method.shift.get(kind, 1) + 1 if kind in method.rounds else 1
-    example = clean.grid.examples[kind, place]
+    place = 1 if setup else method.first(kind) + 1
+    example = method.clean.grid.examples[kind, place]
     around: list[Attack] = [Around(way) for way in ENVELOPES]
     found = [*around, *by_hand(example)]
     names = {attack.name for attack in found}
     return found + [one for one in drawn(example, count) if one.name not in names]
 
 
-def try_rounds(method: Method, kind: str, attacks: Sequence[Attack], clean: Attacked) -> Tally:
+def try_rounds(method: Method, kind: str, attacks: Sequence[Attack]) -> Tally:
     """Attack replies that come in every round, one after another in long runs."""
     tally, left = Tally(tried=len(attacks)), list(attacks)
     while left:
         batch = left[:LONG]
-        start = method.shift.get(kind, 1) + 1
+        start = method.first(kind) + 1
         places = [start + n + n // (CLEAN - 1) for n in range(len(batch))]
         plan: dict[Key, Attack | None] = {
             (kind, place): one for place, one in zip(places, batch, strict=True)
@@ -87,7 +79,7 @@ def try_rounds(method: Method, kind: str, attacks: Sequence[Attack], clean: Atta
             left = [plan[key] for key in done[:-1]] + left  # type: ignore[misc]
             left = [one for one in left if one.name not in tally.crashed]
             continue
-        _sort(method, kind, {key: plan[key] for key in done}, rounds, outcome, clean, tally)  # type: ignore[misc]
+        _sort(method, kind, {key: plan[key] for key in done}, rounds, outcome, tally)  # type: ignore[misc]
     return tally
 
 
@@ -97,7 +89,6 @@ def _sort(
     plan: dict[Key, Attack],
     rounds: int,
     outcome: Attacked,
-    clean: Attacked,
     tally: Tally,
 ) -> None:
     named = outcome.named
@@ -108,7 +99,7 @@ def _sort(
     for key, one in refused.items():
         tally.refused[one.name] = "; ".join(named[method.round_of(key)])
     for key in plan.keys() - refused.keys():
-        _judge_alone(method, kind, plan[key], clean, tally)
+        _judge_alone(method, kind, plan[key], tally)
     again = outcome if len(refused) == len(plan) else method.run(refused, rounds)
     absent = method.run(dict.fromkeys(refused), rounds)
     if not again.same(absent, method.atol):
@@ -116,9 +107,9 @@ def _sort(
             _compare(method, kind, one, tally)
 
 
-def _judge_alone(method: Method, kind: str, one: Attack, clean: Attacked, tally: Tally) -> None:
+def _judge_alone(method: Method, kind: str, one: Attack, tally: Tally) -> None:
     """Say whether an attack that nobody noticed changed anything."""
-    key = (kind, method.shift.get(kind, 1) + 1)
+    key = (kind, method.first(kind) + 1)
     alone = method.run({key: one}, SHORT)
     assert key not in alone.grid.failed, one.name
     if alone.error is not None:
@@ -127,13 +118,13 @@ def _judge_alone(method: Method, kind: str, one: Attack, clean: Attacked, tally:
         tally.refused[one.name] = "; ".join(why for found in alone.named.values() for why in found)
         _compare(method, kind, one, tally)
     else:
-        is_same = alone.same(clean, method.atol)
+        is_same = alone.same(method.clean, method.atol)
         (tally.harmless if is_same else tally.taken).append(one.name)
 
 
 def _compare(method: Method, kind: str, one: Attack, tally: Tally) -> None:
     """Hold a run with one refused attack against those without the reply, and without attacks."""
-    key = (kind, method.shift.get(kind, 1) + 1)
+    key = (kind, method.first(kind) + 1)
     rounds = SHORT + 2  # what comes out a round later ends one more round
     alone = method.run({key: one}, rounds)
     if key in alone.grid.failed:
@@ -143,7 +134,7 @@ def _compare(method: Method, kind: str, one: Attack, tally: Tally) -> None:
         (tally.proven if alone.excluded else tally.differs).append(one.name)
 
 
-def try_setup(method: Method, kind: str, attacks: Sequence[Attack], clean: Attacked) -> Tally:
+def try_setup(method: Method, kind: str, attacks: Sequence[Attack]) -> Tally:
     """Attack what is asked once, each attack in a run of its own."""
     tally = Tally(tried=len(attacks))
     absent = method.run({(kind, 1): None}, SHORT)
@@ -158,32 +149,23 @@ def try_setup(method: Method, kind: str, attacks: Sequence[Attack], clean: Attac
             tally.refused[one.name] = "; ".join(named or outcome.logged)
             if not named:
                 tally.unnamed.append(one.name)
-            if not outcome.same(absent, method.atol) and not outcome.same(clean, method.atol):
+            if not outcome.same(absent, method.atol) and not outcome.same(
+                method.clean, method.atol
+            ):
                 (tally.proven if outcome.excluded else tally.differs).append(one.name)
-        elif outcome.same(clean, method.atol):
+        elif outcome.same(method.clean, method.atol):
             tally.harmless.append(one.name)
         else:
             tally.taken.append(one.name)
     return tally
 
 
-def try_all(method: Method, count: int) -> dict[str, Tally]:
-    """Try so many drawn attacks, and those made by hand, on every type of message of a method."""
-    clean = examples(method)
+def try_all(method: Method, count: int, part: int = 1) -> dict[str, Tally]:
+    """Try a part of many drawn attacks, and those made by hand, on every type of message."""
     found = {}
     for kind in method.setup:
-        found[kind] = try_setup(method, kind, attacks_on(method, kind, clean, count), clean)
+        attacks = attacks_on(method, kind, count, setup=True)[::part]
+        found[f"{kind}, first"] = try_setup(method, kind, attacks)
     for kind in method.rounds:
-        found[kind] = try_rounds(method, kind, attacks_on(method, kind, clean, count), clean)
+        found[kind] = try_rounds(method, kind, attacks_on(method, kind, count)[::part])
     return found
-
-
-def main() -> None:
-    """Try everything and print it, for a first look."""
-    for method in METHODS:
-        for kind, tally in try_all(method, 30).items():
-            print(method.name, kind, tally.summary())
-
-
-if __name__ == "__main__":
-    main()

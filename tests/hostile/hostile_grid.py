@@ -6,9 +6,10 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from federation import round_of
 from flwr.app import Error, Message, RecordDict
 from mutations import Mutation
 
@@ -39,13 +40,6 @@ Attack = Mutation | Around
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
 
 
-@dataclass
-class Trace:
-    """What the log said of the nodes: every line in which one is left out."""
-
-    lines: list[str] = field(default_factory=list)
-
-
 class HostileGrid(InProcessGrid):
     """Spoils replies of the SuperNode in place 1.
 
@@ -60,6 +54,7 @@ class HostileGrid(InProcessGrid):
         self.plan, self.counts = plan, Counter[str]()
         self.hostile = list(self.contexts)[1]
         self.examples: dict[Key, RecordDict] = {}  # what it would have answered
+        self.rounds: dict[Key, int] = {}  # the round of each message to it
         self.failed: list[Key] = []  # there was nothing to spoil
         self._last: dict[tuple[str, int], RecordDict] = {}
         self._before: dict[str, RecordDict] = {}
@@ -91,6 +86,7 @@ class HostileGrid(InProcessGrid):
         kind = message.metadata.message_type
         self.counts[kind] += 1
         key = kind, self.counts[kind]
+        self.rounds[key] = round_of(message)
         reply = self._replies[number]
         if key not in self.plan:
             if reply.has_content():

@@ -8,64 +8,54 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attacked_runs import (
+    CORPUS,
     FEDGLS,
-    FEDSCEM,
     NFEDGNN,
     PLAIN,
     PPFL,
     PSI,
-    SECURE,
+    SHORT,
     TIMEOUT,
-    Attacked,
     Method,
 )
-from corpus import SHORT, attacks_on, examples, try_rounds, try_setup
+from corpus import Tally, attacks_on, try_all, try_rounds
+from federation import ALL, tried
 from hostile_grid import Around, fit_for_a_log
 from mutations import Mutation, drawn, swapped
+from run_corpus import run_all
 
+from flower_graph.config.registry import known_apps
 from flower_graph.errors import AlignmentError
 
-# Of which messages how many attacks are tried here, evenly spread over all; 50 or more a method
-PARTS = [
-    *((NFEDGNN, kind, 25) for kind in ("query", "train")),
-    *((PPFL, kind, 19) for kind in ("query", "train")),
-    (SECURE, "train.sum_enroll", 6),
-    *((SECURE, kind, 4) for kind in ("train", "train.sum_unmask")),
-    *((FEDSCEM, kind, 8) for kind in ("query", "train.align", "train", "train.unmask")),
-    *((PSI, kind, 4) for kind in ("train.align", "train.union", "train.unmask")),
-    (PLAIN, "train", 8),
-    *((FEDGLS, kind, 17) for kind in ("query", "train", "evaluate")),
-]
-CLEAN: dict[str, Attacked] = {}
+
+def check(tallies: dict[str, Tally]) -> None:
+    """Hold what became of attacks against what must become of any."""
+    for tally in tallies.values():
+        assert tally.crashed == {}
+        assert tally.differs == []  # from the run in which the reply never came
+        assert len(tally.refused) + len(tally.harmless) + len(tally.taken) == tally.tried > 0
+        assert all(fit_for_a_log(why) or "; " in why for why in tally.refused.values())
+    assert any(tally.refused for tally in tallies.values())
 
 
-def clean_run(method: Method) -> Attacked:
-    if method.name not in CLEAN:
-        CLEAN[method.name] = examples(method)
-    return CLEAN[method.name]
+@pytest.mark.parametrize("name", tried(CORPUS, ("nfedgnn", "fedgls", "fedscem, plain")))
+def test_some_of_the_corpus(name: str) -> None:
+    check(try_all(CORPUS[name], 5, 40))
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("method", "kind", "count"), PARTS, ids=lambda v: getattr(v, "name", v))
-def test_the_corpus(method: Method, kind: str, count: int, half: int) -> None:
-    clean = clean_run(method)
-    everything = attacks_on(method, kind, clean, 20)
-    some = [everything[place * len(everything) // count] for place in range(half, count, 2)]
-    tally = (try_rounds if kind in method.rounds else try_setup)(method, kind, some, clean)
-    assert tally.crashed == {}
-    assert tally.differs == []  # from the run in which the reply never came
-    assert len(tally.refused) + len(tally.harmless) + len(tally.taken) == len(some)
-    assert tally.refused
-    assert all(fit_for_a_log(why) or "; " in why for why in tally.refused.values())
+@pytest.mark.slow
+def test_more_of_the_corpus_as_it_is_written_down() -> None:
+    found = run_all(part=40, quiet=True)
+    assert found["totals"]["all"]["tried"] > 40
+    assert found["totals"]["all"]["crashes"] == found["totals"]["all"]["differs"] == 0
 
 
-def test_fifty_of_each_method_are_tried_here() -> None:
-    for methods in ((NFEDGNN,), (FEDSCEM, PSI, PLAIN), (FEDGLS,), (PPFL, SECURE)):
-        assert sum(count for method, _, count in PARTS if method in methods) >= 50
+def test_every_registered_method_is_attacked() -> None:
+    assert {setup.load().app for name, setup in ALL.items() if name in CORPUS} == set(known_apps())
 
 
 def test_the_corpus_is_the_same_each_time_and_large_enough() -> None:
-    example = clean_run(NFEDGNN).grid.examples["train", 2]
+    example = NFEDGNN.clean.grid.examples["train", 2]
     names = [one.name for one in drawn(example, 100)]
     assert names == [one.name for one in drawn(example, 100)]
     assert len(set(names)) == len(names) > 80
@@ -73,7 +63,7 @@ def test_the_corpus_is_the_same_each_time_and_large_enough() -> None:
 
 def test_an_attack_that_does_nothing_is_found_harmless() -> None:
     nothing = Mutation("nowhere", "nothing", lambda content: None)
-    tally = try_rounds(NFEDGNN, "train", [nothing], clean_run(NFEDGNN))
+    tally = try_rounds(NFEDGNN, "train", [nothing])
     assert (tally.harmless, tally.refused) == (["nowhere: nothing"], {})
 
 
@@ -83,7 +73,7 @@ def test_an_attack_that_is_not_noticed_is_found_out() -> None:
         content["arrays"]["relay"] = type(array)(array.numpy() / 2)  # type: ignore[index]
 
     quiet = Mutation("arrays/relay", "half", half)
-    tally = try_rounds(NFEDGNN, "train", [quiet], clean_run(NFEDGNN))
+    tally = try_rounds(NFEDGNN, "train", [quiet])
     assert tally.taken == ["arrays/relay: half"]
 
 
@@ -98,9 +88,9 @@ def test_a_reply_that_never_comes_is_as_good_as_an_error() -> None:
 
 
 @pytest.mark.parametrize("method", [NFEDGNN, FEDGLS, PPFL, PLAIN])
-@pytest.mark.parametrize("value", [1e9, -1e30, np.nan])
+@pytest.mark.parametrize("value", [-1e30, np.nan])
 def test_numbers_that_no_client_can_have_are_refused(method: Method, value: float) -> None:
-    example = clean_run(method).grid.examples["train", 2]
+    example = method.clean.grid.examples["train", 2]
     record = next(name for name in example if name in ("arrays", "sums"))
     key = next(iter(example[record]))
 
@@ -122,7 +112,8 @@ def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
 
     outcome = NFEDGNN.run({("query", 1): Mutation("config", "huge", huge)}, SHORT)
     assert outcome.error is None
-    assert [report.asked for report in outcome.reports] == [10] + [15] * (SHORT - 1)
+    others = 90 - len(NFEDGNN.clean.clients)
+    assert [report.asked for report in outcome.reports] == [others] + [90] * (SHORT - 1)
     (why,) = outcome.named[1]
     assert why.startswith("its weights are (1048576, 200), others have")
 
@@ -138,16 +129,14 @@ def test_metrics_under_another_name_do_not_end_flowers_averaging() -> None:
 
 def test_a_wrong_table_in_the_masked_union_ends_the_alignment() -> None:
     # Under masks nobody can tell whose table was wrong: the documented limit.
-    clean = clean_run(PSI)
-    words = next(
-        one for one in attacks_on(PSI, "train.union", clean, 1) if "other words" in one.name
-    )
+    tables = attacks_on(PSI, "train.union", 1, setup=True)
+    words = next(one for one in tables if "other words" in one.name)
     outcome = PSI.run({("train.union", number): words for number in range(1, 8)}, 1)
     assert isinstance(outcome.error, AlignmentError)
 
 
 def test_swapping_a_record_away_is_a_mutation() -> None:
-    content = clean_run(NFEDGNN).grid.examples["train", 2]
+    content = NFEDGNN.clean.grid.examples["train", 2]
     spoilt = type(content)(dict(content))
     swapped("arrays", None)(spoilt)
     assert "arrays" in content

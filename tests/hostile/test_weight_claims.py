@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from attacked_runs import FEDGLS, Attacked, Method
-from attacked_runs import FEDGLS_NAME as NAME
+from attacked_runs import Attacked, Method
 from ego_helpers import SETTINGS, toy_egos
 from flwr.app import Context, RecordDict
 from mutations import Mutation
+from plain_structure import FEDGLS as NAME
 from structure_helpers import client_app, settings_of, toy_clients
 
 from flower_graph.client.adaptor import make_client_app
@@ -40,7 +40,11 @@ def fedavg() -> tuple[Any, Any]:
     return make_client_app(client_fn), EgoFedAvg(SETTINGS)
 
 
-FEDAVG = Method("FedAvg", fedavg, (), ("query",), ("train", "evaluate"), {})
+def fedgls(**more: Any) -> tuple[Any, Any]:
+    return client_app(NAME, GRAPHS), StructureFedAvg(settings_of(NAME), **more)
+
+
+FEDAVG, FEDGLS = Method("FedAvg", fedavg, 3), Method("FedGLS", fedgls, 3)
 
 
 def reasons(outcome: Attacked) -> dict[int, list[str]]:
@@ -72,12 +76,8 @@ def test_the_roll_call_makes_no_client_of_fedavg_heavier(kind: str) -> None:
 
 
 def test_nobody_has_more_nodes_than_there_are() -> None:
-    def build() -> tuple[Any, Any]:
-        strategy = StructureFedAvg(settings_of(NAME), num_nodes=sum(NODES))
-        return client_app(NAME, GRAPHS), strategy
-
     plan = {("query", 1): claim("config", HUGE), ("train", 2): claim("metrics", sum(NODES) + 1)}
-    outcome = replace(FEDGLS, build=build).run(plan, 3)
+    outcome = Method("FedGLS", partial(fedgls, num_nodes=sum(NODES)), 3).run(plan, 3)
     (why,) = reasons(outcome)[2]
     assert why == f"num-examples is {sum(NODES) + 1}, its SuperNode has {sum(NODES)}"
     assert any(f"says that it has {HUGE} of" in line for line in outcome.log)
