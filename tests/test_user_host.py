@@ -14,7 +14,6 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from flower_graph.client import state
 from flower_graph.client.state import forget_run
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.fields import Resume
@@ -155,36 +154,6 @@ def test_rows_and_users_must_match(context: Context, users: torch.Tensor):
         host_of(context, users=users)
 
 
-@pytest.mark.parametrize("kind", ["context", "saved", "process"])
-def test_a_restored_client_goes_on_bit_by_bit(
-    kind: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    if kind != "process":
-        context.node_config["state-dir"] = str(tmp_path / "state")
-    if kind == "saved":
-        monkeypatch.setattr(state, "SMALL_BYTES", 0)
-    everybody, folder = USERS.tolist(), tmp_path / "checkpoints"
-    host = host_of(context, checkpoint_dir=folder)
-    send(host, everybody, GRADIENT, [1] * 4)
-    assert context.state.config_records["node-client"]["kind"] == kind
-    assert host.save(SETTINGS, 5, RUN) == ""
-    want = send(host, everybody, 2 * GRADIENT, [2] * 4)
-    forget_run(context.run_id, tmp_path / "state")
-    again = Context(context.run_id, 1, context.node_config, RecordDict(), {})
-    restored = host_of(again, checkpoint_dir=folder)
-    restored.restore(SETTINGS, Resume(RUN, 5, "first"))
-    assert restored.handled(SETTINGS) == 1
-    send(restored, everybody, GRADIENT, [1] * 4)  # a repeated gradient is still known as such
-    assert np.array_equal(send(restored, everybody, 2 * GRADIENT, [2] * 4), want)
-    restored.restore(SETTINGS, Resume(RUN, 5, "first"))  # asked again: it has gone on since
-    assert np.array_equal(send(restored, everybody), want)
-    restored.restore(SETTINGS, Resume(RUN, 5, "second"))
-    assert not np.array_equal(send(restored, everybody), want)
-    restored.drop()
-    assert not again.state
-    assert not list(tmp_path.rglob("node-client*"))
-
-
 def test_checkpoints_need_a_folder_and_the_same_users(context: Context, tmp_path: Path):
     host = host_of(context)
     with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
@@ -212,15 +181,3 @@ def test_state_that_the_server_counts_on_must_be_there(context: Context):
     send(host, USERS.tolist())
     with host.message(SETTINGS, USERS.numpy(), follows=True):
         pass
-
-
-def test_what_is_lost_is_said_once_and_begun_anew(
-    context: Context, caplog: pytest.LogCaptureFixture
-):
-    host = host_of(context)
-    fresh = send(host, USERS.tolist(), GRADIENT, [1] * 4)
-    assert host.handled(SETTINGS) == 1
-    state._LIVE.clear()  # a process that starts anew, with an older context
-    assert host.handled(SETTINGS) == 0
-    assert "kept in a process that is gone" in caplog.text
-    assert np.array_equal(send(host, USERS.tolist(), GRADIENT, [1] * 4), fresh)

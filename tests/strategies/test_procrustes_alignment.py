@@ -73,22 +73,6 @@ def test_rounds_as_written_in_the_paper() -> None:
         assert outcome.weights[f"nodes-{i}"].tolist() == [10, 11, 12]
 
 
-@pytest.mark.parametrize("alignment", ["pairs", "consensus"])
-def test_any_dealing_gives_the_same(alignment: str) -> None:
-    found = [
-        run(toy_members(), supernodes=count, strategy=ProcrustesAlignment(alignment=alignment))
-        for count in (1, 2, 4)
-    ]
-    for other in found[1:]:
-        assert other.weights.keys() == found[0].weights.keys()
-        for name, values in found[0].weights.items():
-            assert np.array_equal(values, other.weights[name]), name
-        for here, there in zip(found[0].reports, other.reports, strict=True):
-            assert here.loss == there.loss
-            assert here.alignment == there.alignment
-            assert here.bytes == there.bytes
-
-
 def test_what_a_round_reports() -> None:
     outcome = run(toy_members(), rounds=2)
     first, last = outcome.reports
@@ -175,17 +159,6 @@ def test_a_round_without_any_answer_is_skipped_and_the_run_goes_on() -> None:
     assert math.isnan(outcome.reports[1].loss)
 
 
-def test_a_share_of_the_supernodes_is_drawn_by_the_seed() -> None:
-    def answered(seed: int) -> list[int]:
-        strategy = ProcrustesAlignment(participation=0.5, seed=seed)
-        sums = run(toy_members(8), strategy=strategy, rounds=4).reports
-        assert [report.asked for report in sums] == [4] * 4
-        return [int(report.loss * 1e6) for report in sums]
-
-    assert answered(3) == answered(3)
-    assert len({tuple(answered(seed)) for seed in range(4)}) > 1
-
-
 # Bad clients -------------------------------------------------------------------------------------
 
 
@@ -214,30 +187,6 @@ def test_clients_of_another_dimension_are_named_and_left_out() -> None:
         "client 9 has embeddings of 2 numbers, the others of 3; all must have the same"
     )
     assert [report.answered for report in outcome.reports] == [3, 3]
-
-
-def test_two_supernodes_with_one_client() -> None:
-    members = [*toy_members()[1:], toy_members()[1]]
-    outcome = run(members, rounds=1)
-    assert "client 1 is hosted by node" in outcome.reports[0].rejected[0]["reason"]
-    assert outcome.reports[0].answered == 3
-
-
-def test_a_supernode_that_comes_back_under_another_id() -> None:
-    members = toy_members()
-    strategy = ProcrustesAlignment()
-    grid = make_grid(members, 4)
-    strategy.session.open(grid, 5.0, 2)
-    strategy.round(1)
-    (gone,) = (node for node, own in strategy.session.members.clients.items() if own == [2])
-    # Flower gives it a new id and a new context.
-    old = grid.contexts.pop(gone)
-    grid.contexts[77] = Context(old.run_id, 77, old.node_config, RecordDict(), {})
-    report = strategy.round(2)
-    assert report is not None
-    assert (report.asked, report.answered, report.rejected) == (4, 4, [])
-    assert 77 in strategy.requests
-    assert gone not in strategy.requests
 
 
 def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:

@@ -123,7 +123,7 @@ def silent(numbers: set[int], rounds: set[int]) -> Mod:
     return mod
 
 
-@pytest.mark.parametrize("supernodes", [4, 2, 1])
+@pytest.mark.parametrize("supernodes", [4, 1])
 def test_the_mean_is_that_of_the_same_steps_in_the_clear(supernodes: int) -> None:
     # Client 0 lacks node 12, which three hold: enough, since one may be missing.
     outcome = run(toy_members(), rounds=5, supernodes=supernodes)
@@ -337,11 +337,6 @@ def test_a_client_that_comes_later_takes_part_from_the_next_sum() -> None:
     strategy.start(grid, num_rounds=5, timeout=5.0, on_round=note)
     assert [report.answered for report in reports] == [3, 3, 3, 4, 4]
     assert strategy.contributors == [1, 2, 3, 4]
-
-
-def test_state_in_files_gives_the_same(tmp_path: Any) -> None:
-    found = run(toy_members(), node_config={"state-dir": str(tmp_path)}).weights["mean"]
-    assert np.array_equal(found, run(toy_members()).weights["mean"])
 
 
 def test_rotations_only() -> None:
