@@ -141,19 +141,19 @@ def messages(name: str) -> str:
         told = list(ways.items())
         if len(told) == 2 and told[0][1] == told[1][1]:
             told = [("both", told[0][1])]
-        for way, kinds in told:
-            found.append((", ".join(f"`{kind}`" for kind in kinds), way, *cells))
+        named = ((way, ", ".join(f"`{kind}`" for kind in kinds)) for way, kinds in told)
+        found.append(("; ".join(f"**{way}** {kinds}".rstrip() for way, kinds in named), *cells))
     return entries(found)
 
 
 def entries(rows: Iterable[tuple[str, ...]]) -> str:
-    """Write a table of entries under their messages: (messages, way, record, key, type, says)."""
+    """Write a table of entries under their messages: (messages, record, key, type, says)."""
     under: dict[str, list[str]] = {}
-    for message, way, record, key, kind, says in rows:
+    for message, record, key, kind, says in rows:
         name = key if record in ("", "`config`") else f"{record[:-1]}/{key[1:]}"
         cells = (name or kind, kind if name else "", says)
         line = "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
-        under.setdefault(f"| **{way}** {message}".rstrip() + " | | |", []).append(line)
+        under.setdefault(f"| {message} | | |", []).append(line)
     lines = ["| key | type | what it is |", "|---|---|---|"]
     return (
         "\n".join([*lines, *(line for head, own in under.items() for line in (head, *own))]) + "\n"

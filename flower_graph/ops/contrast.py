@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.ops.grouped import group_sizes, grouped_linear
-from flower_graph.ops.threads import one_thread
+from flower_graph.ops.grouped import group_sizes, grouped_linear, one_thread
 
 # Similarities held at a time: few enough to stay in cache. Below some rows a product is slow.
 BLOCK_NUMBERS, BLOCK_ROWS = 262_144, 8

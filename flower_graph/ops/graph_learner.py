@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from flower_graph.ops.graph import Adjacency, csr_tensor, pointers, propagate
 from flower_graph.ops.grouped import grouped_linear
-from flower_graph.ops.ordering import order_of
+from flower_graph.ops.nearest import order_of
 from flower_graph.ops.similarity import SparseRows, sampled_products
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear
+from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear, one_thread
 
 PTR = [0, 3, 3, 4, 8]  # the second group has no rows
 
@@ -75,3 +77,28 @@ def test_the_number_of_threads_is_as_before(groups: int):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_several_groups_have_one_thread():
+    with one_thread(2):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_a_single_group_keeps_all():
+    with one_thread(1):
+        assert torch.get_num_threads() == 2
+
+
+def test_an_error_gives_them_back():
+    with pytest.raises(KeyError), one_thread(9):
+        raise KeyError
+    assert torch.get_num_threads() == 2

@@ -12,8 +12,11 @@ from learner_helpers import slow_nearest, slow_similarity, sparse
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flower_graph.ops.nearest import nearest
+from flower_graph.ops.nearest import largest_of, nearest, order_of
 from flower_graph.ops.similarity import SIMILARITIES
+
+LARGE = 2**63 - 1
+NUMBERS = st.integers(-LARGE, LARGE)
 
 
 def test_four_nodes_by_hand():
@@ -143,3 +146,26 @@ def test_holds_blocks_of_nodes_only(similarity: str, is_sparse: bool):
     with Largest() as largest:
         nearest(e, 5, similarity, block)
     assert n * block <= largest.numbers <= n * 20  # a block, or the features
+
+
+@settings(deadline=None)
+@given(numbers=st.lists(NUMBERS, max_size=20))
+def test_order_sorts(numbers: list[int]):
+    key = torch.tensor(numbers, dtype=torch.int64)
+    places = order_of(key)
+    assert key[places].tolist() == sorted(numbers)
+    assert sorted(places.tolist()) == list(range(len(numbers)))
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4)
+    ),
+    k=st.integers(1, 5),
+)
+def test_largest_are_those_of_a_sorted_row(rows: list[list[int]], k: int):
+    k = min(k, len(rows[0]))
+    key = torch.tensor(rows, dtype=torch.int64)
+    assert largest_of(key, k).tolist() == [sorted(row, reverse=True)[:k] for row in rows]
+    assert key.tolist() == rows, "what was given is as it was"

@@ -31,19 +31,17 @@ def sections() -> dict[str, list[list[str]]]:
 
 def _entries(rows: Iterable[list[str]]) -> Iterator[list[str]]:
     """Give message, way, record, key, type and words of each entry of a section's tables."""
-    message = way = ""
+    told: list[tuple[str, str]] = []
     for first, kind, *says in rows:
-        if first == "key":
-            way = ""
-        if head := re.fullmatch(r"\*\*(\w+)\*\*(.*)", first):
-            way, message = head[1], head[2].strip()
-        elif not way:  # another table, or the head of this one
-            continue
-        elif "](#" in first:
-            yield [message, way, "", "", first, ""]
-        elif first.startswith("`"):
-            record, slash, key = first.strip("`").partition("/")
-            yield [message, way, record if slash else "config", key or record, kind, *says]
+        heads = re.findall(r"\*\*(\w+)\*\*([^*]*)", first)
+        if heads or first == "key":
+            told = [(message.strip(" ;"), way) for way, message in heads]
+        for message, way in () if heads else told:
+            if "](#" in first:
+                yield [message, way, "", "", first, ""]
+            elif first.startswith("`"):
+                record, slash, key = first.strip("`").partition("/")
+                yield [message, way, record if slash else "config", key or record, kind, *says]
 
 
 SECTIONS = sections()
