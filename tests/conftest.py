@@ -70,7 +70,7 @@ Outcome = Callable[[str, str, str], None]
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest) -> Outcome:
-    """Note what a fault came to, for the table in docs/reliability.md.
+    """Note what a fault came to, for the table in docs/results/reliability.md.
 
     Called with the fault, the method and what happened. It writes only where
     ``FLOWER_GRAPH_RELIABILITY`` names a file, as ``benchmarks/reliability.py`` does.

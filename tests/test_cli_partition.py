@@ -327,6 +327,7 @@ def test_the_documented_figures_are_those_that_the_command_wrote(
     app: str, title: str, place: int, name: str
 ) -> None:
     page = (ROOT / "docs" / "results" / "partition.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "partition.md").read_text(encoding="utf-8")
     [section] = [part for part in page.split("\n## ") if part.startswith(title)]
     documented = _table(section)
     path = ROOT / "docs" / "results" / app / "partition" / name / "partition.md"
@@ -334,6 +335,9 @@ def test_the_documented_figures_are_those_that_the_command_wrote(
         if figure in ("figure", "clients", "---"):
             continue
         row = documented[figure]
+        assert figure == "features" or f"`{figure}`" in guide, (
+            "docs/partition.md says what it means"
+        )
         # The first table has the paper's figure before ours, the second what a figure means.
         ours = row[2::2] if len(row) == 7 else row[2:]
         assert ours[place] == value, figure
