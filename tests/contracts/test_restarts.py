@@ -67,9 +67,9 @@ def test_they_go_on_with_files_of_any_size(
 ) -> None:
     """Tensors above a limit lie in files of their own."""
     setup = ALL[name]
-    whole = play(setup, tmp_path / "whole")
+    whole = play(setup, tmp_path / "whole", 3)
     monkeypatch.setattr(state, "SMALL_BYTES", 0)
-    ended = play(setup, tmp_path / "out", new_id=True, restarts={2: [0, 1]})
+    ended = play(setup, tmp_path / "out", 3, new_id=True, restarts={2: [0, 1]})
     assert ended.result["rejected"] == 0
     assert_same(setup, ended, whole)
 
