@@ -69,7 +69,7 @@ def test_every_round_says_what_is_spent(make: Make, tmp_path: Path) -> None:
 # nFedGNN -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("supernodes", [1, 4, 30])
+@pytest.mark.parametrize("supernodes", [1, 30])
 def test_latent_vectors_have_noise_whoever_hosts_them(
     supernodes: int, make: Make, tmp_path: Path
 ) -> None:

@@ -12,7 +12,6 @@ from app_helpers import context_of, own_graph
 
 from flower_graph.config.checkpoints import CHECKPOINTS
 from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
@@ -53,10 +52,6 @@ def config_of(tmp_path: Path) -> Callable[..., FedSCemConfig]:
 
 
 MakeEgoConfig = Callable[..., FedSCemConfig]
-
-
-def test_the_config_chooses_the_method(config_of: MakeEgoConfig) -> None:
-    assert method_of(config_of()) is fedscem.METHOD
 
 
 @pytest.mark.parametrize("name", list(SERVERS))

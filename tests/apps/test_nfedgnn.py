@@ -30,15 +30,6 @@ def test_the_strategy_is_what_the_config_says(
     assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
 
 
-def test_without_a_folder_nothing_is_saved(config_of: MakeConfig) -> None:
-    saving = METHOD.build_strategy(config_of(own_graph()), None).session.checkpoints
-    assert (saving.folder, saving.every) == (None, 0)
-
-
-def test_every_node_is_a_client(config_of: MakeConfig) -> None:
-    assert METHOD.num_clients(config_of(own_graph())) == 30
-
-
 def test_a_client_hosts_its_share(config_of: MakeConfig) -> None:
     config = config_of(own_graph())
     context = context_of({"partition-id": 1, "num-partitions": 4, "state-dir": ":memory:"})

@@ -97,11 +97,6 @@ def test_members_are_dealt_with_their_ids_and_public_nodes(small: MakePPFL) -> N
         assert len(member.public) == 48
 
 
-def test_more_supernodes_than_clients_are_refused(small: MakePPFL) -> None:
-    with pytest.raises(ConfigError, match="supernodes: 5 for 4 clients; at most one each"):
-        simulate(small(), supernodes=5)
-
-
 # Runs --------------------------------------------------------------------------------------------
 
 

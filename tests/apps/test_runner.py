@@ -17,7 +17,7 @@ from flower_graph.apps.run import run, simulate
 from flower_graph.client import state
 from flower_graph.config.checkpoints import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
-from flower_graph.errors import CheckpointError, ConfigError, DataError, OutputError
+from flower_graph.errors import CheckpointError, DataError, OutputError
 from flower_graph.report.rounds import RoundReport
 from flower_graph.storage import checkpoint
 
@@ -200,21 +200,14 @@ def test_an_unwritable_folder_is_said_before_training(
 # Going on ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overrides", "stop_at"),
-    [([], 4), (["strategy.participation=0.3"], 3), (["strategy.average_every=3"], 5)],
-)
-def test_ctrl_c_leaves_what_resume_needs(
-    overrides: list[str], stop_at: int, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    config = config_of(own_graph(), *overrides)
+def test_ctrl_c_leaves_what_resume_needs(config_of: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(own_graph(), "strategy.participation=0.5", "strategy.average_every=3")
     whole = run(config, tmp_path / "whole", supernodes=3)
     out = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        run(config, out, supernodes=3, progress=interrupt_at(stop_at))
-    assert [row["round"] for row in lines(out)] == [*range(1, stop_at + 1)]
-    saved = 4 if stop_at == 5 else 2
-    assert checkpoint.last_round(out / CHECKPOINTS) == saved
+        run(config, out, supernodes=3, progress=interrupt_at(5))
+    assert [row["round"] for row in lines(out)] == [*range(1, 6)]
+    assert checkpoint.last_round(out / CHECKPOINTS) == 4
     assert not (out / "result.json").exists()
 
     result = run(config, out, supernodes=3, resume=True)
@@ -224,14 +217,6 @@ def test_ctrl_c_leaves_what_resume_needs(
     assert all(torch.equal(left[name], right[name]) for name in right)
     for key in ("bytes", "wire-bytes", "loss", "test-accuracy-at-best-val", "rounds"):
         assert result[key] == whole[key]
-
-
-def test_a_run_that_is_done_can_be_made_longer(config_of: MakeConfig, tmp_path: Path) -> None:
-    whole = run(config_of(own_graph(), "rounds=9"), tmp_path / "whole")
-    run(config_of(own_graph()), tmp_path / "out")
-    result = run(config_of(own_graph(), "rounds=9"), tmp_path / "out", resume=True)
-    assert without_times(lines(tmp_path / "out")) == without_times(lines(tmp_path / "whole"))
-    assert result["bytes"] == whole["bytes"]
 
 
 def test_a_run_that_is_done_can_be_resumed_for_nothing(
@@ -263,7 +248,6 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(
     ("overrides", "supernodes", "said"),
     [
         (["seed=1"], 3, "its seed is 0, this run's is 1"),
-        (["model.hidden=5"], 3, "its latent_size is 4"),
         ([], 2, "as many SuperNodes as before"),
     ],
 )
@@ -277,11 +261,6 @@ def test_a_resume_that_does_not_fit_leaves_the_run_as_it_was(
     with pytest.raises(CheckpointError, match=said):
         run(config_of(own_graph(), *overrides), out, supernodes=supernodes, resume=True)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-
-
-def test_supernodes_are_refused_as_a_setting(config_of: MakeConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="31 for 30 clients"):
-        simulate(config_of(own_graph()), supernodes=31)
 
 
 # After a run -------------------------------------------------------------------------------------
