@@ -5,8 +5,11 @@
 prints a Markdown table for each method, or writes them into ``docs/architecture.md``; a module is
 described where it first comes. A small run of the method is made, and its second round traced, from
 the end of the first report to its own: what happens once, before the first round, is not in it, nor
-is the building of the clients, which the in-process engine repeats for every message. A module
-counts once any function of it runs.
+is the building of the clients, which the in-process engine repeats for every message.
+
+A module is entered once any function of it runs. The round goes *through* those that call another
+one, which are what a reader follows, and they are numbered. It *ends* in those that call nothing of
+the project but formulas; they stand below without a number, as the formulas do.
 """
 
 from __future__ import annotations
@@ -71,15 +74,16 @@ METHODS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
 }
 TRACED = 2  # the round
 FORMULAS = "flower_graph/ops/"
+COUNTED = ("apps/", "strategies/", "flower_graph/")
 
 
 class Trace:
     """Notes files of the project when their functions are entered, while it is on."""
 
     def __init__(self) -> None:
-        self.files: list[str] = []
+        self.calls: dict[str, set[str]] = {}  # by file, in the order in which they are entered
         self._is_on = False
-        self._seen: set[Any] = set()
+        self._names: dict[Any, str] = {}
 
     def on_round(self, report: RoundReport) -> None:
         """Begin when the round before has been reported; end with the round's own report."""
@@ -91,19 +95,28 @@ class Trace:
         sys.setprofile(self._enter if self._is_on and not pause else None)
 
     def _enter(self, frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event != "call" or code in self._seen:
+        if event != "call" or not (name := self._name(frame)):
             return
-        self._seen.add(code)
-        path = Path(code.co_filename)
-        if path.is_absolute() and path.resolve().is_relative_to(ROOT):
-            name = path.resolve().relative_to(ROOT).as_posix()
-            if name not in self.files and name != "benchmarks/trace_round.py":
-                self.files.append(name)
+        self.calls.setdefault(name, set())
+        caller = frame.f_back
+        while caller is not None and not self._name(caller):
+            caller = caller.f_back
+        if caller is not None:
+            self.calls.setdefault(self._name(caller), set()).add(name)
+
+    def _name(self, frame: FrameType) -> str:
+        """Give the project's file that a frame is of; empty if it is not the project's."""
+        code = frame.f_code
+        if code not in self._names:
+            path = Path(code.co_filename)
+            inside = path.is_absolute() and path.resolve().is_relative_to(ROOT)
+            name = path.resolve().relative_to(ROOT).as_posix() if inside else ""
+            self._names[code] = name if name.startswith(COUNTED) else ""
+        return self._names[code]
 
 
-def entered(method: str) -> list[str]:
-    """Run a method and list the files of its traced round."""
+def entered(method: str) -> dict[str, set[str]]:
+    """Run a method; give the files of its traced round, each with those that it calls."""
     _, config, settings, supernodes = METHODS[method]
     found = load_config(config, (*SMALL, *settings))
     chosen, trace = method_of(found), Trace()
@@ -121,7 +134,7 @@ def entered(method: str) -> list[str]:
         strategy.start(grid, num_rounds=found.rounds, on_round=trace.on_round)
     finally:
         sys.setprofile(None)
-    return trace.files
+    return trace.calls
 
 
 def table(method: str, described: set[str]) -> str:
@@ -129,11 +142,17 @@ def table(method: str, described: set[str]) -> str:
     found = entered(method)
     files = [name for name in found if not name.startswith(FORMULAS)]
     formulas = [name.removeprefix(FORMULAS) for name in found if name.startswith(FORMULAS)]
-    lines = [f"A round of {METHODS[method][0]} enters {len(files)} modules, in this order:", ""]
-    lines += ["||module|what it is|", "|---|---|---|"]
-    for number, name in enumerate(files, 1):
+    ends = [n for n in files if not any(c != n and not c.startswith(FORMULAS) for c in found[n])]
+    through = [name for name in files if name not in ends]
+    lines = [
+        f"A round of {METHODS[method][0]} enters {len(files)} modules. It goes through "
+        f"{len(through)}, in this order, and ends in {len(ends)}, which call no other:",
+        "",
+        *("||module|what it is|", "|---|---|---|"),
+    ]
+    for number, name in enumerate([*through, *ends], 1):
         says = "" if name in described else _summary(ROOT / name)
-        lines.append(f"|{number}|`{name}`|{says}|")
+        lines.append(f"|{number if number <= len(through) else ''}|`{name}`|{says}|")
     described.update(files)
     if formulas:
         named = ", ".join(f"`{name}`" for name in formulas)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from flower_graph.client import durable
-from flower_graph.client.durable import keep_state, state_file
+from flower_graph.client import adaptor
+from flower_graph.client.adaptor import keep_state, state_file
 from flower_graph.errors import StateLostError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.supernode_folder import (
@@ -88,7 +88,7 @@ def test_without_a_place_nothing_is_kept(where: str) -> None:
     context = context_of(where)
     assert state_file(context) is None
     assert [send(context), send(context)] == [1, 2]
-    assert durable.RECORD not in context.state
+    assert adaptor.RECORD not in context.state
 
 
 def test_a_data_folder_is_a_place(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_no_reply_leaves_before_it_is_saved(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(durable, "replaced", full)
+        patched.setattr(adaptor, "replaced", full)
         send(context)
     assert send(context_of(tmp_path)) == 2, "as if that message had never come"
 

@@ -4,13 +4,17 @@ Flower's own ``ClientApp(client_fn)`` speaks the older protocol: a message-based
 the client's metrics, evaluation fails on a missing key, and named actions (``train.align``) are
 refused. This file routes ``train``, ``evaluate``, ``query`` and named actions to the methods of a
 ``NumPyClient`` and writes replies exactly as ``flwr.serverapp.strategy.FedAvg`` reads them.
-Mods (``LocalDpMod``, ``message_size_mod``) work around it as around any ``ClientApp``.
+Mods (``LocalDpMod``, ``message_size_mod``) work around it as around any ``ClientApp``. A mod of our
+own keeps a client's context where a SuperNode that is started anew finds it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +22,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from numpy.typing import NDArray
 
 from flower_graph import __version__
-from flower_graph.client.durable import keep_state
+from flower_graph.errors import StateLostError
 from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.messages.keys import (
     ARRAY_NAMES,
@@ -34,6 +40,13 @@ from flower_graph.messages.keys import (
     NUM_EXAMPLES,
     VERSION,
 )
+from flower_graph.storage.checkpoint import replaced
+from flower_graph.storage.supernode_folder import node_name, own_folder, own_place, remove_if_empty
+
+LOG = logging.getLogger(__name__)
+RECORD, HANDLED = "durable-state", "messages"
+MAGIC = b"flower-graph state 1\n"
+DIGEST, NUMBER = hashlib.sha256().digest_size, 8
 
 
 def make_client_app(
@@ -249,3 +262,92 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
     asked = message.metadata
     reply.metadata.created_at, reply.metadata.ttl = asked.created_at, asked.ttl
     return reply
+
+
+# A context that outlasts the SuperNode -----------------------------------------------------------
+
+# Flower holds a SuperNode's contexts in memory: with the SuperNode they are gone, keys, optimisers
+# and graph learners with them. Where the node's config names a place (``state-dir``, or the
+# ``state`` folder of its ``data-folder``), ``keep_state`` writes the context's state there after
+# each message, before the reply leaves: what the server has seen, the client knows of, so no mask
+# is used twice. The file, ``run-<run id>/context-<name>.state``, is its owner's alone (mode 600),
+# as it holds keys. A number of the messages handled tells whether it is newer than what Flower has:
+# then it goes before that. Larger tensors are in files of their own beside it
+# (``flower_graph.client.state``).
+
+
+def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Load the context's state if the file's is newer; save it before the reply leaves."""
+    file = state_file(context)
+    if file is None:
+        return call_next(message, context)
+    _take_over(file, context)
+    reply = call_next(message, context)
+    handled = messages_handled(context) + 1
+    context.state.pop(RECORD, None)
+    if not context.state:  # nothing to keep yet, or the run is over
+        forget(file)
+        return reply
+    context.state[RECORD] = ConfigRecord({HANDLED: handled})
+    write_state(file, context.state, handled)
+    return reply
+
+
+def state_file(context: Context) -> Path | None:
+    """Return the file of a client's context; None where it has no place of its own."""
+    place = own_place(context)
+    if place is None:
+        return None
+    return place / f"run-{context.run_id}" / f"context-{node_name(context)}.state"
+
+
+def messages_handled(context: Context) -> int:
+    """Return how many messages a context has behind it, of those after which it was saved."""
+    record = context.state.config_records.get(RECORD)
+    return 0 if record is None else int(record[HANDLED])  # type: ignore[arg-type]
+
+
+def write_state(file: Path, state: RecordDict, handled: int) -> None:
+    """Write a context's state, whole or not at all."""
+    own_folder(file.parent)
+    body = handled.to_bytes(NUMBER, "big") + recorddict_to_proto(state).SerializeToString()
+    with replaced(file) as part:
+        part.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
+
+
+def read_state(file: Path) -> tuple[RecordDict, int]:
+    """Read what ``write_state`` wrote: the state and how many messages it has behind it."""
+    data = file.read_bytes()
+    start = len(MAGIC) + DIGEST
+    body = data[start:]
+    if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
+        raise ValueError("it does not have the SHA-256 that it names")
+    proto = RecordDictProto.FromString(body[NUMBER:])
+    return recorddict_from_proto(proto), int.from_bytes(body[:NUMBER], "big")
+
+
+def forget(file: Path) -> None:
+    """Remove a client's file, and the run's folder if it was the last."""
+    file.unlink(missing_ok=True)
+    remove_if_empty(file.parent)
+
+
+def _take_over(file: Path, context: Context) -> None:
+    """Put the file's state into the context if Flower's is older or gone."""
+    known = messages_handled(context)
+    try:
+        state, handled = read_state(file)
+    except FileNotFoundError:
+        if known:
+            LOG.warning("%s is gone; going on with what Flower has in memory", file)
+        return
+    except (OSError, ValueError) as error:
+        if known:
+            LOG.warning("%s: %s; going on with what Flower has in memory", file, error)
+            return
+        raise StateLostError(
+            f"client {node_name(context)}: its state {file} is damaged: {error}; remove it and the "
+            "client begins anew"
+        ) from error
+    if handled > known:
+        context.state = state

@@ -4,7 +4,7 @@
 or to and from the process that runs the ClientApp. So, by size and by the node's config:
 
 * up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
-  ``flower_graph.client.durable`` saves where the SuperNode has a place of its own;
+  ``flower_graph.client.adaptor`` saves where the SuperNode has a place of its own;
 * larger, with ``state-dir`` or ``data-folder``: in a file there, replaced as a whole after each
   message, so that a SuperNode that is killed or started anew finds the message before;
 * larger, without: in a file that is mapped into memory and changed in place, so that another
