@@ -147,14 +147,6 @@ def test_checkpoints(context: Context, tmp_path: Path) -> None:
             call()
 
 
-def test_nothing_is_left_after_the_run(context: Context) -> None:
-    host = host_of(context)
-    host.hello(HELLO)
-    ask(context, 1)
-    host.drop()
-    assert not list(context.state.keys())
-
-
 def test_what_fails_halfway_leaves_the_models_as_they_were(context: Context) -> None:
     host_of(context).hello(HELLO)
     ask(context, 1)

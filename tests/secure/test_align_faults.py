@@ -136,15 +136,9 @@ def _blinded(alignment: Alignment) -> tuple[int, dict[str, Any]]:
     ("change", "message"),
     [
         ({ALIGN_CLIENTS: pack_integers(np.array([0, 3]))}, r"points of clients \[0, 3\]"),
-        ({ALIGN_CLIENTS: pack_integers(np.array([0, 0]))}, "a client twice"),
         ({ALIGN_EPOCH: 2}, "in alignment 2"),
-        ({ALIGN_EPOCH: "1"}, "align-epoch: expected a positive number"),
-        ({ALIGN_SIZES: pack_integers(np.array([8, 24]))}, "client 0: 8 points; must be a power"),
         ({ALIGN_SIZES: pack_integers(np.array([16, 32]))}, "sizes"),
         ({ALIGN_SIZES: pack_integers(np.array([32]))}, "1 sizes for 2 clients"),
-        ({ALIGN_SIZES: pack_integers(np.array([-(2**63), -(2**63)]))}, "sizes"),
-        ({ALIGN_POINTS: b"\0" * 33}, "rows of 32 bytes"),
-        ({ALIGN_POINTS: None}, "rows of 32 bytes"),
     ],
 )
 def test_malformed_blocks_are_refused(change: dict[str, Any], message: str) -> None:
