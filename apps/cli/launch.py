@@ -77,21 +77,26 @@ def flwr_run(
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
     before = _stamp(result)
-    seeds = [] if seed is None else [f"seed={seed}"]
-    # The keys that the root app declares in pyproject.toml; here every party makes its own data.
-    settings: dict[str, str | bool] = {
-        "config": config,
-        "overrides": shlex.join([*seeds, *overrides]),
-        "output-dir": str(out.resolve()),
-        "resume": bool(resume),
-        "server-folder": "",
-    }
-    log = _launch(settings, supernodes, echo)
+    log = _launch(_settings(config, overrides, out, seed, resume), supernodes, echo)
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
         raise RuntimeError(_failure("the run failed", log))
     payload: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return payload
+
+
+def _settings(
+    config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
+) -> dict[str, str | bool]:
+    """Return the run config: the keys that the root app declares in pyproject.toml."""
+    seeds = [] if seed is None else [f"seed={seed}"]
+    return {
+        "config": config,
+        "overrides": shlex.join([*seeds, *overrides]),
+        "output-dir": str(out.resolve()),
+        "resume": bool(resume),
+        "server-folder": "",  # here every party makes its own data
+    }
 
 
 def _launch(
