@@ -46,7 +46,7 @@ def test_quick_run_writes_json_and_page(tmp_path: Path):
     text = (document.parent / ALL_TABLES).read_text(encoding="utf-8")
     assert text == page.render(found)
     short = document.read_text(encoding="utf-8")
-    assert "| nFedGNN | Cora | 2,708 | 1 |" in short and "nan" not in short
+    assert f"| nFedGNN | {cora['data']} | 2,708 | 1 |" in short and "nan" not in short
     for words in (
         "2,708",
         "## Ego-networks",
