@@ -1,4 +1,4 @@
-"""All keys on the wire.
+"""Keys on the wire that several modules name; the others stand in the messages themselves.
 
 Numbers that must arrive exactly as they left (identities, rounds) travel in the ``ConfigRecord``
 as bytes, because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That
@@ -13,7 +13,7 @@ RELAY, WEIGHTS, HOLDERS = "relay", "weights", "holders"
 # Exact integers, as little-endian bytes
 USERS, GRADIENT_ROUND = "users", "gradient-round"
 # Scalars
-AVERAGE_ROUND, RESUME_ROUND = "average-round", "resume-round"
+AVERAGE_ROUND = "average-round"
 SERVER_ROUND = "server-round"  # the round, as Flower's FedAvg says it
 CHECKPOINT = "checkpoint"
 HANDLED = "handled-messages"  # how many a client has behind it; 0 if it has no state of the run
@@ -31,14 +31,13 @@ MASK_REFUSED, MASK_LEFT_OUT = "mask-refused", "mask-left-out"
 UNMASK_RUN, UNMASK_CLIENTS = "unmask-run", "unmask-clients"
 UNMASK_SHARES = "unmask-shares"
 # Alignment of identities: the stage that a request is for and its number within the run; clients
-# and, for each, how many rows of the next entry are its own; points, tokens, table size
+# and, for each, how many rows of the next entry are its own; points
 ALIGN_STAGE, ALIGN_EPOCH = "align-stage", "align-epoch"
 ALIGN_CLIENTS, ALIGN_SIZES = "align-clients", "align-sizes"
-ALIGN_POINTS, ALIGN_TOKENS, ALIGN_CELLS = "align-points", "align-tokens", "align-cells"
+ALIGN_POINTS = "align-points"
 # ... and in the forms that hide nothing
 ALIGN_PRIME, ALIGN_COEFFICIENTS = "align-prime", "align-coefficients"
-ALIGN_PEERS, ALIGN_PATTERNS, ALIGN_COUNTS = "align-peers", "align-patterns", "align-counts"
-ALIGN_IDENTITIES, ALIGN_SLOTS = "align-identities", "align-slots"
+ALIGN_PEERS, ALIGN_COUNTS, ALIGN_IDENTITIES = "align-peers", "align-counts", "align-identities"
 # LocalSage+ and FedSage+: encoded nodes that miss neighbours; how many nodes each client has of
 # these and how many neighbours each misses; correct predictions and nodes by split; losses
 CLIENTS, ROWS, MISSING = "clients", "rows", "missing"
