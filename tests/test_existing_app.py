@@ -110,5 +110,5 @@ def test_flwr_runs_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its own folder; the launcher gives it a home folder and ports of its own."""
     monkeypatch.setattr(launch, "_write_app", lambda folder, settings: EXAMPLES / "existing_app")
     log: list[str] = []
-    launch._launch({}, 2, 240, log.append)
+    launch._launch({}, 2, log.append)
     assert any("Rounds: 3" in line for line in log), "\n".join(log)
