@@ -7,8 +7,8 @@ these slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,9 @@ from flower_graph.secure.align.slots import SlotTable, open_table
 class _PlaintextClient:
     """What both have: slots and their state between messages."""
 
-    def __init__(self) -> None:
+    _identities: Mapping[int, Any]
+
+    def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
         self._num_slots = 0
         self._slots: dict[int, NDArray[np.int64]] = {}
         self._patterns: dict[int, NDArray[np.uint8]] = {}
@@ -57,40 +59,34 @@ class _PlaintextClient:
         arrays |= {f"patterns/{client}": local for client, local in self._patterns.items()}
         return bytes(save(arrays))
 
-    def _load(self, data: bytes, clients: Iterable[int]) -> None:
-        known = set(clients)
+    @classmethod
+    def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
+        """Read what ``to_bytes`` wrote."""
+        host = cls(identities)
         for name, value in load(data).items():
             kind, _, client = name.partition("/")
             if kind == "num-slots":
-                self._num_slots = int(value[0])
-            elif int(client) not in known:
+                host._num_slots = int(value[0])
+            elif int(client) not in host._identities:
                 raise StateLostError(f"the alignment's state has client {client}, not hosted here")
             elif kind == "slots":
-                self._slots[int(client)] = value
+                host._slots[int(client)] = value
             else:
-                self._patterns[int(client)] = value
+                host._patterns[int(client)] = value
+        return host
 
 
 class PolynomialAlignmentClient(_PlaintextClient):
     """The paper's alignment, for the clients of one SuperNode; identities are small integers."""
 
     def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
-        super().__init__()
+        super().__init__(identities)
         for client, local in identities.items():
             canonical(local, f"client {client}")
         self._identities = {
             int(client): polynomial.check_identities(client, local)
             for client, local in identities.items()
         }
-
-    @classmethod
-    def from_bytes(
-        cls, data: bytes, identities: Mapping[int, Sequence[object]]
-    ) -> PolynomialAlignmentClient:
-        """Read what ``to_bytes`` wrote."""
-        host = cls(identities)
-        host._load(data, host._identities)
-        return host
 
     def answer(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the message of any stage."""
@@ -145,21 +141,12 @@ class PolynomialAlignmentClient(_PlaintextClient):
 class PlaintextAlignmentClient(_PlaintextClient):
     """Identities in the clear, for the clients of one SuperNode."""
 
-    def __init__(self, identities: Mapping[int, Iterable[object]]) -> None:
-        super().__init__()
+    def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
+        super().__init__(identities)
         self._identities = {
             int(client): [name.decode() for name in canonical(local, f"client {client}")]
             for client, local in identities.items()
         }
-
-    @classmethod
-    def from_bytes(
-        cls, data: bytes, identities: Mapping[int, Iterable[object]]
-    ) -> PlaintextAlignmentClient:
-        """Read what ``to_bytes`` wrote."""
-        host = cls(identities)
-        host._load(data, host._identities)
-        return host
 
     def answer(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the message of any stage."""

@@ -47,6 +47,7 @@ class _OpenServer(ABC):
         self.blamed: list[tuple[int, str]] = []  # client and reason
         self._node: dict[int, int] = {}
         self._asked: dict[int, Request] = {}
+        self._begin()
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
         """Note where clients are; if one is new, all begin again."""
@@ -103,10 +104,6 @@ class _OpenServer(ABC):
 
 class PolynomialAlignmentServer(_OpenServer):
     """Leads the paper's alignment: polynomials, their pairwise sums, sizes of intersections."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begin()
 
     def _begin(self) -> None:
         self._prime = random_prime(*PRIME_RANGE)
@@ -176,10 +173,6 @@ class PolynomialAlignmentServer(_OpenServer):
 
 class PlaintextAlignmentServer(_OpenServer):
     """Sees all identities and numbers those that two clients hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begin()
 
     def _begin(self) -> None:
         self._identities: dict[int, list[str]] = {}

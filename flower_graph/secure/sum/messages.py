@@ -76,6 +76,22 @@ RING = Part(
 )
 
 
+# What goes there and back under one key
+PrepareRun = Annotated[bytes, Raw("prepare-run", "the run")]
+MaskRun = Annotated[bytes, Raw("mask-run", "the run")]
+UnmaskRun = Annotated[bytes, Raw("unmask-run", "the run")]
+Prepared = Annotated[Integers, Clients("prepare-clients", "who takes part", shape="p")]
+Holders = Annotated[Integers, Clients("unmask-clients", "holders of shares", shape="p")]
+Kinds = Annotated[
+    Bytes,
+    Block(
+        "unmask-kinds",
+        "0: nothing; 1: the share of a partner's seed; 2: of its mask key",
+        shape="p k",
+    ),
+]
+
+
 @dataclass
 class KeyRequest(Message, down="sum_enroll"):
     """Server to client: make channel keys for a run."""
@@ -99,13 +115,13 @@ class KeyReply(Message, up="sum_enroll"):
 class PrepareRequest(Message, down="sum_unmask"):
     """Server to client: make the keys and shares of a round."""
 
-    run_id: Annotated[bytes, Raw("prepare-run", "the run")]
+    run_id: PrepareRun
     server_round: Annotated[int, Whole("prepare-round", "number of the sum")]
     threshold: Annotated[int, Whole("prepare-threshold", "shares that give a secret back")]
     minimum: Annotated[
         int, Whole("prepare-minimum", "contributors without whom nothing is to be revealed")
     ]
-    clients: Annotated[Integers, Clients("prepare-clients", "who takes part", shape="p")]
+    clients: Prepared
     # In the server's mirrored order
     partners: Annotated[Integers, Exact("prepare-partners", "partners of each", shape="p k")]
     # Of the partners at other SuperNodes, pair by pair
@@ -116,9 +132,9 @@ class PrepareRequest(Message, down="sum_unmask"):
 class PrepareReply(Message, up="sum_unmask"):
     """Client to server: public keys, commitments and sealed shares of a round."""
 
-    run_id: Annotated[bytes, Raw("prepare-run", "the run")]
+    run_id: PrepareRun
     server_round: Annotated[int, Whole("prepare-round", "as asked")]
-    clients: Annotated[Integers, Clients("prepare-clients", "who takes part", shape="p")]
+    clients: Prepared
     round_keys: Annotated[
         Bytes, Block("prepare-round-keys", "public mask keys", shape=f"p {KEY_BYTES}")
     ]
@@ -140,7 +156,7 @@ class PrepareReply(Message, up="sum_unmask"):
 class MaskRequest(Message, down="sum_mask"):
     """Server to client: mask the vectors of a round; with what the other SuperNodes prepared."""
 
-    run_id: Annotated[bytes, Raw("mask-run", "the run")]
+    run_id: MaskRun
     server_round: Annotated[int, Whole("mask-round", "number of the sum")]
     length: Annotated[int, Whole("mask-length", "numbers of a vector")]
     word: Annotated[int, Whole("mask-word", "bits of a number")]
@@ -168,7 +184,7 @@ class MaskRequest(Message, down="sum_mask"):
 class MaskedReply(Message, up="sum_mask"):
     """Client to server: the masked sum of a SuperNode's clients."""
 
-    run_id: Annotated[bytes, Raw("mask-run", "the run")]
+    run_id: MaskRun
     server_round: Annotated[int, Whole("mask-round", "as asked")]
     clients: Annotated[Integers, Clients("mask-clients", "who is in the sum", shape="q")]
     total: RingArray  # [L] ring words. Travels beside the entries, as an array
@@ -190,37 +206,23 @@ class MaskedReply(Message, up="sum_mask"):
 class UnmaskRequest(Message, down="sum_unmask"):
     """Server to client: reveal shares of a round."""
 
-    run_id: Annotated[bytes, Raw("unmask-run", "the run")]
+    run_id: UnmaskRun
     server_round: Annotated[int, Whole("unmask-round", "number of the sum")]
     contributors: Annotated[int, Whole("unmask-contributors", "clients in the sum")]
-    clients: Annotated[Integers, Clients("unmask-clients", "holders of shares", shape="p")]
+    clients: Holders
     # SEED of a partner in the sum, MASK_KEY of one that is missing
-    kinds: Annotated[
-        Bytes,
-        Block(
-            "unmask-kinds",
-            "0: nothing; 1: the share of a partner's seed; 2: of its mask key",
-            shape="p k",
-        ),
-    ]
+    kinds: Kinds
 
 
 @dataclass
 class UnmaskReply(Message, up="sum_unmask"):
     """Client to server: the shares that it reveals."""
 
-    run_id: Annotated[bytes, Raw("unmask-run", "the run")]
+    run_id: UnmaskRun
     server_round: Annotated[int, Whole("unmask-round", "as asked")]
-    clients: Annotated[Integers, Clients("unmask-clients", "holders of shares", shape="p")]
+    clients: Holders
     # As in the request, NOTHING where the holder has no share
-    kinds: Annotated[
-        Bytes,
-        Block(
-            "unmask-kinds",
-            "0: nothing; 1: the share of a partner's seed; 2: of its mask key",
-            shape="p k",
-        ),
-    ]
+    kinds: Kinds
     shares: Annotated[
         Bytes, Block("unmask-shares", "one for each entry that is not 0", shape=f"n {SHARE_BYTES}")
     ]
