@@ -214,28 +214,16 @@ class StructureFedAvg(ReportedFedAvg):
     ----------
     settings : StructureSettings
         What the clients have too.
-    participation : float
-        Share of the SuperNodes asked each round, above 0 and at most 1.
-    min_nodes : int
-        SuperNodes to wait for before a round.
     num_nodes : int, optional
         Nodes of all clients together: more than that no reply can weigh.
     **more
-        As for ``ReportedFedAvg``.
+        As for ``ReportedFedAvg``, but for the seed, which is the settings'.
     """
 
     def __init__(
-        self,
-        settings: StructureSettings,
-        *,
-        participation: float = 1.0,
-        min_nodes: int = 1,
-        num_nodes: int | None = None,
-        **more: Any,
+        self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
     ) -> None:
-        super().__init__(
-            participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
-        )
+        super().__init__(seed=settings.seed, **more)
         self.settings, self.num_nodes = settings, num_nodes
 
     def fixed_settings(self) -> dict[str, Any]:
