@@ -223,6 +223,7 @@ def test_a_share_too_small_for_one_public_node(small: MakePPFL) -> None:
 # The bundled Cora --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deepwalk", "gat"])
 def test_the_bundled_cora(model: str, tmp_path: Path) -> None:
     fewer = ["deepwalk.walks=2", "gat.epochs=3", "judge.mlp=false"]
