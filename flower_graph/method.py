@@ -74,7 +74,7 @@ class Method:
     has_true_edges : bool
         Whether ``flower-graph partition --true-edges`` means something.
     tables : sequence of str
-        Names of the tables in ``conf/reproduce`` that are the method's, or paths of such YAML files.
+        Names of the tables in ``conf/reproduce`` that are the method's, or paths of such files.
     """
 
     name: str
