@@ -1,8 +1,7 @@
 """The embedding-averaging server's talk with its clients: set-up, requests, secure sums.
 
-Set-up is done whenever a SuperNode is new: keys, and an alignment. One that was started anew, under
-another id if it has no authentication, keeps its clients' places in alignment and sums as long as
-it still has its keys.
+Set-up is done whenever a SuperNode is new. One that was started anew, under another id if it has
+no authentication, keeps its clients' places in alignment and sums while it has its keys.
 
 A round is two exchanges: one brings the last round's sums and asks for vectors, one asks for what
 takes the masks away and prepares the next round's. Plain sums need the first one only.
@@ -202,7 +201,7 @@ class EgoSession(Session):
 
     def _align(self, server_round: int) -> None:
         """Bring all clients to one order of slots."""
-        aligner, members = self.members.aligner, self.members
+        members, aligner = self.members, self.members.aligner
         while requests := aligner.requests():
             contents = {node: request.to_record() for node, request in requests.items()}
             self.send(
@@ -215,8 +214,8 @@ class EgoSession(Session):
             )
         if isinstance(aligner, AlignmentServer):
             self._unite(server_round, aligner)
-        for client, reason in aligner.blamed:
-            LOG.warning("client %d takes no part: %s", client, reason)
+        for blame in aligner.blamed:
+            LOG.warning("client %d takes no part: %s", *blame)
         published = aligner.publications()
         members.unsent = {node: message.to_config() for node, message in published.items()}
         self.num_slots = max((message.num_slots for message in published.values()), default=0)
@@ -232,8 +231,7 @@ class EgoSession(Session):
         for _ in range(MAX_UNIONS):
             if aligner.settled:
                 return
-            clients = self.everyone
-            self.prepare(server_round, clients)
+            self.prepare(server_round, clients := self.everyone)
             unions = aligner.union_requests()
             length = 3 * next(iter(unions.values())).cells
             masks = server.mask_requests(self.sums.number, length)
@@ -278,8 +276,8 @@ class EgoSession(Session):
 
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients of a round; depends on the seed, the round and who is there."""
-        connected, server = set(self.exchange.grid.get_node_ids()), self.sums.server
-        everyone = [c for c in self.everyone if server.node_of(c) in connected]
+        connected = set(self.exchange.grid.get_node_ids())
+        everyone = [c for c in self.everyone if self.sums.server.node_of(c) in connected]
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
         drawn = self.draw(len(everyone), server_round, least=2 if self.is_masked else 1)
@@ -336,8 +334,7 @@ class EgoSession(Session):
             server.take_masked(node, MaskedReply.from_config(reply.entries, total=reply.total))
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
-            slots = 0 if request.is_last else self.num_slots
-            layout = Layout(slots, self.settings.hidden)
+            layout = Layout(0 if request.is_last else self.num_slots, self.settings.hidden)
             layout = layout._replace(weights=length - layout.length)
             check_plain_sum(reply.total, layout, presence.clients.size)
         return reply
