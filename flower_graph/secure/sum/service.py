@@ -282,11 +282,22 @@ class SecureSum:
         self._enrolled &= nodes
 
     def _send(
-        self, requests: Mapping[int, RecordDict], server_round: int, read: Any, **how: Any
+        self,
+        requests: Mapping[int, RecordDict],
+        server_round: int,
+        read: Any,
+        *,
+        message_type: str,
+        max_reply_bytes: int,
     ) -> Replies[None]:
         assert self._exchange is not None
         replies: Replies[None] = self._exchange.send(
-            requests, server_round=server_round, timeout=self._timeout, read=read, **how
+            requests,
+            message_type=message_type,
+            server_round=server_round,
+            timeout=self._timeout,
+            read=read,
+            max_reply_bytes=max_reply_bytes,
         )
         self.rejected += replies.rejected
         return replies
