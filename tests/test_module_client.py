@@ -146,6 +146,19 @@ def test_a_part_that_stays_at_the_client():
     assert not (alone.weights()["first.weight"] == together.weights()["first.weight"]).all()
 
 
+def test_a_part_that_stays_is_saved_and_resumed(tmp_path: Path):
+    """Counters of batch normalisation and the clients' own heads, too."""
+    options: dict[str, Any] = {
+        "settings": SETTINGS._replace(keep_optimiser=True, local=("head.*",))
+    }
+    whole, reports = run(4, **options)
+    saving = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "clients": tmp_path}
+    run(2, **options, **saving)
+    again, more = run(4, resume=True, **options, **saving)
+    assert_like(again, whole.weights(), tolerance=0)
+    assert [report.loss for report in more] == [report.loss for report in reports[2:]]
+
+
 def test_flowers_fedprox_draws_clients_back():
     class Proximal(ModuleFedAvg, FedProx):
         """FedProx with reports."""

@@ -237,6 +237,33 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", [LocalSage, FedSage])
+def test_a_training_that_failed_changes_nothing(strategy: type[LocalSage]) -> None:
+    """In round 2 all clients fail once, half way; asked again, they train as if nothing was."""
+    failed: list[int] = []
+
+    class Fails(SageClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            number = int(config["server-round"])
+            if number == 2 and self.host.clients[0] not in failed:
+                failed.append(int(self.host.clients[0]))
+                with pytest.raises(OSError, match="full"):
+                    self._half(config)
+            return super().fit(parameters, config)
+
+        def _half(self, config: Any) -> None:
+            from flower_graph.strategies.fed_sage.messages import read_settings
+
+            with self.host._opened(read_settings(config)) as cohort:
+                cohort.train(2, torch.arange(len(self.host.clients)))
+                raise OSError("the disk is full")
+
+    grid = InProcessGrid(client_app(networks(), Fails), num_supernodes=2)
+    outcome = run_sage(strategy, grid=grid)
+    assert len(failed) == 2
+    assert torch.equal(outcome.figures, run_sage(strategy).figures)
+
+
+@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
 def test_a_supernode_that_has_lost_everything_begins_anew(
     strategy: type[LocalSage], caplog: pytest.LogCaptureFixture
 ) -> None:
