@@ -35,6 +35,7 @@ WHAT = {
 }
 COMMON = (
     "device=cpu",
+    "data.presence=true",
     "partition.ratios=[0.2,0.4,0.4]",
     "model.hidden=64",
     "model.dropout=0.5",
@@ -43,7 +44,7 @@ COMMON = (
     "strategy.learning_rate=0.01",
     "strategy.optimiser=keep",
 )
-BASELINE = ("graph.graphless_ratio=0", "data.presence=true")
+BASELINE = ("graph.graphless_ratio=0",)
 DECAY = ("strategy.weight_decay=5e-4", "strategy.weight_decay=5e-3")
 
 
@@ -134,7 +135,8 @@ def table() -> None:
         "settings, rounds and CPU seconds of every run are there. All have the same two-layer "
         "GCN (Fed-MLP: without edges) with 64 hidden numbers, 3 local epochs a round, Adam at "
         "0.01, split 20/40/40; one of two settings each, chosen by validation accuracy on seed "
-        "0.\n",
+        "0. All see features 0/1: PubMed's own values are so small that the weight of FED-PUB's "
+        "masks outweighs what they tell, and the masks vanish.\n",
     ]
     summary: dict[str, Any] = {}
     for partition in PARTITIONS:
