@@ -190,6 +190,10 @@ class GraphMethod(Method):
         everyone = self.graphs(config)
         return everyone[share(context, len(everyone))], None
 
+    def default_supernodes(self, config: Any) -> int | None:
+        """Give each client a SuperNode of its own where replies get noise."""
+        return self.num_clients(config) if config.privacy.is_on else None
+
     def num_clients(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the clients."""
         return len(self.graphs(config)) if folder is None else folder.manifest.num_clients

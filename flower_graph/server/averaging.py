@@ -239,12 +239,10 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         came, missing = {one.metadata.src_node_id: one for one in self._round.measured}, {}
         for message in self._round.sent:
             node = message.metadata.dst_node_id
-            reply = came.get(node)
-            if why := (
-                "it did not answer"
-                if reply is None
-                else no_content(reply) or read_not_saved(reply.content)
-            ):
+            why = "it did not answer"
+            if (reply := came.get(node)) is not None:
+                why = no_content(reply) or read_not_saved(reply.content)
+            if why:
                 missing[node] = why
         return missing
 

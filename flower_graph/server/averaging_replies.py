@@ -32,7 +32,7 @@ from flower_graph.messages.keys import (
     MAX_WEIGHT,
     NUM_EXAMPLES,
 )
-from flower_graph.server.exchange import Rejected, no_content
+from flower_graph.server.exchange import Rejected, no_content, unreadable
 from flower_graph.server.ledger import count_bytes, reply_bytes
 
 MAX_NAMED = 50  # clients that one SuperNode may name as left out
@@ -125,10 +125,8 @@ def _problem(
             _check_finite(metrics)
         else:
             _check_arrays(reply.content, model, extras)
-    except ValueError as error:  # MalformedReplyError is one
-        return str(error)
-    except Exception as error:  # a hostile reply must not end the run, whatever it provokes
-        return f"unreadable reply: {type(error).__name__}: {error}"
+    except Exception as error:
+        return unreadable(error)
     return None
 
 

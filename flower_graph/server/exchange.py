@@ -111,10 +111,8 @@ class Gathering(Generic[T]):
             return
         try:
             self.replies.values[node_id] = self.read(node_id, reply.content)
-        except ValueError as error:  # MalformedReplyError is one
-            self.reject(node_id, str(error))
-        except Exception as error:  # a hostile reply must not end the run, whatever it provokes
-            self.reject(node_id, f"unreadable reply: {type(error).__name__}: {error}")
+        except Exception as error:
+            self.reject(node_id, unreadable(error))
 
     def _problem(self, reply: Message, size: int) -> str | None:
         """Say why a node's answer is refused unread, or None."""
@@ -366,6 +364,13 @@ def no_content(reply: Message) -> str | None:
         what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
         return what + one_line(said, MAX_REASON - len(what))
     return None if reply.has_content() else "empty reply"
+
+
+def unreadable(error: Exception) -> str:
+    """Say why a reply could not be read: a hostile one must not end the run, whatever it raises."""
+    if isinstance(error, ValueError):  # MalformedReplyError is one
+        return str(error)
+    return f"unreadable reply: {type(error).__name__}: {error}"
 
 
 def log_rejected(

@@ -19,7 +19,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError
+from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError, one_line
 from flower_graph.messages.fields import Resume, read_not_saved
 from flower_graph.rng import generator
 from flower_graph.server.exchange import (
@@ -29,6 +29,7 @@ from flower_graph.server.exchange import (
     Replies,
     log_rejected,
     no_content,
+    unreadable,
 )
 from flower_graph.server.ledger import reply_bytes
 from flower_graph.server.membership import Membership
@@ -254,8 +255,8 @@ class Session:
                 if node not in self.asked:
                     raise MalformedReplyError("it was not asked")
                 replies.values[node] = read(node, message.content)
-            except ValueError as error:
-                replies.rejected.append(Rejected(node, str(error)))
+            except Exception as error:
+                replies.rejected.append(Rejected(node, one_line(unreadable(error))))
         log_rejected(LOG, server_round, "left out", replies.rejected)
         self.leave_out(replies.rejected)
         return replies

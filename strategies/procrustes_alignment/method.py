@@ -147,10 +147,6 @@ class PPFL(GraphMethod):
         sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
         return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
 
-    def default_supernodes(self, config: PPFLConfig) -> int | None:
-        """Give each client a SuperNode of its own where replies get noise."""
-        return self.num_clients(config) if config.privacy.is_on else None
-
     def final_figures(
         self, config: PPFLConfig, strategy: Any, folder: RunFolder | None = None
     ) -> dict[str, Any]:

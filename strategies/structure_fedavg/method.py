@@ -168,11 +168,6 @@ class FedGLS(GraphMethod):
         same = row[0] == config.partition.clients
         return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
 
-    def default_supernodes(self, config: FedGLSConfig) -> int | None:
-        """Give each client a SuperNode of its own where replies get noise."""
-        alone = config.privacy.is_on
-        return self.num_clients(config) if alone else None
-
     def final_figures(
         self, config: FedGLSConfig, strategy: Any, folder: RunFolder | None = None
     ) -> dict[str, Any]:
