@@ -1,16 +1,12 @@
-"""Small graphs, runs in process, a grid with faults, and the method written densely."""
+"""Small graphs, runs in process, and the method written densely."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import Array, Context, Error, Message
-from flwr.common.constant import ErrorCode
+from flwr.app import Context
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.data import Data
@@ -84,17 +80,9 @@ class Outcome:
     @property
     def figures(self) -> list[tuple[float, ...]]:
         """Everything that a round's report says of the model."""
-        return [
-            (*losses, *accuracies, r.asked, r.answered)
-            for r, losses, accuracies in (
-                (
-                    r,
-                    (r.loss, r.cross_entropy, r.regulariser),
-                    (r.train_accuracy, r.val_accuracy, r.test_accuracy),
-                )
-                for r in self.reports
-            )
-        ]
+        names = ("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy")
+        names += ("test_accuracy", "asked", "answered")
+        return [tuple(getattr(report, name) for name in names) for report in self.reports]
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -108,15 +96,12 @@ def run(
     supernodes: int = 2,
     grid: InProcessGrid | None = None,
     model: str = "gcn",
-    timeout: float = 5.0,
     **options: Any,
 ) -> Outcome:
     """Run the strategy; `options` are its arguments."""
     outcome = Outcome(strategy_for(data, model, **options))
     grid = grid or InProcessGrid(client_app(data), num_supernodes=supernodes)
-    outcome.strategy.start(
-        grid, num_rounds=rounds, timeout=timeout, on_round=outcome.reports.append
-    )
+    outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
     return outcome
 
 
@@ -124,104 +109,6 @@ def same_weights(left: Outcome, right: Outcome) -> bool:
     return left.weights.keys() == right.weights.keys() and all(
         torch.equal(left.weights[name], right.weights[name]) for name in left.weights
     )
-
-
-# A grid with faults --------------------------------------------------------------------------
-
-
-class FaultyGrid(InProcessGrid):
-    """Does to each message or reply what a word for (partition, round) says.
-
-    ``unsent``: the grid refuses the message. ``silent``: it never arrives. ``lost``: the reply
-    never arrives. ``late``: the reply comes in the next exchange. ``twice``: it comes two times.
-    The other words change the reply.
-    """
-
-    def __init__(
-        self, app: Any, *, num_supernodes: int, script: dict[tuple[int, int], str]
-    ) -> None:
-        super().__init__(app, num_supernodes=num_supernodes)
-        self.script = script
-        self.sent: list[Message] = []
-        self._held: dict[str, Message] = {}
-        self._again: list[Message] = []
-
-    def word(self, message: Message) -> str:
-        if message.metadata.message_type == "query":
-            return "good"
-        node = self.contexts[message.metadata.dst_node_id]
-        return self.script.get(
-            (int(node.node_config["partition-id"]), int(message.metadata.group_id)), "good"
-        )
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        self._replies.update(self._held)
-        self._held, ids = {}, []
-        for message in messages:
-            self.sent.append(message)
-            word = "good" if "finish" in message.metadata.message_type else self.word(message)
-            if word == "unsent":
-                continue
-            if word == "silent":
-                ids.append(self._number(message))
-                continue
-            (message_id,) = super().push_messages([message])
-            ids.append(message_id)
-            if word == "late":
-                self._held[message_id] = self._replies.pop(message_id)
-            elif word == "lost":
-                del self._replies[message_id]
-            elif word == "twice":
-                self._again.append(self._replies[message_id])
-            elif word != "good":
-                self._replies[message_id] = CHANGES[word](self._replies[message_id], message)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        if replies:
-            replies, self._again = replies + self._again, []
-        return replies
-
-
-def _nan(reply: Message, message: Message) -> Message:
-    latent = reply.content["arrays"]["relay"].numpy().copy()
-    latent[0, 0] = np.nan
-    reply.content["arrays"]["relay"] = Array(latent)
-    return reply
-
-
-def _group(reply: Message, message: Message) -> Message:
-    reply.metadata.group_id = str(int(reply.metadata.group_id) - 1)
-    return reply
-
-
-def _error(reply: Message, message: Message) -> Message:
-    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the mod said no")
-    return Message(error, reply_to=message)
-
-
-CHANGES: dict[str, Callable[..., Message]] = {
-    "nan": _nan,
-    "group": _group,
-    "error": _error,
-}
-
-
-class ChangingGrid(InProcessGrid):
-    """Connects each node in some rounds only; a round is one look at the nodes."""
-
-    def __init__(self, app: Any, rounds: dict[int, set[int]], supernodes: int) -> None:
-        super().__init__(app, num_supernodes=supernodes)
-        self.rounds, self.looks = rounds, 0
-
-    def get_node_ids(self) -> list[int]:
-        self.looks += 1
-        return [
-            node
-            for node, context in self.contexts.items()
-            if self.looks in self.rounds.get(int(context.node_config["partition-id"]), {self.looks})
-        ]
 
 
 # The method, written densely ----------------------------------------------------------------
@@ -325,9 +212,3 @@ class Dense:
         self.optimizer.step()
         assert latent.grad is not None
         return loss.item(), latent.grad
-
-
-def checkpoint_tensors(folder: Path, server_round: int, client: int = 0) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / f"round-{server_round:06d}" / f"client-{client}.safetensors")

@@ -1,15 +1,24 @@
-"""Cohorts against a plain loop over users, each with an ``nn.Linear`` and an optimiser."""
+"""The users of one SuperNode: cohorts against a plain loop, and what one message changes."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
+from flower_graph.client.state import forget_run
+from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
+from flower_graph.storage.supernode_folder import IN_PROCESS
+from flower_graph.strategies.split_gradient_relay.cohort_client import UserCohortClient
 from flower_graph.strategies.split_gradient_relay.users import (
     Cohort,
     LinearCohort,
@@ -80,21 +89,21 @@ class Loop:
             self.layers[user](self.x[user]).backward(gradient[user])
             self.adams[user].step()
 
-    def average_holders(self) -> None:
-        with torch.no_grad():
-            for k in range(F):
-                holders = [u for u in range(N) if self.x[u, k] != 0]
-                if holders:
-                    mean = torch.stack([self.layers[u].weight[:, k] for u in holders]).mean(0)
-                    for user in holders:
-                        self.layers[user].weight[:, k] = mean
-
-    def average_all(self) -> None:
-        with torch.no_grad():
+    @torch.no_grad()
+    def average(self, over: str) -> None:
+        """Average over all users, or each feature's row over those that have the feature."""
+        if over == "all":
             for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
                 mean = torch.stack(list(group)).mean(0)
                 for parameter in group:
                     parameter.copy_(mean)
+            return
+        for k in range(F):
+            holders = [u for u in range(N) if self.x[u, k] != 0]
+            if holders:
+                mean = torch.stack([self.layers[u].weight[:, k] for u in holders]).mean(0)
+                for user in holders:
+                    self.layers[user].weight[:, k] = mean
 
 
 def average(cohorts: list[Cohort]) -> Tensor:
@@ -131,21 +140,6 @@ def test_some_users_step_and_the_others_stay(kind: str):
         assert_equal(cohort.forward(None), loop.forward())
         assert_equal(cohort.forward(torch.tensor(users)), loop.forward()[users])
     assert cohort.tensors()["step"].tolist() == [3, 1, 2, 3, 2, 3, 1, 1, 1, 1, 1, 3]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_from_its_tensors(kind: str):
-    one = KINDS[kind](SETTINGS)
-    first, second = gradients(2)
-    one.step(None, first)
-    kept = {name: tensor.clone() for name, tensor in one.tensors().items()}
-    if kind == "linear":
-        other: Cohort = LinearCohort(one.rows, SETTINGS, kept)
-    else:
-        other = ModuleCohort(features(), nn.Linear(F, H, bias=False), SETTINGS, kept)
-    for cohort in (one, other):
-        cohort.step(None, second)
-    assert torch.equal(one.forward(None), other.forward(None))
 
 
 def test_all_users_start_from_one_seeded_matrix():
@@ -185,48 +179,42 @@ def test_set_weights_leaves_rows_that_nobody_averaged():
     assert weight[:, 0].tolist() == [7, 8, 3, 7, 5]
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_averages_over_holders_equal_a_loop(bias: bool):
-    settings = SETTINGS._replace(bias=bias)
-    cohorts, loop = [linear(settings, slice(0, 5)), linear(settings, slice(5, N))], Loop(settings)
-    for number, gradient in enumerate(gradients(8)):
-        cohorts[0].step(None, gradient[:5])
-        cohorts[1].step(None, gradient[5:])
-        loop.step(list(range(N)), gradient)
-        if number % 2:
-            mean = average(cohorts)
-            for cohort in cohorts:
-                cohort.set_weights(None, mean)
-            loop.average_holders()
-        assert_equal(torch.cat([c.forward(None) for c in cohorts]), loop.forward())
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_averages_over_all_equal_dense_matrices(kind: str, bias: bool, every: int):
-    """CNFGNN: weight decay also moves the rows that a user does not store."""
-    settings = SETTINGS._replace(bias=bias, average_over="all", weight_decay=0.3)
+@pytest.mark.parametrize(
+    ("kind", "over", "bias", "every"),
+    [
+        *(("linear", "holders", bias, 2) for bias in (False, True)),
+        *(
+            (kind, "all", bias, every)
+            for kind in KINDS
+            for bias in (False, True)
+            for every in (1, 3)
+        ),
+    ],
+)
+def test_averages_equal_a_loop(kind: str, over: str, bias: bool, every: int):
+    """CNFGNN is ``all``: there, weight decay also moves the rows that a user does not store."""
+    decay = 0.3 if over == "all" else SETTINGS.weight_decay
+    settings = SETTINGS._replace(bias=bias, average_over=over, weight_decay=decay)
     build = KINDS[kind]
     cohorts, loop = [build(settings, slice(0, 5)), build(settings, slice(5, N))], Loop(settings)
-    for number, gradient in enumerate(gradients(9)):
+    for number, gradient in enumerate(gradients(9), start=1):
         cohorts[0].step(None, gradient[:5])
         cohorts[1].step(None, gradient[5:])
         loop.step(list(range(N)), gradient)
-        if (number + 1) % every == 0:
+        if number % every == 0:
             mean = average(cohorts)
             for cohort in cohorts:
                 cohort.set_weights(None, mean)
-            loop.average_all()
-            if kind == "linear":
+            loop.average(over)
+            if (kind, over) == ("linear", "all"):
                 assert_equal(mean[:F], loop.layers[0].weight.detach().T)
         assert_equal(torch.cat([c.forward(None) for c in cohorts]), loop.forward())
-        if kind == "linear":  # nobody has feature 0, so everybody's row of it is the spare one
+        if (kind, over) == ("linear", "all"):  # nobody has feature 0: its row is the spare one
             spare = cohorts[1].tensors()["inactive-weight"]
             assert_equal(spare[0], loop.layers[-1].weight.detach()[:, 0])
 
 
-DEALINGS = [
+ASSIGNMENTS = [
     [list(range(N))],
     [[0, 1, 2], list(range(3, N))],
     [[user] for user in range(N)],
@@ -234,9 +222,9 @@ DEALINGS = [
 ]
 
 
-@pytest.mark.parametrize("assignment", DEALINGS[1:])
+@pytest.mark.parametrize("assignment", ASSIGNMENTS[1:])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dealing_does_not_change_the_latents(kind: str, assignment: list[list[int]]):
+def test_the_assignment_does_not_change_the_latents(kind: str, assignment: list[list[int]]):
     """Bit by bit for active rows; ``vmap`` runs batched products whose order may differ."""
     settings = SETTINGS._replace(bias=True)
     whole = KINDS[kind](settings)
@@ -254,10 +242,10 @@ def test_dealing_does_not_change_the_latents(kind: str, assignment: list[list[in
 
 
 @pytest.mark.parametrize("over", ["holders", "all"])
-def test_dealing_does_not_change_the_averages(over: str):
+def test_the_assignment_does_not_change_the_averages(over: str):
     settings = SETTINGS._replace(bias=True, average_over=over)
     results = []
-    for assignment in DEALINGS:
+    for assignment in ASSIGNMENTS:
         cohorts = [linear(settings, users) for users in assignment]
         for gradient in gradients(5):
             for cohort, users in zip(cohorts, assignment, strict=True):
@@ -321,3 +309,116 @@ def test_any_module_equals_a_loop():
             group[2].copy_(torch.stack(group).mean(0))
     assert_equal(cohort.forward(torch.tensor([2]))[0], models[2](features()[2][None])[0])
     assert_equal(cohort.forward(torch.tensor([0]))[0], models[0](features()[0][None])[0])
+
+
+# From message to message -------------------------------------------------------------------------
+
+HERE = UserSettings(2, True, 0.1, 0.01, 5, "holders")
+X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
+USERS = torch.tensor([7, 2, 9, 4])
+RUNS = itertools.count(5000)
+GRADIENT = np.arange(8, dtype=np.float32).reshape(4, 2) - 3
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    run = next(RUNS)
+    yield Context(run, 1, {"state-dir": IN_PROCESS, "partition-id": 0}, RecordDict(), {})
+    forget_run(run, tmp_path / "state")
+
+
+def host_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> UserCohortClient:
+    cpu = torch.device("cpu")
+    return UserCohortClient(context, x, users, user_model=None, device=cpu, checkpoint_dir=None)
+
+
+def send(
+    host: UserCohortClient, users: list[int], gradient: Any = None, rounds: list[int] | None = None
+) -> np.ndarray:
+    """Handle a message as ``NodeClient`` does; return the latent vectors."""
+    with host.message(HERE, np.array(users)) as chosen:
+        if gradient is not None:
+            chosen.step(gradient, np.array(rounds))
+        return chosen.latent()
+
+
+def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
+    """Compute the latent vectors after some steps of some places, by the cohort alone."""
+    cohort = LinearCohort(pack(X, bias=True), HERE)
+    for place, gradient in steps:
+        cohort.step(torch.tensor(place), torch.from_numpy(gradient))
+    return cohort.forward(None).numpy()
+
+
+def test_latents_come_in_the_order_of_the_message(context: Context):
+    want = expected()
+    assert np.array_equal(send(host_of(context), [7, 2, 9, 4]), want)
+    assert np.array_equal(send(host_of(context), [4, 7]), want[[3, 0]])
+
+
+def test_a_gradient_that_comes_twice_is_applied_once(context: Context):
+    everybody = USERS.tolist()
+    first = send(host_of(context), everybody, GRADIENT, [1] * 4)
+    again = send(host_of(context), everybody, GRADIENT, [1] * 4)
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, expected(([0, 1, 2, 3], GRADIENT)))
+
+
+def test_gradients_of_different_rounds_in_one_message(context: Context):
+    host = host_of(context)
+    send(host, [9, 7], GRADIENT[:2], [1, 1])
+    got = send(host, [7, 2, 9, 4], GRADIENT, [1, 0, 2, 1])  # new for users 9 and 4 alone
+    want = expected(([2, 0], GRADIENT[:2]), ([2, 3], GRADIENT[[2, 3]]))
+    assert np.array_equal(got, want)
+
+
+def test_an_average_is_taken_over_once(context: Context):
+    host, average = host_of(context), np.full((4, 2), 0.5, np.float32)
+    average[3] = np.nan
+    with host.message(HERE, np.array([7, 4])) as chosen:
+        chosen.take_average(average, 3)
+    assert send(host, [7, 2, 9, 4])[[0, 3]].tolist() == [[1.5, 1.5], [2.0, 2.0]]
+    stepped = send(host, [7], GRADIENT[:1], [3])
+    with host.message(HERE, USERS.numpy()) as chosen:
+        chosen.take_average(average, 3)
+        assert np.array_equal(chosen.latent()[:1], stepped), "it had this average already"
+        assert chosen.latent()[2].tolist() == [2.0, 2.0], "it had not"
+
+
+def test_sums_of_the_asked_users(context: Context):
+    with host_of(context).message(HERE, np.array([4, 7])) as chosen:
+        total, count = chosen.weight_sum()
+    assert count.tolist() == [2, 0, 1, 0]
+    assert total.shape == (4, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_sparse_features_give_equal_bits(context: Context):
+    want = send(host_of(context), USERS.tolist(), GRADIENT, [1] * 4)
+    host_of(context).drop()
+    sparse = host_of(context, X.to_sparse_csr())
+    assert np.array_equal(send(sparse, USERS.tolist(), GRADIENT, [1] * 4), want)
+
+
+def test_users_of_others_are_refused_and_nothing_is_lost(context: Context):
+    host = host_of(context)
+    before = send(host, USERS.tolist(), GRADIENT, [1] * 4)
+    for users in ([7, 3], [100], [-1]):
+        with pytest.raises(ValueError, match="names users that this client does not host"):
+            send(host, users)
+    assert np.array_equal(send(host, USERS.tolist()), before)
+
+
+def test_a_message_that_fails_halfway_loses_the_state_loudly(context: Context):
+    host = host_of(context)
+    send(host, USERS.tolist())
+    with pytest.raises(KeyError), host.message(HERE, USERS.numpy()):
+        raise KeyError
+    with pytest.raises(StateLostError):
+        send(host, USERS.tolist())
+
+
+@pytest.mark.parametrize(("rows", "users"), [(4, 1), (4, 0), (0, 0)])
+def test_rows_and_users_must_match(context: Context, rows: int, users: int):
+    with pytest.raises(ValueError, match=f"x has {rows} rows for {users} users"):
+        host_of(context, X[:rows], USERS[:users])

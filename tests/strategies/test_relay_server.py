@@ -1,0 +1,253 @@
+"""The server of nFedGNN: what it computes, what waits for each user, what it averages.
+
+That it trains as one autograd graph over dense matrices is in ``test_split_gradient_relay.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.engine.device import resolve_device
+from flower_graph.errors import DataError, DivergedError
+from flower_graph.models import SplitModel, build_server_model
+from flower_graph.strategies.split_gradient_relay.messages import RelayReply
+from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
+from flower_graph.strategies.split_gradient_relay.server_state import RelayServerState
+from flower_graph.strategies.split_gradient_relay.users import UserSettings
+
+N, C, CPU = 14, 3, torch.device("cpu")
+
+
+def graph() -> SimpleNamespace:
+    """Make a ring of 12 with chords; node 12 is alone and labelled, node 13 alone and not."""
+    ring = torch.arange(12)
+    pairs = torch.cat([torch.stack([ring, (ring + 1) % 12]), torch.tensor([[0, 2], [5, 9]])], 1)
+    train = torch.tensor([0, 3, 4, 7, 8, 12])
+    mask = torch.zeros(N, dtype=torch.bool).index_fill(0, train, True)
+    val = torch.zeros(N, dtype=torch.bool).index_fill(0, torch.tensor([1, 2, 13]), True)
+    return SimpleNamespace(
+        edge_index=torch.cat([pairs, pairs.flip(0)], dim=1),
+        y=torch.arange(N) % C,
+        train_mask=mask,
+        val_mask=val,
+        test_mask=~mask & ~val,
+    )
+
+
+def relay(model: nn.Module, data: Any = None) -> RelayServer:
+    return RelayServer(
+        data or graph(),
+        model,
+        latent_size=getattr(model, "latent_size", C),
+        reg_weight=3.0,
+        learning_rate=0.05,
+        weight_decay=0.01,
+        seed=7,
+        device=CPU,
+    )
+
+
+def gcn() -> SplitModel:
+    return build_server_model("gcn", hidden=4, heads=2, classes=C, dropout=0.0, seed=7)
+
+
+def test_known_users_have_edges_among_themselves_alone():
+    server = relay(gcn())
+    assert server.edges.shape == (2, 0)
+    server.receive(torch.tensor([0, 1, 5]), torch.ones(3, 4))
+    assert sorted(map(tuple, server.edges.T.tolist())) == [(0, 1), (0, 5), (1, 0), (5, 0)]
+    server.receive(torch.arange(N), torch.ones(N, 4))
+    assert torch.equal(server.edges, graph().edge_index)
+
+
+class Echo(nn.Module):
+    """The latent vectors are the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_accuracy_by_hand():
+    data = graph()
+    server = relay(Echo(), data)
+    logits = functional.one_hot(data.y, C).float()
+    logits[[1, 3, 4]] = logits[[1, 3, 4]].roll(1, dims=1)  # wrong: one to validate, two to train
+    server.receive(torch.arange(N), logits)
+    accuracy = server.accuracy()
+    assert accuracy["train"] == pytest.approx(4 / 6)
+    assert accuracy["val"] == pytest.approx(2 / 3)
+    assert accuracy["test"] == 1.0
+
+
+def test_accuracy_is_nan_without_a_mask():
+    data = graph()
+    data.val_mask = torch.zeros(N, dtype=torch.bool)
+    del data.test_mask
+    accuracy = relay(Echo(), data).accuracy()
+    assert math.isnan(accuracy["val"])
+    assert math.isnan(accuracy["test"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "said"),
+    [
+        ("train", torch.zeros(N, dtype=torch.bool), "train_mask: no node is marked"),
+        ("val", torch.ones(N + 1, dtype=torch.bool), r"val_mask: shape \(15,\), expected \(14,\)"),
+    ],
+)
+def test_masks_that_cannot_be_are_refused(name: str, mask: Tensor, said: str):
+    data = graph()
+    setattr(data, f"{name}_mask", mask)
+    with pytest.raises(DataError, match=said):
+        relay(Echo(), data)
+
+
+def test_nobody_with_a_label_has_answered():
+    server = relay(gcn())
+    assert not server.masks["train"][[1, 2]].any()
+    server.receive(torch.tensor([1, 2]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
+    losses, gradient = server.step(1)
+    assert losses.cross_entropy == 0
+    assert losses.total == pytest.approx(server.reg_weight * losses.regulariser)
+    assert bool(gradient.any()) == (losses.regulariser > 0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
+    server = relay(Echo())
+    server.receive(torch.arange(N), torch.full((N, C), value))
+    with pytest.raises(DivergedError, match=r"round 4: the loss is nan; lower the learning rate"):
+        server.step(4)
+    assert server.model.scale.item() == 1.0
+
+
+# What waits for users: 5 of them, latent vectors of 2 numbers, weights of 3 x 2 -----------------
+
+H, SHAPE, HOSTED = 2, (3, 2), {10: [0, 1, 4], 20: [3, 2]}
+SETTINGS = UserSettings(H, False, 0.1, 0.0, 7, "holders")
+EVERYBODY = np.arange(5)
+
+
+def state_of(average_every: int = 0) -> RelayServerState:
+    state = RelayServerState(5, SETTINGS, participation=1.0, average_every=average_every)
+    state.weight_shape = SHAPE
+    return state
+
+
+def play(state: RelayServerState, server_round: int, silent: tuple[int, ...] = ()) -> Any:
+    """Run a round in which the gradient of user ``u`` is ``10 * round + u`` twice."""
+    requests = state.requests(server_round, HOSTED, EVERYBODY)
+    answered = {node: r for node, r in requests.items() if node not in silent}
+    state.delivered(answered)
+    gradient = np.repeat(10 * server_round + EVERYBODY, H)
+    state.keep_gradients(server_round, answered, gradient.reshape(-1, H).astype(np.float32))
+    return requests
+
+
+def weights(total: list[list[float]], holders: Any) -> RelayReply:
+    return RelayReply(1, np.zeros((1, H)), np.array(total), np.array(holders))
+
+
+def test_requests_name_each_nodes_users_in_its_order():
+    requests = state_of().requests(1, HOSTED, EVERYBODY)
+    assert {node: r.users.tolist() for node, r in requests.items()} == HOSTED
+    request = requests[10]
+    assert (request.server_round, request.settings) == (1, SETTINGS)
+    assert request.gradient.tolist() == [[0, 0]] * 3
+    assert request.gradient_round.tolist() == [0, 0, 0]
+    assert (request.average, request.average_round) == (None, 0)
+    assert not request.send_weights and not request.checkpoint
+
+
+def test_gradients_come_one_round_later_and_wait_for_the_absent():
+    state = state_of()
+    play(state, 1)
+    second = play(state, 2, silent=(20,))
+    assert second[10].gradient.tolist() == [[10, 10], [11, 11], [14, 14]]
+    assert second[20].gradient.tolist() == [[13, 13], [12, 12]]
+    third = play(state, 3)
+    assert third[10].gradient[:, 0].tolist() == [20, 21, 24]
+    assert third[10].gradient_round.tolist() == [2, 2, 2]
+    assert third[20].gradient[:, 0].tolist() == [13, 12], "of the last round that they answered"
+    assert third[20].gradient_round.tolist() == [1, 1]
+    last = state.requests(3, HOSTED)
+    assert last[20].gradient_round.tolist() == [3, 3]
+    state.delivered(last)
+    assert state.requests(4, HOSTED, EVERYBODY)[10].gradient_round.tolist() == [0, 0, 0]
+
+
+def test_the_last_message_and_checkpoints_reach_every_host():
+    state, hosted, drawn = state_of(), {10 + user: [user] for user in range(5)}, np.array([3])
+    assert list(state.requests(9, hosted, drawn)) == [13]
+    assert [r.users.tolist() for r in state.requests(9, hosted).values()] == [[n] for n in range(5)]
+    saving = state.requests(9, hosted, drawn, checkpoint=True)
+    assert all(request.checkpoint for request in saving.values())
+    assert [r.users.tolist() for r in saving.values()] == [[], [], [], [3], []]
+
+
+def test_an_average_goes_once_to_each_that_lacks_it_and_is_counted_in_full():
+    state = state_of(average_every=2)
+    assert not play(state, 1)[10].send_weights
+    assert play(state, 2)[10].send_weights
+    assert state.ledger.payload["up"] == {"latent": 80, "weights": 5 * 3 * 2 * 4}
+    state.average(2, [weights([[1, 1]] * 3, [1, 1, 1])])
+    third = play(state, 3, silent=(20,))
+    assert third[10].average is not None and third[20].average is not None
+    assert state.ledger.payload["down"]["weights"] == 3 * 3 * 2 * 4
+    fourth = play(state, 4)
+    assert (fourth[10].average, fourth[20].average_round) == (None, 2)
+    play(state, 5)
+    assert state.ledger.payload["down"]["weights"] == 5 * 3 * 2 * 4
+
+
+def averaged(*replies: RelayReply) -> NDArray[np.float32]:
+    state = state_of(average_every=1)
+    state.average(4, list(replies))
+    request = state.requests(5, HOSTED, EVERYBODY)[10]
+    assert request.average_round == 4 and request.average is not None
+    assert request.average.dtype == np.float32
+    return request.average
+
+
+def test_average_by_hand():
+    some, others = [[1, 2], [0, 0], [6, 6]], [[3, 4], [0, 0], [0, 0]]
+    without = RelayReply(4, np.zeros((1, H)))
+    mean = averaged(weights(some, [1, 0, 2]), without, weights(others, [3, 0, 0]))
+    np.testing.assert_array_equal(mean, [[1.0, 1.5], [math.nan] * 2, [3.0, 3.0]])
+    unsigned = np.full(3, 2, np.uint64)
+    np.testing.assert_array_equal(averaged(weights([[4, 4]] * 3, unsigned)), 2)
+
+
+def test_average_adds_up_in_double_precision():
+    parts = [weights([[value, 0]] * 3, [1] * 3) for value in (2.0**30, np.float32(1), -(2.0**30))]
+    assert averaged(*parts)[0, 0] == pytest.approx(1 / 3)
+
+
+# Devices -----------------------------------------------------------------------------------------
+
+
+def test_resolve_device(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert resolve_device("auto") == resolve_device("cpu") == CPU
+    with pytest.raises(ValueError, match=r"device: 'cuda:1' is not there; 0 GPUs found"):
+        resolve_device("cuda:1")
+    with pytest.raises(ValueError, match=r"device: 'gpu' is none of auto, cpu, cuda, cuda:N"):
+        resolve_device("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto").type == "cuda"
+    assert resolve_device("cuda:1").index == 1
