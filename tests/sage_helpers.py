@@ -79,13 +79,16 @@ def run_sage(
     *,
     rounds: int = 4,
     supernodes: int = 2,
-    grid: InProcessGrid | None = None,
+    egos: list[EgoNetwork] | None = None,
+    client: Callable[..., Any] = SageClient,
+    make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     settings: EgoSettings = SETTINGS,
     resume: bool = False,
     **options: Any,
 ) -> SageOutcome:
+    """Run a strategy; `options` are its arguments."""
     outcome = SageOutcome(strategy(settings, **{"generator_epochs": 3, **options}))
-    grid = grid or InProcessGrid(client_app(networks()), num_supernodes=supernodes)
+    grid = make_grid(client_app(egos or networks(), client), num_supernodes=supernodes)
     outcome.strategy.start(
         grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append, resume=resume
     )
