@@ -36,7 +36,7 @@ from flower_graph.apps.cli.processes import (
     marked_processes,
     without_interrupts,
 )
-from flower_graph.storage.supernode_folder import STATE_VARIABLE
+from flower_graph.storage.files import STATE_VARIABLE
 
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent

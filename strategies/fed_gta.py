@@ -38,8 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.client.module_client import ModuleClient
-from flower_graph.client.module_cohort import GraphOnDevice
+from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
 from flower_graph.config.schema import section, setting

@@ -38,8 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_graph.client.module_client import ModuleClient
-from flower_graph.client.module_cohort import GraphOnDevice
+from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting

@@ -24,7 +24,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
 from flower_graph.messages.keys import CONFIG, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport, read_reports
-from flower_graph.server.participation import Participation
+from flower_graph.server.ledger import Participation
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 

@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from flower_graph.client.cohort_state import ClientCheckpoints
 from flower_graph.client.state import SMALL_BYTES, StateStore, forget_run
 from flower_graph.errors import CheckpointError
 from flower_graph.storage import checkpoint
@@ -264,7 +265,7 @@ def test_where_a_client_saves(tmp_path: Path):
     shared = tmp_path / "out"
 
     def place(**node: Any) -> str:
-        found = checkpoint.ClientCheckpoints(context_of(**node), shared).path(3, RUN)
+        found = ClientCheckpoints(context_of(**node), shared).path(3, RUN)
         return str(found.relative_to(tmp_path))
 
     assert place(partition_id=4) == "out/round-000003/client-4.safetensors"
@@ -278,7 +279,7 @@ def test_where_a_client_saves(tmp_path: Path):
 
 def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
     one, other = (
-        checkpoint.ClientCheckpoints(context_of(partition_id=k, state_dir=str(tmp_path)), None)
+        ClientCheckpoints(context_of(partition_id=k, state_dir=str(tmp_path)), None)
         for k in range(2)
     )
     assert other.save(1, {"a": torch.ones(1)}, RUN) == ""
@@ -293,7 +294,7 @@ def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
 
 
 def test_a_run_token_names_no_other_folder(tmp_path: Path):
-    places = checkpoint.ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
+    places = ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
     with pytest.raises(CheckpointError, match="not 32 hexadecimal digits"):
         places.save(1, {"a": torch.ones(1)}, "../../elsewhere")
 
@@ -303,6 +304,6 @@ def test_a_client_without_room_says_so_and_goes_on(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_client", full)
-    places = checkpoint.ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
+    places = ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
     said = places.save(1, {"a": torch.ones(1)}, RUN)
     assert said == "its checkpoint cannot be written: No space left on device"

@@ -15,7 +15,7 @@ from flower_graph.client import adaptor
 from flower_graph.client.adaptor import keep_state, state_file
 from flower_graph.errors import StateLostError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.storage.supernode_folder import (
+from flower_graph.storage.files import (
     STATE_VARIABLE,
     default_folder,
     own_folder,

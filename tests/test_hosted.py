@@ -20,8 +20,8 @@ from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.keys import CLIENTS, CONFIG, NUM_EXAMPLES
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.ledger import Participation
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import Participation
 from flower_graph.simulation import InProcessGrid
 
 Deal = list[list[int]]  # clients of each SuperNode

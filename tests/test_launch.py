@@ -19,7 +19,7 @@ import pytest
 from flower_graph.apps.cli import launch
 from flower_graph.apps.cli.processes import end_processes, marked_processes
 from flower_graph.config.load import load_config
-from flower_graph.storage.supernode_folder import STATE_VARIABLE
+from flower_graph.storage.files import STATE_VARIABLE
 
 MARK = "FLOWER_GRAPH_TEST_MARK"
 SMALL = ["rounds=2", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.features=40"]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.client.module_client import ModuleClient, ModuleSettings
-from flower_graph.client.module_cohort import first_module
+from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import seeded

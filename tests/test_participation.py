@@ -19,7 +19,7 @@ from flower_graph.report.plots import participation as plots_participation
 from flower_graph.report.plots.participation import COLOUR, MOST_ROWS, save_participation
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.report.writer import RunWriter
-from flower_graph.server.participation import (
+from flower_graph.server.ledger import (
     NOT_CONNECTED,
     NOT_DRAWN,
     Participation,

@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
 from flower_graph.report.rounds import RoundReport
-from flower_graph.server.participation import numbers
+from flower_graph.server.ledger import numbers
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoFedProx

@@ -31,7 +31,7 @@ from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.report.text import describe_result, format_bytes, format_round
 from flower_graph.report.writer import RunWriter, _title
 from flower_graph.storage import files
-from flower_graph.storage.folder_lock import LOCK_FILE, FolderLock
+from flower_graph.storage.files import LOCK_FILE, FolderLock
 
 CONFIG = to_dict(load_config("quickstart", ["rounds=4", "seed=3"]))
 FINAL = {"clients": 10, "engine": "in-process"}
@@ -492,7 +492,7 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from flower_graph.storage.folder_lock import FolderLock;"
+        "from flower_graph.storage.files import FolderLock;"
         "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(

@@ -28,7 +28,7 @@ from flower_graph.apps.cli.processes import (
     termination_as_exit,
     without_interrupts,
 )
-from flower_graph.storage.supernode_folder import STATE_VARIABLE, default_folder
+from flower_graph.storage.files import STATE_VARIABLE, default_folder
 
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
 CLIENT = "client-resources-num-cpus=1"

@@ -27,6 +27,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from numpy.typing import NDArray
 
 from flower_graph import __version__
+from flower_graph.client.state import node_name, own_place
 from flower_graph.errors import StateLostError
 from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.messages.keys import (
@@ -41,7 +42,7 @@ from flower_graph.messages.keys import (
     VERSION,
 )
 from flower_graph.storage.checkpoint import replaced
-from flower_graph.storage.supernode_folder import node_name, own_folder, own_place, remove_if_empty
+from flower_graph.storage.files import own_folder, remove_if_empty
 
 LOG = logging.getLogger(__name__)
 RECORD, HANDLED = "durable-state", "messages"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from flower_graph.client.state import StateStore, Tensors
+from flower_graph.client.state import StateStore, Tensors, node_name, own_place
 from flower_graph.errors import CheckpointError
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.storage.checkpoint import ClientCheckpoints
+from flower_graph.storage import checkpoint
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 G = TypeVar("G", bound="ClientGraph")
+LOG = logging.getLogger(__name__)
+KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Measurements = tuple[float, int, dict[str, Any]]
 
 
@@ -158,3 +162,58 @@ def check_graphs(graphs: Sequence[G]) -> list[G]:
         if not graph.train_mask.any():
             raise ValueError(f"client {graph.client} has no training node: it cannot train")
     return sorted(graphs, key=lambda graph: graph.client)
+
+
+# Checkpoints --------------------------------------------------------------------------------------
+
+
+class ClientCheckpoints:
+    """Where one SuperNode's clients save, and what they find there."""
+
+    # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
+    # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as
+    # in a simulation, it is the server's folder, and the server drops old rounds.
+
+    def __init__(self, context: Context, folder: Path | None) -> None:
+        self._own, self._shared = own_place(context), folder
+        self._file_name = f"client-{node_name(context)}.safetensors"
+
+    def path(self, server_round: int, run: str) -> Path:
+        """Return the file of a round; ``CheckpointError`` if there is no place for it."""
+        return checkpoint.round_folder(self._folder(run), server_round) / self._file_name
+
+    def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
+        """Write a round's tensors."""
+        path = self.path(server_round, run)
+        try:
+            checkpoint.save_client(path, tensors, run)
+        except OSError as error:
+            LOG.warning("%s: no checkpoint: %s", path, error)
+            return f"its checkpoint cannot be written: {error.strerror or error}"
+        if self._own is not None:
+            folder = self._folder(run)
+            files = folder.glob(f"round-*/{self._file_name}")
+            kept = checkpoint.rounds_of(file.parent for file in files)
+            for old in kept[:-KEPT_AT_CLIENT]:
+                place = checkpoint.round_folder(folder, old)
+                (place / self._file_name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    place.rmdir()  # unless others have a file there
+        return ""
+
+    def load(self, server_round: int, run: str) -> dict[str, Tensor]:
+        """Read a round's tensors; ``CheckpointError`` if they are not there or not of this run."""
+        return checkpoint.load_client(self.path(server_round, run), run)
+
+    def _folder(self, run: str) -> Path:
+        if self._own is not None:
+            # The token comes with a message: it may name a folder here and no other.
+            if not re.fullmatch(r"[0-9a-f]{32}", run):
+                raise CheckpointError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
+            return self._own / "checkpoints" / run
+        if self._shared is None:
+            raise CheckpointError(
+                "the server wants a checkpoint, but checkpoint_dir is not set, and the node's "
+                "config has neither state-dir nor data-folder"
+            )
+        return self._shared

@@ -20,12 +20,14 @@ a full disk), which for the server is a lost reply, and a client must stand thos
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import secrets
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -34,15 +36,7 @@ from torch import Tensor
 
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.storage.checkpoint import load_client, save_client
-from flower_graph.storage.supernode_folder import (
-    IN_PROCESS,
-    STATE_DIR,
-    default_folder,
-    node_name,
-    own_folder,
-    own_place,
-    remove_if_empty,
-)
+from flower_graph.storage.files import default_folder, own_folder, remove_if_empty
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -53,6 +47,8 @@ __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
+IN_PROCESS = ":memory:"
+STATE_DIR, DATA_FOLDER, PARTITION = "state-dir", "data-folder", "partition-id"  # node config
 VERSION = "state-version"  # among the tensors of a saved file
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
@@ -74,13 +70,20 @@ class StateStore:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
-        local = own_place(context)
-        self._is_own = local is not None
-        self._folder = (local or default_folder()) / f"run-{context.run_id}"
-        # A SuperNode that is started anew may have another id.
-        here, node = f"{name}-{node_name(context)}.safetensors", f"node-{context.node_id}.bin"
-        self._file = self._folder / (here if self._is_own else node)
+        self._own = own_place(context)
+        # Whether large tensors are in a file that is changed in place
+        self._is_mapped = self._own is None and not self._in_process
         self._found = 0  # version of the tensors that were loaded
+
+    @cached_property
+    def _folder(self) -> Path:
+        return (self._own or default_folder()) / f"run-{self._key[0]}"
+
+    @cached_property
+    def _file(self) -> Path:
+        # A SuperNode that is started anew may have another id.
+        here = f"{self._name}-{node_name(self._context)}.safetensors"
+        return self._folder / (f"node-{self._key[1]}.bin" if self._own is None else here)
 
     @property
     def version(self) -> int:
@@ -171,14 +174,14 @@ class StateStore:
         """Mark the tensors as being changed; ``commit`` unmarks them."""
         if self._key in _LIVE:
             _LIVE[self._key] = (-1, _LIVE[self._key][1])
-        if not self._is_own and self._file.exists():
+        if self._is_mapped and self._file.exists():
             self._write_version(-1)
 
     def undo(self, live: Any) -> None:
         """Take back ``begin``: the tensors are again as they were, and ``live`` works on them."""
         if self.version and self._key in _LIVE:
             _LIVE[self._key] = (self._found, live)
-        if self.version and not self._is_own and self._file.exists():
+        if self.version and self._is_mapped and self._file.exists():
             self._write_version(self._found)
 
     def create(self, tensors: Tensors) -> Tensors:
@@ -234,7 +237,7 @@ class StateStore:
         on_cpu = all(t.device.type == "cpu" for t in tensors.values())
         if size <= SMALL_BYTES:
             return "context"
-        if self._is_own:
+        if self._own is not None:
             return "saved"
         return "file" if on_cpu else "context"
 
@@ -301,6 +304,33 @@ class StateStore:
 
         arrays = {name: encode_array(name, t.detach().cpu().numpy()) for name, t in tensors.items()}
         self._context.state[f"{self._name}-tensors"] = ArrayRecord(arrays)
+
+
+# A SuperNode that is started anew without authentication gets another node id, so its id is no name
+# for files. Its data folder, or the number of its partition, stays.
+
+
+def own_place(context: Context) -> Path | None:
+    """Return the SuperNode's own lasting folder."""
+    named = str(context.node_config.get(STATE_DIR, ""))
+    if named == IN_PROCESS:
+        return None
+    if named:
+        return Path(named).expanduser()
+    data = str(context.node_config.get(DATA_FOLDER, ""))
+    return Path(data).expanduser() / "state" if data else None
+
+
+def node_name(context: Context) -> str:
+    """Return a name for the SuperNode's files that it has again when it is started anew."""
+    config = context.node_config
+    if PARTITION in config:
+        return str(config[PARTITION])  # whether it is a number, the app says
+    if data := str(config.get(DATA_FOLDER, "")):
+        folder = Path(data).expanduser().absolute()
+        # Several SuperNodes of a machine may share one state-dir.
+        return f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    return "0"
 
 
 def forget_run(run_id: int, folder: Path | None = None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flower_graph import __version__
-from flower_graph.server.participation import summarise_participation
+from flower_graph.server.ledger import summarise_participation
 from flower_graph.storage.files import plain, write_json
 
 if TYPE_CHECKING:

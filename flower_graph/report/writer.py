@@ -16,6 +16,7 @@ from flower_graph.report.result import make_result, summarise
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.report.text import format_round
 from flower_graph.storage.files import (
+    FolderLock,
     append_line,
     atomic,
     plain,
@@ -23,7 +24,6 @@ from flower_graph.storage.files import (
     saying,
     write_json,
 )
-from flower_graph.storage.folder_lock import FolderLock
 
 LOG = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from flower_graph.server.averaging_replies import (
     with_own_content,
 )
 from flower_graph.server.exchange import ByteLedger, Rejected, log_rejected
+from flower_graph.server.ledger import NOT_CONNECTED
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_CONNECTED
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)

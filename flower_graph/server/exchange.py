@@ -31,6 +31,7 @@ from flower_graph.server.ledger import ByteLedger, count_bytes
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # A message outlives the deadline by this much: the two machines' clocks may differ, and a reply
@@ -145,14 +146,11 @@ class Exchange:
     ----------
     grid : Grid
         Flower's grid, of any kind.
-    log : logging.Logger or None
-        Where bad replies are reported, one line per reason; this module's logger by default.
     """
 
-    def __init__(self, grid: Grid, *, log: logging.Logger | None = None) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.ledger = ByteLedger()
-        self._log = log or logging.getLogger(__name__)
         self._unanswered: dict[str, Unanswered] = {}
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
@@ -190,7 +188,7 @@ class Exchange:
                     "higher"
                 )
             if now >= word:
-                self._log.warning(
+                LOG.warning(
                     "waiting for %d SuperNodes, %d connected; %.0f s left",
                     min_nodes,
                     len(nodes),
@@ -246,8 +244,8 @@ class Exchange:
         self._gather(gathering, timeout)
         self._give_up(gathering, timeout)
         replies = gathering.replies.in_order(requests)
-        log_rejected(self._log, server_round, "left out", replies.rejected)
-        log_rejected(self._log, server_round, "ignored", replies.strays)
+        log_rejected(LOG, server_round, "left out", replies.rejected)
+        log_rejected(LOG, server_round, "ignored", replies.strays)
         return replies
 
     def relay(
@@ -277,7 +275,7 @@ class Exchange:
             if (late := self._unanswered.pop(answers, None)) is not None:
                 self.ledger.count_wire("up", _size(reply))
                 why = f"late: round {late.server_round}, expected {server_round}"
-                log_rejected(self._log, server_round, "ignored", [Rejected(sender, why)])
+                log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
                 continue
             if reply.has_error() or waiting.get(answers) == sender:
                 waiting.pop(answers, None)

@@ -9,8 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from torch import nn
 
-from flower_graph.client.module_client import ModuleSettings
-from flower_graph.client.module_cohort import first_module
+from flower_graph.client.module_client import ModuleSettings, first_module
 from flower_graph.messages.arrays import encode_array
 from flower_graph.messages.averaging import Measured
 from flower_graph.server.averaging import ReportedFedAvg

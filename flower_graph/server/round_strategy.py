@@ -28,7 +28,7 @@ from flower_graph.messages.keys import CONFIG
 from flower_graph.report.rounds import RoundReport
 from flower_graph.report.text import format_round
 from flower_graph.server.exchange import Replies
-from flower_graph.server.participation import Participation
+from flower_graph.server.ledger import Participation
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)

@@ -31,9 +31,8 @@ from flower_graph.server.exchange import (
     no_content,
     unreadable,
 )
-from flower_graph.server.ledger import reply_bytes
+from flower_graph.server.ledger import NOT_DRAWN, Participation, account_for, ranges, reply_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.storage import checkpoint
 
 LOG = logging.getLogger(__name__)

@@ -2,9 +2,10 @@
 
 ``round-000100/client-0.safetensors`` is written by each client, ``round-000100/server.pt`` by the
 server after all of them answered, so a folder with a server file is complete. A client of a
-deployment writes into a folder of its own instead (``ClientCheckpoints``). Every file has a SHA-256
-of what it holds and the token of its run: a damaged file, or one of another run, is refused.
-Nothing here can run code when it is read: safetensors, and ``torch.load`` with ``weights_only``.
+deployment writes into a folder of its own instead (``client.cohort_state``). Every file has a
+SHA-256 of what it holds and the token of its run: a damaged file, or one of another run, is
+refused. Nothing here can run code when it is read: safetensors, and ``torch.load`` with
+``weights_only``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +31,9 @@ from torch import Tensor
 
 from flower_graph.errors import CheckpointError
 from flower_graph.storage.files import is_alive
-from flower_graph.storage.supernode_folder import node_name, own_place
-
-if TYPE_CHECKING:
-    from flwr.app import Context
 
 LOG = logging.getLogger(__name__)
 KEPT = 2
-KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 SERVER_FILE, REFUSED_FILE = "server.pt", "server.pt.refused"
 CHECKSUM, RUN = "sha256", "run"  # in a client's file
 
@@ -111,8 +107,9 @@ def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:
         )
         return False
     oldest = complete_rounds(folder)[-KEPT:][0]
-    # Those that were never completed, too.
-    _prune(folder, [old for old in _rounds(folder.glob("round-*")) if old < oldest])
+    for old in rounds_of(folder.glob("round-*")):
+        if old < oldest:  # those that were never completed, too
+            shutil.rmtree(round_folder(folder, old), ignore_errors=True)
     return True
 
 
@@ -132,7 +129,7 @@ def load_server(folder: Path, server_round: int) -> dict[str, Any]:
 
 def complete_rounds(folder: Path) -> list[int]:
     """Return the rounds with a complete checkpoint, oldest first."""
-    return _rounds(path.parent for path in folder.glob(f"round-*/{SERVER_FILE}"))
+    return rounds_of(path.parent for path in folder.glob(f"round-*/{SERVER_FILE}"))
 
 
 def last_round(folder: Path) -> int:
@@ -181,56 +178,6 @@ def _set_aside(folder: Path, server_round: int) -> None:
         if later > server_round:
             path = round_folder(folder, later)
             os.replace(path / SERVER_FILE, path / REFUSED_FILE)
-
-
-# At a client --------------------------------------------------------------------------------------
-
-
-class ClientCheckpoints:
-    """Where one SuperNode's clients save, and what they find there."""
-
-    # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
-    # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as
-    # in a simulation, it is the server's folder, and the server drops old rounds.
-
-    def __init__(self, context: Context, folder: Path | None) -> None:
-        self._own, self._shared = own_place(context), folder
-        self._file_name = f"client-{node_name(context)}.safetensors"
-
-    def path(self, server_round: int, run: str) -> Path:
-        """Return the file of a round; ``CheckpointError`` if there is no place for it."""
-        return round_folder(self._folder(run), server_round) / self._file_name
-
-    def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
-        """Write a round's tensors."""
-        path = self.path(server_round, run)
-        try:
-            save_client(path, tensors, run)
-        except OSError as error:
-            LOG.warning("%s: no checkpoint: %s", path, error)
-            return f"its checkpoint cannot be written: {error.strerror or error}"
-        if self._own is not None:
-            folder = self._folder(run)
-            kept = _rounds(file.parent for file in folder.glob(f"round-*/{self._file_name}"))
-            _prune_files(folder, kept[:-KEPT_AT_CLIENT], self._file_name)
-        return ""
-
-    def load(self, server_round: int, run: str) -> dict[str, Tensor]:
-        """Read a round's tensors; ``CheckpointError`` if they are not there or not of this run."""
-        return load_client(self.path(server_round, run), run)
-
-    def _folder(self, run: str) -> Path:
-        if self._own is not None:
-            # The token comes with a message: it may name a folder here and no other.
-            if not re.fullmatch(r"[0-9a-f]{32}", run):
-                raise CheckpointError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
-            return self._own / "checkpoints" / run
-        if self._shared is None:
-            raise CheckpointError(
-                "the server wants a checkpoint, but checkpoint_dir is not set, and the node's "
-                "config has neither state-dir nor data-folder"
-            )
-        return self._shared
 
 
 # Helpers ------------------------------------------------------------------------------------------
@@ -285,20 +232,7 @@ def _remove_leftovers(path: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def _rounds(folders: Iterator[Path]) -> list[int]:
+def rounds_of(folders: Iterator[Path]) -> list[int]:
+    """Return the rounds that these folders are named after, ascending."""
     result = (re.fullmatch(r"round-(\d+)", folder.name) for folder in folders)
     return sorted(int(match[1]) for match in result if match)
-
-
-def _prune(folder: Path, rounds: Sequence[int]) -> None:
-    for old in rounds:
-        shutil.rmtree(round_folder(folder, old), ignore_errors=True)
-
-
-def _prune_files(folder: Path, rounds: Sequence[int], name: str) -> None:
-    """Remove one SuperNode's files of some rounds; others may share the folder."""
-    for old in rounds:
-        place = round_folder(folder, old)
-        (place / name).unlink(missing_ok=True)
-        with suppress(OSError):
-            place.rmdir()  # unless others have a file there

@@ -1,17 +1,25 @@
-"""Output folders and files: checked before work starts, and never left half written."""
+"""Folders and files: checked before work starts, one run at a time, never left half written."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import logging
 import math
 import os
+import socket
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from flower_graph.errors import OutputError
+from flower_graph.errors import OutputError, StateLostError
+
+LOG = logging.getLogger(__name__)
+LOCK_FILE = ".running"
+STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by who starts a run, and clears up after it
 
 # What a run writes beside its weights is smaller than this; a full disk shows itself with it.
 _PROBE_BYTES = 4 * 2**20
@@ -124,3 +132,84 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+class FolderLock:
+    """Holds an output folder until ``release``, or until the process ends in whatever way."""
+
+    # The lock is the operating system's, on the file ``.running``, so one whose process was killed
+    # stands in nobody's way. What the file says, process and machine, is for the message.
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_FILE
+        self._file: IO[str] | None = None
+        # Whoever released it last has removed the file: one that is not in the folder any more
+        # locks nothing.
+        while self._file is None or not self._is_there():
+            self._file = self._taken(folder)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Give the folder back; a second time does no harm."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+    def _taken(self, folder: Path) -> IO[str]:
+        file = self._path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read().strip() or "a run that has just begun"
+            file.close()
+            raise OutputError(
+                f"output folder {folder}: another run writes there ({who}); wait for its end, or "
+                "choose another folder"
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            LOG.warning("%s cannot be locked (%s): see that no other run uses it", folder, error)
+        return file
+
+    def _is_there(self) -> bool:
+        assert self._file is not None
+        try:
+            there = self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino
+        except FileNotFoundError:
+            there = False
+        if not there:
+            self._file.close()
+        return there
+
+
+# Where clients keep their state ------------------------------------------------------------------
+
+
+def own_folder(folder: Path) -> None:
+    """Make a run's folder, for its owner alone; refuse one that another user made first."""
+    # Its parent may lie in a place that is open to all.
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for place in (folder.parent, folder):
+        if place.stat().st_uid != os.getuid():
+            raise StateLostError(
+                f"{place} belongs to another user; set state-dir in the node's config to another "
+                "folder"
+            )
+
+
+def default_folder() -> Path:
+    """Return where state files lie by default: shared memory if the machine has it."""
+    if named := os.environ.get(STATE_VARIABLE):
+        return Path(named)
+    shared = Path("/dev/shm")
+    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"flower-graph-{os.getuid()}"
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a run's folder after the last of its files, whichever process that was."""
+    with suppress(OSError):
+        folder.rmdir()

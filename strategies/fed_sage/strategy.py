@@ -52,7 +52,7 @@ from flower_graph.messages.keys import (
 )
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
-from flower_graph.server.participation import NOT_CONNECTED
+from flower_graph.server.ledger import NOT_CONNECTED
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings

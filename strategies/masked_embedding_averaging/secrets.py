@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from flwr.app import ConfigRecord, Context
 
+from flower_graph.client.state import IN_PROCESS
 from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext_client import (
@@ -22,7 +23,6 @@ from flower_graph.secure.align.plaintext_client import (
 )
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.storage.supernode_folder import IN_PROCESS
 from flower_graph.strategies.masked_embedding_averaging.messages import FORMS, NO_SLOTS
 
 Identities = Mapping[int, Sequence[object]]

@@ -34,9 +34,8 @@ from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.server import Skipped, SumServer
 from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.exchange import count_bytes
-from flower_graph.server.ledger import reply_bytes, setup_bytes
+from flower_graph.server.ledger import NOT_READY, Participation, reply_bytes, setup_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.server.participation import NOT_READY, Participation
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (

@@ -44,7 +44,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import MaskingClient, SecureSum
 from flower_graph.server.exchange import Replies
-from flower_graph.server.participation import NOT_READY, Participation
+from flower_graph.server.ledger import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,

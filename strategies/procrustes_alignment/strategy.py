@@ -42,7 +42,7 @@ from flower_graph.ops import align_pairs, consensus
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.exchange import Replies
-from flower_graph.server.participation import NOT_DRAWN, Participation
+from flower_graph.server.ledger import NOT_DRAWN, Participation
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.procrustes_alignment.cohort_client import (

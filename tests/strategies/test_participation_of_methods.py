@@ -14,7 +14,7 @@ from test_secure_consensus import run as run_secure
 from test_secure_consensus import silent
 
 from flower_graph.report.rounds import RoundReport
-from flower_graph.server.participation import Participation
+from flower_graph.server.ledger import Participation
 from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,

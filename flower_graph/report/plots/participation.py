@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from flower_graph.report.plots.base import COLOURS, finish, line, save
-from flower_graph.server.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
+from flower_graph.server.ledger import ANSWERED, FAILED, LEFT_OUT, known_clients, states
 
 if TYPE_CHECKING:
     from flower_graph.report.rounds import RoundReport
