@@ -24,20 +24,34 @@ def all_files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-def test_client_round_trip(tmp_path: Path):
+def save(folder: Path, *rounds: int, clients: bool = True) -> None:
+    """Save rounds; without ``clients`` the server alone."""
+    for number in rounds:
+        path = checkpoint.round_folder(folder, number) / "client-0.safetensors"
+        if clients:
+            checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
+        checkpoint.save_server(folder, number, {"round": number})
+
+
+def test_what_is_saved_is_read(tmp_path: Path):
     tensors = {
         "weight": torch.randn(4, 3).T,  # not contiguous
         "step": torch.tensor([1, 2], dtype=torch.int32),
         "users": torch.tensor([2**40]),
     }
-    path = tmp_path / "round-000001" / "client-0.safetensors"
+    path = tmp_path / "round-000003" / "client-0.safetensors"
     checkpoint.save_client(path, tensors, RUN)
+    assert all_files(tmp_path) == ["round-000003/client-0.safetensors"]
     loaded = checkpoint.load_client(path)
     assert loaded.keys() == tensors.keys()
     for name, value in loaded.items():
         assert torch.equal(value, tensors[name])
         assert value.dtype == tensors[name].dtype
-    assert all_files(tmp_path) == ["round-000001/client-0.safetensors"]
+    state = {"model": {"w": torch.randn(2)}, "round": 3, "average": None, "ledger": {"up": {}}}
+    checkpoint.save_server(tmp_path, 3, state)
+    read = checkpoint.load_server(tmp_path, 3)
+    assert torch.equal(read.pop("model")["w"], state.pop("model")["w"])
+    assert read == state
 
 
 def test_tensors_of_one_mapped_file_can_be_saved(tmp_path: Path):
@@ -52,48 +66,20 @@ def test_tensors_of_one_mapped_file_can_be_saved(tmp_path: Path):
     assert path.stat().st_size < 4 * SMALL_BYTES + 1000, "the storage was saved twice"
 
 
-def test_server_round_trip(tmp_path: Path):
-    state = {"model": {"w": torch.randn(2)}, "round": 3, "average": None, "ledger": {"up": {}}}
-    checkpoint.save_server(tmp_path, 3, state)
-    loaded = checkpoint.load_server(tmp_path, 3)
-    assert torch.equal(loaded.pop("model")["w"], state.pop("model")["w"])
-    assert loaded == state
-
-
-def test_the_last_two_rounds_are_kept(tmp_path: Path):
-    for server_round in (9, 10, 100, 1_000_000):
-        folder = checkpoint.round_folder(tmp_path, server_round)
-        checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)}, RUN)
-        checkpoint.save_server(tmp_path, server_round, {})
-    assert checkpoint.complete_rounds(tmp_path) == [100, 1_000_000]
-    assert checkpoint.last_round(tmp_path) == 1_000_000
-    assert [p.split("/")[0] for p in all_files(tmp_path)][::2] == ["round-000100", "round-1000000"]
-
-
-def test_rounds_that_were_never_completed_go_too(tmp_path: Path):
-    for server_round in range(1, 8):
-        folder = checkpoint.round_folder(tmp_path, server_round)
-        checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)}, RUN)
-        if server_round in (2, 4, 6):
-            checkpoint.save_server(tmp_path, server_round, {})
-    assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["4", "5", "6", "7"]
-    assert checkpoint.complete_rounds(tmp_path) == [4, 6]
-
-
-def test_a_round_without_its_server_file_does_not_count(tmp_path: Path):
-    checkpoint.save_server(tmp_path, 5, {})
-    folder = checkpoint.round_folder(tmp_path, 10)
-    checkpoint.save_client(folder / "client-0.safetensors", {"a": torch.ones(1)}, RUN)
-    (tmp_path / "round-old").mkdir()
-    (tmp_path / "round-old" / "server.pt").touch()
-    assert checkpoint.complete_rounds(tmp_path) == [5]
-    assert checkpoint.last_round(tmp_path) == 5
-
-
-def test_nothing_to_resume_from(tmp_path: Path):
+def test_the_last_two_rounds_are_kept_and_those_that_were_never_completed_go(tmp_path: Path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(CheckpointError, match="no complete checkpoint is there"):
             checkpoint.last_round(folder)
+    for number in (2, 9, 10, 11, 100, 1_000_000):
+        save(tmp_path, number)
+        if number in (10, 100):
+            (tmp_path / f"round-{number:06d}" / "server.pt").unlink()
+    (tmp_path / "round-old").mkdir()
+    (tmp_path / "round-old" / "server.pt").touch()
+    assert checkpoint.complete_rounds(tmp_path) == [11, 1_000_000]
+    assert checkpoint.last_round(tmp_path) == 1_000_000
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["round-000011", "round-000100", "round-1000000", "round-old"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x10" + bytes(40)])
@@ -182,16 +168,12 @@ def test_any_byte_that_changed_is_noticed(tmp_path: Path, name: str):
     assert refused > (0.8 if name == "client" else 0.2) * len(whole) / 7
 
 
-def test_a_file_of_another_run_is_refused(tmp_path: Path):
+def test_a_file_of_another_run_or_an_older_version_is_refused(tmp_path: Path):
     path = tmp_path / "client-0.safetensors"
     checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
     with pytest.raises(CheckpointError, match=r"of another run, 0123.*; this one is ffff"):
         checkpoint.load_client(path, "f" * 32)
     assert checkpoint.load_client(path)["a"].item() == 1  # whoever only wants to read it
-
-
-def test_a_file_of_an_older_version_is_refused(tmp_path: Path):
-    path = tmp_path / "client-0.safetensors"
     save_file({"a": torch.ones(1)}, path)
     with pytest.raises(CheckpointError, match="SHA-256"):
         checkpoint.load_client(path)
@@ -219,8 +201,9 @@ def test_files_are_their_owners_alone_and_leftovers_go(tmp_path: Path):
 def test_the_newest_checkpoint_that_all_have_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    for server_round in (4, 6):
-        checkpoint.save_server(tmp_path, server_round, {"round": server_round})
+    save(tmp_path, 4, 6, clients=False)
+    (tmp_path / "round-000007").mkdir()
+    (tmp_path / "round-000007" / "server.pt").write_bytes(b"junk")
     tried = []
 
     def take(server_round: int, state: dict[str, Any]) -> list[str]:
@@ -229,22 +212,14 @@ def test_the_newest_checkpoint_that_all_have_is_taken(
 
     assert checkpoint.resume(tmp_path, 9, take) == 4
     assert tried == [(6, 6), (4, 4)]
+    assert "round-000007/server.pt: cannot be read" in caplog.text
     assert "cannot resume from round 6: client 3: it is gone; trying the checkpoint" in caplog.text
     # The run now takes another course: what was after round 4 must never be taken for it.
     assert checkpoint.complete_rounds(tmp_path) == [4]
 
 
-def test_a_damaged_server_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    for server_round in (4, 6):
-        checkpoint.save_server(tmp_path, server_round, {})
-    (tmp_path / "round-000006" / "server.pt").write_bytes(b"junk")
-    assert checkpoint.resume(tmp_path, 9, lambda *_: []) == 4
-    assert "round-000006/server.pt: cannot be read" in caplog.text
-
-
 def test_without_any_checkpoint_left_the_reasons_are_named(tmp_path: Path):
-    for server_round in (4, 6):
-        checkpoint.save_server(tmp_path, server_round, {})
+    save(tmp_path, 4, 6, clients=False)
     with pytest.raises(CheckpointError, match=r"round 6: a; b. cannot resume from round 4: a; b"):
         checkpoint.resume(tmp_path, 9, lambda *_: ["a", "b"])
     assert checkpoint.complete_rounds(tmp_path) == [4, 6], "a client's disk may come back"
@@ -291,12 +266,8 @@ def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         one.load(2, RUN)
     assert one.load(3, RUN)["a"].item() == 1
-
-
-def test_a_run_token_names_no_other_folder(tmp_path: Path):
-    places = ClientCheckpoints(context_of(state_dir=str(tmp_path)), None)
     with pytest.raises(CheckpointError, match="not 32 hexadecimal digits"):
-        places.save(1, {"a": torch.ones(1)}, "../../elsewhere")
+        one.save(1, {"a": torch.ones(1)}, "../../elsewhere")
 
 
 def test_a_client_without_room_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -83,26 +83,22 @@ def test_what_flower_has_goes_before_an_older_file(
     assert send(context_of(tmp_path)) == 6
 
 
+def test_each_supernode_and_run_has_a_place_of_its_own(tmp_path: Path) -> None:
+    assert send(context_of(tmp_path, **{"partition-id": 0})) == 1
+    assert send(context_of(tmp_path, **{"partition-id": 1})) == 1
+    assert send(Context(RUN + 1, 3, {"state-dir": str(tmp_path)}, RecordDict(), {})) == 1
+    given: dict[str, Any] = {"data-folder": str(tmp_path / "client-0007")}
+    assert [send(Context(RUN, node, given, RecordDict(), {})) for node in (3, 4)] == [1, 2]
+    (file,) = (tmp_path / "client-0007").rglob("*.state")
+    assert file.is_relative_to(tmp_path / "client-0007" / "state" / f"run-{RUN}")
+
+
 @pytest.mark.parametrize("where", ["", ":memory:"])
 def test_without_a_place_nothing_is_kept(where: str) -> None:
     context = context_of(where)
     assert state_file(context) is None
     assert [send(context), send(context)] == [1, 2]
     assert adaptor.RECORD not in context.state
-
-
-def test_a_data_folder_is_a_place(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data-folder": str(tmp_path / "client-0007")}
-    send(Context(RUN, 3, given, RecordDict(), {}))
-    assert send(Context(RUN, 4, given, RecordDict(), {})) == 2
-    (file,) = tmp_path.rglob("*.state")
-    assert file.is_relative_to(tmp_path / "client-0007" / "state" / f"run-{RUN}")
-
-
-def test_supernodes_and_runs_do_not_meet(tmp_path: Path) -> None:
-    assert send(context_of(tmp_path, **{"partition-id": 0})) == 1
-    assert send(context_of(tmp_path, **{"partition-id": 1})) == 1
-    assert send(Context(RUN + 1, 3, {"state-dir": str(tmp_path)}, RecordDict(), {})) == 1
 
 
 def test_it_is_its_owners_alone_and_goes_with_the_state(tmp_path: Path) -> None:

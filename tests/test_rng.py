@@ -30,38 +30,27 @@ def test_every_purpose_client_and_round_has_its_own_seed():
     assert derive_seed(1, 23) != derive_seed(12, 3)
 
 
-def test_generators_with_equal_labels_draw_equal_numbers():
+def test_equal_labels_draw_equal_numbers():
     one, same, other = (torch.rand(3, generator=generator(5, "x", number)) for number in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-
-
-def test_seeded_repeats_and_leaves_no_trace():
-    torch.manual_seed(99)
-    state = torch.random.get_rng_state()
     draws = []
     for number in (1, 1, 2):
         with seeded(CPU, 0, "test", number):
             draws.append(torch.rand(4))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_seeded_restores_after_an_error():
+def test_seeded_blocks_nest_and_leave_no_trace_even_after_an_error():
+    torch.manual_seed(99)
     state = torch.random.get_rng_state()
-    with pytest.raises(KeyError), seeded(CPU, 0, "test"):
-        torch.rand(1)
-        raise KeyError
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_seeded_blocks_nest():
     with seeded(CPU, 0, "outer"):
         expected = torch.rand(2)
-    with seeded(CPU, 0, "outer"):
+    with pytest.raises(KeyError), seeded(CPU, 0, "outer"):
         first = torch.rand(1)
         with seeded(CPU, 0, "inner"):
             torch.rand(7)
-        second = torch.rand(1)
-    assert torch.equal(torch.cat([first, second]), expected)
+        assert torch.equal(torch.cat([first, torch.rand(1)]), expected)
+        raise KeyError
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -40,20 +40,17 @@ class LinearClient(NumPyClient):
         return error**2 / 2, self.weight, {"abs-error": abs(error)}
 
 
-def echo_app() -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(message.content, reply_to=message)
-
-    return app
-
-
 def app_of(function: Any) -> ClientApp:
     app = ClientApp()
     app.train()(function)
     return app
+
+
+def echo(message: Message, context: Context) -> Message:
+    return Message(message.content, reply_to=message)
+
+
+ECHO = app_of(echo)
 
 
 def message_to(node_id: int, **config: Any) -> Message:
@@ -87,7 +84,7 @@ def test_flowers_fedavg_aggregates_arrays_and_the_clients_metrics() -> None:
 
 def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
     grid = InProcessGrid(
-        echo_app(), num_supernodes=3, run_config={"a": 1}, node_config={"state-dir": "here"}
+        ECHO, num_supernodes=3, run_config={"a": 1}, node_config={"state-dir": "here"}
     )
     contexts = list(grid.contexts.values())
     assert grid.get_node_ids() == [context.node_id for context in contexts]
@@ -96,47 +93,44 @@ def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
     ]
     contexts[0].run_config["a"] = 2
     assert contexts[1].run_config == {"a": 1}
-    again = InProcessGrid(echo_app(), num_supernodes=4)
+    again = InProcessGrid(ECHO, num_supernodes=4)
     assert again.get_node_ids()[:3] == grid.get_node_ids()
     assert again.contexts[again.get_node_ids()[3]].node_config["state-dir"] == ":memory:"
-    assert (
-        InProcessGrid(echo_app(), num_supernodes=3, seed=1).get_node_ids()[0] not in again.contexts
-    )
+    other = InProcessGrid(ECHO, num_supernodes=3, seed=1)
+    assert other.get_node_ids()[0] not in again.contexts
     assert min(grid.get_node_ids()) > 1000  # nobody can take them for partition ids
     with pytest.raises(ValueError, match="num_supernodes is 0"):
-        InProcessGrid(echo_app(), num_supernodes=0)
-
-
-def test_a_node_can_be_told_what_others_are_not() -> None:
+        InProcessGrid(ECHO, num_supernodes=0)
+    # A node can be told what others are not.
     own = [{"data-folder": "a"}, {"state-dir": "b", "partition-id": 7}]
     shared = {"state-dir": "shared"}
-    grid = InProcessGrid(echo_app(), num_supernodes=2, node_config=shared, node_configs=own)
+    grid = InProcessGrid(ECHO, num_supernodes=2, node_config=shared, node_configs=own)
     assert [dict(context.node_config) for context in grid.contexts.values()] == [
         {"partition-id": 0, "num-partitions": 2, "state-dir": "shared", "data-folder": "a"},
         {"partition-id": 7, "num-partitions": 2, "state-dir": "b"},
     ]
     with pytest.raises(ValueError, match="node_configs: 2 for 3 nodes"):
-        InProcessGrid(echo_app(), num_supernodes=3, node_configs=own)
+        InProcessGrid(ECHO, num_supernodes=3, node_configs=own)
 
 
 def test_messages_can_be_made_without_a_run_and_belong_to_the_grids_run() -> None:
     with pytest.raises(RuntimeError):
         message_to(1)
-    grid = InProcessGrid(echo_app(), num_supernodes=1, run_id=5)
+    grid = InProcessGrid(ECHO, num_supernodes=1, run_id=5)
     node = grid.get_node_ids()[0]
     assert (TaskIdentity.run_id, TaskIdentity.node_id) == (5, SUPERLINK_NODE_ID)
-    other = InProcessGrid(echo_app(), num_supernodes=1, run_id=6)
+    other = InProcessGrid(ECHO, num_supernodes=1, run_id=6)
     assert TaskIdentity.run_id == 5  # an identity that is there stays
     (reply,) = other.send_and_receive([message_to(node, x=1)])
     assert (reply.metadata.run_id, other.run.run_id, other.contexts[node].run_id) == (6, 6, 6)
-    fresh = [InProcessGrid(echo_app(), num_supernodes=1).run.run_id for _ in range(2)]
+    fresh = [InProcessGrid(ECHO, num_supernodes=1).run.run_id for _ in range(2)]
     assert len({5, 6, *fresh}) == 4  # every grid without a number is a run of its own
     other.set_run(Run.create_empty(9))
     assert other.run.run_id == 9
 
 
 def test_replies_are_kept_until_pulled_once() -> None:
-    grid = InProcessGrid(echo_app(), num_supernodes=2)
+    grid = InProcessGrid(ECHO, num_supernodes=2)
     first, second = grid.get_node_ids()
     ids = grid.push_messages([message_to(second, x=2), message_to(77, x=0), message_to(first, x=1)])
     assert len(set(ids)) == 2  # none for the unknown node
@@ -205,7 +199,7 @@ def test_clients_cannot_change_what_others_receive() -> None:
 
 def test_work_for_a_thousand_nodes_grows_with_their_number() -> None:
     def calls(count: int) -> int:
-        grid = InProcessGrid(echo_app(), num_supernodes=count)
+        grid = InProcessGrid(ECHO, num_supernodes=count)
         requests = {node: RecordDict() for node in grid.get_node_ids()}
         made = 0
 

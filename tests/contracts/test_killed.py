@@ -1,13 +1,21 @@
-"""Clients whose process the kernel ends in the middle of a message."""
+"""A client or the server whose process the kernel ends, wherever it is."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from federation import METHODS, ONCE
+from federation import ALL, METHODS, ONCE
+
+Outcome = Callable[[str, str, str], None]
+
+# In the middle of a message -----------------------------------------------------------------------
 
 ROUNDS, LAST_BAD = 9, 6
 
@@ -26,9 +34,7 @@ def moments() -> Iterator[float]:
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_killed_in_mid_training(
-    name: str, tmp_path: Path, outcome: Callable[[str, str, str], None]
-) -> None:
+def test_killed_in_mid_training(name: str, tmp_path: Path, outcome: Outcome) -> None:
     setup = METHODS[name].with_(f"rounds={ROUNDS}", "strategy.timeout=0.3")
     done = setup.run(tmp_path / "o", faults=killed, kill_after=moments())
     assert [report.round for report in done.reports] == list(range(1, ROUNDS + 1))
@@ -42,4 +48,90 @@ def test_killed_in_mid_training(
         setup.name,
         f"five clients killed at random moments in {len(away)} rounds: each is missing where it "
         "was killed and answers again afterwards, with its state of before the message or after",
+    )
+
+
+# Between the stages of a secure sum ---------------------------------------------------------------
+
+SUM_ROUNDS, BAD = 6, 3
+# What a client is busy with when it is killed
+STAGES = {
+    "FedSCem": (METHODS["fedscem"], ("train", "train.unmask")),
+    "PPFL-GNN": (ALL["deepwalk, secure"], ("train", "train.sum_unmask")),
+}
+FAST = {("FedSCem", "train", 0.001), ("FedSCem", "train.unmask", 0.1)}
+CASES = [
+    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+    for method, (_, stages) in STAGES.items()
+    for case in itertools.product([method], stages, [0.001, 0.1])
+]
+
+
+# After a millisecond it is at its begin.
+@pytest.mark.parametrize(("method", "stage", "after"), CASES)
+def test_killed_between_the_stages(
+    method: str,
+    stage: str,
+    after: float,
+    tmp_path: Path,
+    outcome: Outcome,
+) -> None:
+    setup, seen = STAGES[method][0], set()
+
+    def killed(partition: int, server_round: int, kind: str) -> str:
+        seen.add(kind)
+        return "killed" if (partition, server_round, kind) == (1, BAD, stage) else "good"
+
+    words = (f"rounds={SUM_ROUNDS}", "strategy.timeout=0.5")
+    done = setup.run(tmp_path / "o", *words, faults=killed, kill_after=itertools.repeat(after))
+    assert stage in seen, f"there is no such stage: {sorted(seen)}"
+    taken = done.who
+    # Before its vector came it is missing in the sum; after that its masks are taken off with the
+    # others' shares. It is named, and part of the last sums again.
+    assert any(report.rejected for report in done.reports)
+    assert stage != "train" or any(one.failed for one in taken)
+    assert taken[-1].answered == taken[0].answered
+    assert all(math.isfinite(report.loss) for report in done.reports[-2:])
+    outcome(
+        "a client is killed between the stages of a secure sum",
+        method,
+        f"killed in {' or '.join(f'`{one}`' for one in STAGES[method][1])}: before its vector came "
+        "the sum is made without it, or skipped whole; later the others' shares take its masks "
+        "off. It is named and takes part again",
+    )
+
+
+# The server, between its checkpoint and the next message ------------------------------------------
+
+DIES = 5  # with a checkpoint of round 4
+
+
+def dies(partition: int, server_round: int, kind: str) -> str:
+    if server_round == DIES and kind.startswith("train"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "good"
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_killed_between_checkpoint_and_send(name: str, tmp_path: Path, outcome: Outcome) -> None:
+    setup = METHODS[name].with_("rounds=6", "checkpoint_every=2")
+    whole = setup.run(tmp_path / "whole")
+    out = tmp_path / "killed"
+    process = os.fork()
+    if process == 0:
+        try:
+            setup.run(out, faults=dies)
+        finally:
+            os._exit(1)  # it is killed before
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert not (out / "result.json").exists()
+    resumed = setup.run(out, resume=True)
+    assert [report.round for report in resumed.reports] == list(range(1, 7))
+    assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
+    outcome(
+        "the server is killed (SIGKILL) between checkpoint and send",
+        setup.name,
+        "resumed from the checkpoint: every round is there once, with the figures of a run that "
+        "was not stopped",
     )

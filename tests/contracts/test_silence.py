@@ -1,12 +1,18 @@
-"""A client that never answers, and one that answers after the deadline."""
+"""A client that never answers, or after the deadline; machines whose clocks disagree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import flwr.app.message.message as flower_message
 import pytest
-from federation import METHODS, ONCE
+from federation import METHODS, ONCE, Federation
+from flwr.app import Message
+from flwr.server.utils.validator import validate_message
 
 ROUNDS, BAD = 6, 3
 Outcome = Callable[[str, str, str], None]
@@ -54,3 +60,66 @@ def test_an_answer_after_the_deadline(name: str, tmp_path: Path, outcome: Outcom
         "left out of that round and named; what comes late is refused, and the figures are those "
         "of a lost answer",
     )
+
+
+# Clocks -----------------------------------------------------------------------------------------
+
+HOURS = (-3, 0, 26)  # how far the clients' clocks are off
+
+
+class OffClocks(Federation):
+    """Clients whose clocks are off, and of Flower's SuperLink what looks at times."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node = self.contexts[message.metadata.dst_node_id]
+            hours = HOURS[int(node.node_config["partition-id"]) % len(HOURS)]
+            now = flower_message.now
+            with pytest.MonkeyPatch.context() as patch:
+                shifted = partial(_shifted, now, timedelta(hours=hours))
+                patch.setattr(flower_message, "now", shifted)
+                (message_id,) = super().push_messages([message])
+            ids.append(message_id)
+            self.drop_expired(message_id)
+        return ids
+
+    def drop_expired(self, message_id: str) -> None:
+        """Do what the SuperLink does with a reply that is no longer valid."""
+        reply = self._replies[message_id]
+        said = [text for text in validate_message(reply, True) if "TTL" in text or "ttl" in text]
+        if said:
+            del self._replies[message_id]
+
+
+def _shifted(now: Callable[[], datetime], by: timedelta) -> datetime:
+    return now() + by
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_clocks_that_disagree(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+) -> None:
+    setup = METHODS[name].with_("rounds=4", "strategy.timeout=5")
+    right = setup.run(tmp_path / "right")
+    monkeypatch.setattr("federation.Federation", OffClocks)
+    off = setup.run(tmp_path / "off")
+    assert off.figures == pytest.approx(right.figures, nan_ok=True, abs=0)
+    assert off.result["rejected"] == 0
+    outcome(
+        "clocks that disagree",
+        setup.name,
+        "clients' clocks 3 hours behind and 26 hours ahead: no reply is missed, the figures are "
+        "the same",
+    )
+
+
+def test_without_the_mod_flower_drops_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So the test above can fail.
+    def plain(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
+        return call_next(message, context)
+
+    monkeypatch.setattr("flower_graph.client.adaptor.servers_time", plain)
+    monkeypatch.setattr("federation.Federation", OffClocks)
+    done = METHODS["fedgls"].run(tmp_path / "o", "rounds=2", "strategy.timeout=0.2")
+    assert done.result["rejected"]

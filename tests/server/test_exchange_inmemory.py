@@ -124,29 +124,18 @@ def test_late_replies_leave_nothing_in_flowers_store(fleet: Fleet) -> None:
     assert len(fleet.state.message_ins_store) == len(fleet.state.message_res_store) == 0
 
 
-def test_a_node_that_flower_does_not_know_is_reported_at_once(fleet: Fleet) -> None:
-    stranger = 12345
-    fleet.serve_soon(fleet.nodes)
-    replies = Exchange(fleet.grid).send(
-        dict.fromkeys([stranger, *fleet.nodes], content(1)),
-        server_round=1,
-        timeout=5.0,
-        read=read,
-    )
-    assert replies.values == dict.fromkeys(fleet.nodes, 2.0)
-    (entry,) = replies.rejected
-    assert entry.node_id == stranger
-    assert entry.reason.startswith("not sent")
-
-
-def test_a_node_that_goes_offline_is_reported_without_waiting(fleet: Fleet) -> None:
-    gone, *others = fleet.nodes
+def test_nodes_that_are_unknown_or_offline_are_reported_without_waiting(fleet: Fleet) -> None:
+    stranger, (gone, *others) = 12345, fleet.nodes
     fleet.state.nodes[gone].online_until = 0.0
     fleet.serve_soon(others)
     replies = Exchange(fleet.grid).send(
-        dict.fromkeys(fleet.nodes, content(1)), server_round=1, timeout=60.0, read=read
+        dict.fromkeys([stranger, *fleet.nodes], content(1)),
+        server_round=1,
+        timeout=60.0,
+        read=read,
     )
-    assert sorted(replies.values) == sorted(others)
-    (entry,) = replies.rejected
-    assert entry.node_id == gone
-    assert entry.reason.startswith("error reply: ")
+    assert replies.values == dict.fromkeys(others, 2.0)
+    unknown, offline = replies.rejected
+    assert (unknown.node_id, offline.node_id) == (stranger, gone)
+    assert unknown.reason.startswith("not sent")
+    assert offline.reason.startswith("error reply: ")

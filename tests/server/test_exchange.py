@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.server.exchange import Exchange, Rejected, Replies
-from flower_graph.server.membership import Membership, other_version
-from flower_graph.simulation import InProcessGrid
+from flower_graph.server.membership import Membership
+from flower_graph.server.session import Session
 
 MESSAGE_BYTES = 1 + 128 + 3 * 4  # key "x", NumPy's header, three float32
 STRANGER = 99
@@ -124,11 +122,10 @@ def answers(word: str, message: Message) -> list[Message]:
     return [good]
 
 
-def exchange(grid: ScriptedGrid, nodes: Iterable[int], **options: Any) -> Replies[list[float]]:
-    return send(Exchange(grid), nodes, **options)
-
-
-def send(sender: Exchange, nodes: Iterable[int], **options: Any) -> Replies[list[float]]:
+def send(
+    sender: Exchange | ScriptedGrid, nodes: Iterable[int], **options: Any
+) -> Replies[list[float]]:
+    sender = Exchange(sender) if isinstance(sender, ScriptedGrid) else sender
     defaults: dict[str, Any] = {"server_round": 4, "timeout": 0.2, "read": read}
     return sender.send({node: vector(0, 0, 0) for node in nodes}, **(defaults | options))
 
@@ -155,7 +152,7 @@ def test_a_bad_reply_costs_only_its_own_node(
     fault: str, keeps_places: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = ScriptedGrid({2: fault}, keeps_places=keeps_places)
-    replies = exchange(grid, [1, 2, 3], max_reply_bytes=500)
+    replies = send(grid, [1, 2, 3], max_reply_bytes=500)
     assert replies.values == {1: [1, 2, 3], 3: [1, 2, 3]}
     assert replies.rejected == [Rejected(2, FAULTS[fault])]
     line = f"round 4: left out 1 (node 2): {FAULTS[fault]}"
@@ -164,13 +161,13 @@ def test_a_bad_reply_costs_only_its_own_node(
 
 def test_what_comes_is_in_the_order_of_the_requests() -> None:
     grid = ScriptedGrid({5: "nan", 2: "refused", 8: "error"})
-    replies = exchange(grid, [9, 5, 1, 8, 4, 2])
+    replies = send(grid, [9, 5, 1, 8, 4, 2])
     assert list(replies.values) == [9, 1, 4]
     assert [entry.node_id for entry in replies.rejected] == [5, 8, 2]
 
 
 def test_the_first_of_two_replies_counts() -> None:
-    replies = exchange(ScriptedGrid({1: "twice", 2: "good"}), [1, 2])
+    replies = send(ScriptedGrid({1: "twice", 2: "good"}), [1, 2])
     assert replies.values == {1: [1, 2, 3], 2: [1, 2, 3]}
     assert replies.rejected == []
     assert replies.strays == [Rejected(1, "duplicate: a second reply to one message")]
@@ -178,13 +175,13 @@ def test_the_first_of_two_replies_counts() -> None:
 
 def test_nobody_can_answer_for_another_node() -> None:
     grid = ScriptedGrid({1: "stranger"})
-    replies = exchange(grid, [1])
+    replies = send(grid, [1])
     assert replies.values == {}
     assert replies.strays == [Rejected(STRANGER, "reply in the name of node 1")]
     stray = Message(vector(1, 2, 3), reply_to=Message(vector(0), STRANGER, "train", group_id="4"))
     stray.metadata.__dict__["_reply_to_message_id"] = "m77"
     grid.script, grid.extra = {}, [stray]
-    replies = exchange(grid, [1])
+    replies = send(grid, [1])
     assert replies.values == {1: [1, 2, 3]}
     assert replies.strays == [Rejected(STRANGER, "answers no message of this exchange")]
 
@@ -217,26 +214,23 @@ def test_memory_for_unanswered_messages_is_bounded(monkeypatch: pytest.MonkeyPat
     assert grid.pulled[-1] == {"m13"}  # their time to live is over
 
 
-def test_all_missing_ends_at_the_deadline() -> None:
+def test_all_missing_end_at_the_deadline_and_are_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     grid = ScriptedGrid(dict.fromkeys(range(1000), "never"))
     begin = time.monotonic()
-    replies = exchange(grid, range(1000))
+    replies = send(grid, range(1000))
     assert 0.2 <= time.monotonic() - begin < 1.5
     assert replies.values == {}
     assert [entry.node_id for entry in replies.rejected] == list(range(1000))
     assert 5 <= len(grid.pulled) <= 12  # 1, 2, 4, ... 32, 50, 50, ... ms
-
-
-def test_one_log_line_for_a_thousand_silent_nodes(caplog: pytest.LogCaptureFixture) -> None:
-    exchange(ScriptedGrid(dict.fromkeys(range(1000), "refused")), range(1000))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"round 4: left out 1000 (node 0, 1, 2, ...): {FAULTS['refused']}"
-    ]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == f"round 4: left out 1000 (node 0, 1, 2, ...): {FAULTS['never']}"
 
 
 def test_messages_say_what_round_and_how_long() -> None:
     grid = ScriptedGrid({1: "never"})
-    exchange(grid, [1], message_type="train.align")
+    send(grid, [1], message_type="train.align")
     metadata = grid.open["m1"].metadata
     assert (metadata.message_type, metadata.group_id) == ("train.align", "4")
     assert metadata.ttl == pytest.approx(10.2)
@@ -256,21 +250,13 @@ def test_interrupt_passes_through_at_once() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        exchange(ScriptedGrid({}), [1], read=interrupt)
+        send(ScriptedGrid({}), [1], read=interrupt)
 
 
 def test_nothing_to_send_sends_nothing() -> None:
     grid = ScriptedGrid({})
-    assert exchange(grid, []) == Replies({}, [], [])
+    assert send(grid, []) == Replies({}, [], [])
     assert grid.sent == len(grid.pulled) == 0
-
-
-def test_nodes_waits_for_enough_and_says_how_many_came() -> None:
-    grid = ScriptedGrid({})
-    with pytest.raises(NoClientsError, match=r"1 of at least 2 nodes connected within 0\.05 s"):
-        Exchange(grid).nodes(2, 0.05)
-    grid.pulled = [set(), set()]
-    assert Exchange(grid).nodes(2, 0.05) == [3, 4, 5]
 
 
 def test_a_server_that_waits_says_so_and_stops(
@@ -288,52 +274,16 @@ def test_a_server_that_waits_says_so_and_stops(
     # Not each time that it looks, but every tenth of a second.
     assert 1 <= len(words) <= 3
     assert all(word == "waiting for 3 SuperNodes, 1 connected; 0 s left" for word in words)
-
-
-def stamp(**entries: Any) -> RecordDict:
-    named = {key.replace("_", "-"): value for key, value in entries.items()}
-    return RecordDict({"config": ConfigRecord(named)})
-
-
-@pytest.mark.parametrize("said", [1, 0, "1", b"1", [1], 1.5])
-def test_another_message_format_is_refused(said: Any) -> None:
-    with pytest.raises(MalformedReplyError) as error:
-        other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
-    assert str(error.value).startswith(f"speaks message format {said} (flower-graph ")
-    assert str(error.value).endswith(f"the server 2 ({__version__}): install the same version")
-    assert "\n" not in str(error.value)
-
-
-def test_a_client_that_says_nothing_of_its_version_is_fine() -> None:
-    for content in (RecordDict(), stamp(), stamp(flower_graph="9.9"), vector(1, 2, 3)):
-        assert other_version(content) == ""
-    assert other_version(stamp(message_format=2, flower_graph=__version__)) == ""
-    assert other_version(stamp(message_format=2, flower_graph="9.9")) == "9.9"
-    assert other_version(stamp(message_format=2)) == "?"
-
-
-def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    grid = InProcessGrid(ClientApp(), num_supernodes=3)
-    app = grid.client_app
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return Message(stamp(message_format=2, flower_graph="9.9"), reply_to=message)
-
-    members, sender = Membership(), Exchange(grid)
-    for server_round in (1, 2):
-        assert members.ask(sender, [*grid.contexts], server_round, 5.0) == []
-        assert members.clients.keys() == grid.contexts.keys()
-        members.forget_all()
-    said = f" has flower-graph 9.9, the server {__version__}: with the same version everywhere"
-    assert sum(said in record.getMessage() for record in caplog.records) == 1
+    grid = ScriptedGrid({})
+    grid.pulled = [set(), set()]
+    assert Exchange(grid).nodes(2, 0.05) == [3, 4, 5]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
 def test_impossible_arguments_are_refused(timeout: float) -> None:
     grid = ScriptedGrid({})
     with pytest.raises(ValueError, match=f"timeout is {timeout}"):
-        exchange(grid, [1], timeout=timeout)
+        send(grid, [1], timeout=timeout)
     with pytest.raises(ValueError, match=f"timeout is {timeout}"):
         Exchange(grid).nodes(1, timeout)
     with pytest.raises(ValueError, match="min_nodes is 0"):
@@ -357,7 +307,30 @@ def test_every_node_is_used_or_left_out_once(rounds: list[list[str]]) -> None:
         assert set(replies.values) == good | (own_round if server_round == 3 else set())
 
 
-# --- messages made elsewhere
+# Messages made elsewhere -------------------------------------------------------------------------
+
+
+def test_a_reply_of_flowers_loop_is_left_out_whatever_its_reader_raises() -> None:
+    session = Session(Membership())
+    session.asked = {node: [node] for node in range(5)}
+
+    def spoilt(node: int, content: RecordDict) -> list[float]:
+        if node == 1:
+            raise RecursionError("too deep")
+        return read(node, content)
+
+    words = ["good", "good", "empty", "nan", "error", "good"]  # the last was not asked
+    asked = [Message(vector(0), node, "train", group_id="4") for node in range(6)]
+    messages = [answers(word, one)[0] for word, one in zip(words, asked, strict=True)]
+    replies = session.read(4, messages, spoilt)
+    assert replies.values == {0: [1, 2, 3]}
+    assert {entry.node_id: entry.reason for entry in session.rejected} == {
+        1: "unreadable reply: RecursionError: too deep",
+        2: FAULTS["empty"],  # a KeyError
+        3: FAULTS["nan"],
+        4: FAULTS["error"],
+        5: "it was not asked",
+    }
 
 
 def relayed(sender: Exchange, nodes: Iterable[int], number: int) -> dict[int, bool]:

@@ -1,0 +1,390 @@
+"""Flower's FedAvg with checked replies and reports, by hand; ``combine`` in its place."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from averaging_helpers import Run, Simple, app_of, start
+from flwr.app import Array, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedMedian, FedProx
+from flwr.serverapp.strategy.strategy import Strategy
+
+from flower_graph.config.robust import Robust
+from flower_graph.errors import NoClientsError
+from flower_graph.privacy.central import CentralNoise
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.averaging_replies import ClientReply, Combined
+from flower_graph.server.robust import make_robust
+from flower_graph.simulation import InProcessGrid
+
+NAN = np.full(2, np.nan, np.float32)
+THREE = [[0], [1], [2]]  # SuperNodes that say whom they host
+
+
+def test_the_mean_is_weighted_reported_and_counted():
+    run = Run(Simple(), rounds=2)
+    # Each round (1 x 1 + 2 x 2 + 3 x 3) / 6 is added.
+    assert run.model == pytest.approx([14 / 3] * 2)
+    first, second = run.reports
+    assert first.loss == pytest.approx(7 / 3) and second.loss == pytest.approx(14 / 3)
+    assert (first.round, second.round) == (1, 2)
+    assert (first.regulariser, second.regulariser) == (1, 2)
+    assert (first.asked, first.answered, first.rejected, first.skipped) == (6, 6, [], "")
+    arrays = run.result.arrays
+    assert arrays is not None and arrays["w"].numpy().tolist() == run.model
+    # Payload is the models once each way, wire everything.
+    size = run.strategy.arrays.count_bytes()
+    assert run.strategy.payload == {"up": {"weights": 6 * size}, "down": {"weights": 6 * size}}
+    assert first.bytes["up"]["weights"] == 3 * size
+    assert second.wire_bytes["down"] > 12 * size  # to train and to measure
+    assert 6 * size < second.wire_bytes["up"] < second.wire_bytes["down"]
+
+
+def in_training(answer: Any) -> Any:
+    """Make what goes wrong in training, by place and round."""
+    return lambda place, kind, number: answer(place, number) if kind == "train" else None
+
+
+def test_payload_counts_each_client_of_a_supernode_that_says_how_many_it_has():
+    said = [4, 1, 2]
+    run = Run(Simple(), bad=in_training(lambda place, _: (None, 1, {"clients": said[place]})))
+    size = run.strategy.arrays.count_bytes()
+    assert run.strategy.payload == {"up": {"weights": 7 * size}, "down": {"weights": 7 * size}}
+
+
+BAD = {  # what is refused is shown in test_reply_checks.py
+    "nan": (lambda: (NAN, 1, {}), "NaN or infinite"),
+    "error": (lambda: 1 / 0, "error reply: ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_reply_is_left_out_and_named(what: str, caplog: pytest.LogCaptureFixture):
+    make, reason = BAD[what]
+    run = Run(Simple(), bad=in_training(lambda place, _: make() if place == 1 else None))
+    assert run.model == pytest.approx([(1 * 1 + 3 * 3) / 4] * 2)
+    assert run.rejected().keys() == {1} and reason in run.rejected()[1]
+    assert run.reports[0].skipped == ""
+    assert f"round 1: left out 1 (node {run.ids[1]})" in caplog.text
+
+
+def test_without_a_usable_reply_the_last_model_stays():
+    run = Run(Simple(), rounds=3, bad=in_training(lambda _, n: (NAN, 1, {}) if n == 2 else None))
+    assert run.model == pytest.approx([14 / 3] * 2)
+    one, two, three = run.reports
+    assert two.skipped == "none of 3 SuperNodes gave a usable answer to train"
+    assert two.loss == one.loss and three.loss == pytest.approx(14 / 3)
+    assert math.isnan(two.regulariser)
+    assert [len(report.rejected) for report in run.reports] == [0, 3, 0]
+
+
+def test_clients_that_a_node_left_out_are_in_the_report():
+    why = "client 3: weights are not finite"
+
+    def fit(place: int, _: int) -> Any:
+        return np.full(2, place, np.float32), 1, {"left-out": [why]} if place == 2 else {}
+
+    run = Run(Simple(), bad=in_training(fit))
+    assert run.model == [1, 1]  # what the node sent counts
+    assert run.rejected() == {2: why}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+@pytest.mark.parametrize("places", [{0}, {0, 1, 2}])
+def test_a_measurement_that_is_no_number_is_left_out(loss: float, places: set[int]):
+    def bad(place: int, kind: str, number: int) -> Any:
+        return (loss, 2) if kind == "evaluate" and place in places else None
+
+    run = Run(Simple(), bad=bad)
+    assert run.rejected() == dict.fromkeys(places, f"evaluate: loss is {loss}")
+    (report,) = run.reports
+    wanted = 7 / 3 if len(places) == 1 else math.nan
+    assert report.loss == pytest.approx(wanted, nan_ok=True)
+    # Of a SuperNode that does not say whom it hosts, the weight tells how many measured.
+    answered = 2 * (3 - len(places))
+    assert (report.asked, report.answered) == (answered + len(places), answered)
+    assert report.skipped == ""
+
+
+# Who is asked ------------------------------------------------------------------------------------
+
+
+def test_participation_is_drawn_by_seed_and_round():
+    def draws(seed: int) -> list[list[int]]:
+        run = Run(Simple(participation=0.5, seed=seed), 6, rounds=4)
+        assert [report.answered for report in run.reports] == [12] * 4  # all measure
+        return [sorted(run.got("train", number)) for number in range(1, 5)]
+
+    random.seed(1)
+    first = draws(0)
+    random.seed(2)
+    assert draws(0) == first  # the global generator plays no part
+    assert all(len(drawn) == 3 for drawn in first)
+    assert len({tuple(drawn) for drawn in first}) > 1
+    assert draws(1) != first
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({"participation": 0.01}, 1), ({"participation": 0.5, "min_nodes": 4}, 2)],
+)
+def test_a_small_share_asks_one_and_min_nodes_are_only_waited_for(
+    options: dict[str, Any], asked: int
+):
+    assert len(Run(Simple(**options), 4).got("train", 1)) == asked
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"participation": 0}, "participation: 0 is not above 0 and at most 1"),
+        ({"participation": 1.5}, "participation: 1.5 is not above 0"),
+        ({"min_nodes": 0}, "min_nodes: 0 is not at least 1"),
+        ({"patience": -1}, "patience is -1, must be at least 0"),
+    ],
+)
+def test_impossible_arguments(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Simple(**options)
+
+
+def test_no_rounds_and_too_few_nodes():
+    with pytest.raises(ValueError, match="num_rounds: 0 is not at least 1"):
+        Run(Simple(), rounds=0)
+    with pytest.raises(NoClientsError, match=r"3 of at least 4 nodes connected within 0\.05 s"):
+        Run(Simple(min_nodes=4))
+
+
+# Other strategies --------------------------------------------------------------------------------
+
+
+class Proximal(Simple, FedProx):
+    """FedProx with reports."""
+
+
+class Median(Simple, FedMedian):
+    """FedMedian with reports."""
+
+
+class Adaptive(Simple, FedAdam):
+    """FedAdam with reports."""
+
+
+def test_any_strategy_that_averages_may_do_it():
+    with_term = Run(Proximal(proximal_mu=0.25))
+    assert with_term.model == Run(Simple()).model
+    assert Run(Median()).model == [2, 2]
+    run = Run(Adaptive(eta=0.1, tau=1e-3), rounds=2)
+    assert len(run.reports) == 2 and run.reports[1].loss > run.reports[0].loss > 0
+
+
+def test_a_subclass_says_what_is_reported():
+    with pytest.raises(NotImplementedError, match="ReportedFedAvg does not say"):
+        Run(ReportedFedAvg())
+
+
+def test_by_default_a_line_is_logged(caplog: pytest.LogCaptureFixture):
+    run = Run(Simple())
+    with caplog.at_level(logging.INFO, "flower_graph.server"):
+        run.strategy.start(run.grid, start(), 1, timeout=1)
+    assert "round 1/1  loss 2.333" in caplog.text
+
+
+# One model for each client -----------------------------------------------------------------------
+
+
+class Own(Simple):
+    """Gives each client back what it sent, ten times."""
+
+    personal = True
+
+    def combine(self, replies: Any) -> Combined:
+        return {reply.client: {"w": 10 * reply.arrays["w"]} for reply in replies}
+
+
+def firsts(strategy: ReportedFedAvg) -> dict[str, float]:
+    """Give the first number of each model."""
+    return {name: float(values[0]) for name, values in strategy.weights().items()}
+
+
+def test_each_client_is_sent_its_own_arrays_and_measures_them():
+    run = Run(Own(), THREE, 2)
+    assert run.got("train", 1) == {0: 0, 1: 0, 2: 0}
+    assert run.got("evaluate", 1) == run.got("train", 2) == {0: 10, 1: 20, 2: 30}
+    assert run.got("evaluate", 2) == {0: 110, 1: 220, 2: 330}
+    assert [report.loss for report in run.reports] == [20, 220]
+    assert [report.regulariser for report in run.reports] == [1, 2]
+    assert firsts(run.strategy) == {"client-0.w": 110, "client-1.w": 220, "client-2.w": 330}
+    size = run.strategy.arrays.count_bytes()
+    assert run.strategy.payload == {"up": {"weights": 6 * size}, "down": {"weights": 6 * size}}
+
+
+def test_who_does_not_take_part_keeps_its_own():
+    run = Run(Own(participation=0.5, seed=1), [[c] for c in range(4)], 6)
+    had = dict.fromkeys(range(4), 0.0)
+    for number in range(1, 7):
+        drawn = run.got("train", number)
+        assert len(drawn) == 2 and drawn == {client: had[client] for client in drawn}
+        had |= {client: 10 * (value + client + 1) for client, value in drawn.items()}
+        assert run.got("evaluate", number) == pytest.approx(had)
+
+
+def test_personal_models_are_saved_and_resumed(tmp_path: Path):
+    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    whole = Run(Own(), THREE, 4).strategy
+    Run(Own(**saving), THREE, 2)
+    again = Run(Own(**saving), THREE, 4, resume=True)
+    assert again.got("train", 3) == {0: 110, 1: 220, 2: 330}
+    assert firsts(again.strategy) == firsts(whole)
+    assert again.strategy.payload == whole.payload
+
+
+def test_a_supernode_of_several_clients_takes_no_part_with_personal_models():
+    run = Run(Own(), [[0], [1, 2]])
+    assert run.got("train", 1).keys() == run.got("evaluate", 1).keys() == {0}
+    assert "it hosts 2 clients" in run.rejected()[1]
+    with pytest.raises(NoClientsError, match="it needs a SuperNode for each"):
+        Run(Own(), [[0, 1], [2, 3]])
+
+
+def test_flowers_own_loop_sends_personal_arrays_too():
+    log: list[Any] = []
+    grid = InProcessGrid(app_of([[0], [1]], log), num_supernodes=2)
+    Strategy.start(Own(), grid, start(), num_rounds=2, train_config=ConfigRecord())
+    assert sorted(log)[-2:] == [("train", 2, 0, 10), ("train", 2, 1, 20)]
+
+
+# What combine is given, and gives ----------------------------------------------------------------
+
+
+def test_one_set_for_all_by_hand():
+    class Largest(Simple):
+        def combine(self, replies: Any) -> Combined:
+            assert [reply.clients for reply in replies] == [(0,), (1, 5), (2,)]
+            assert replies[0].num_examples == 1
+            assert replies[0].metrics == {"number": self._round.number}
+            with pytest.raises(ValueError, match="not of one"):
+                _ = replies[1].client
+            return {"w": np.max([reply.arrays["w"] for reply in replies], axis=0).astype("f8")}
+
+    run = Run(Largest(), [[0], [1, 5], [2]], 2)
+    assert run.got("train", 2) == {0: 3, 1: 3, 2: 3}
+    assert run.strategy.weights()["w"].dtype == np.float32
+    assert run.reports[0].regulariser == 1
+
+
+def test_what_is_changed_in_one_message_changes_no_other():
+    class Changes(Simple):
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = super().configure_train(server_round, arrays, config, grid)
+            (first, *_) = messages
+            first.content["arrays"]["w"] = Array(np.full(2, 7, np.float32))
+            first.content["config"]["secret"] = "mine"
+            first.content["arrays"]["w"].shape = (2,)
+            assert "secret" not in messages[1].content["config"]
+            return messages
+
+    run = Run(Changes(), THREE)
+    assert run.got("train", 1) == {0: 7, 1: 0, 2: 0}
+    assert run.got("evaluate", 1) == pytest.approx(dict.fromkeys(range(3), 13 / 3))
+
+
+class Side(Simple):
+    def extras(self):
+        return {"side": (2, 2)}
+
+    def combine(self, replies: Any) -> Combined:
+        self.sides = [reply.extras["side"] for reply in replies]
+        return super().combine(replies)
+
+
+def test_extras_are_checked_counted_and_given_to_combine():
+    run = Run(strategy := Side(), THREE, extra=np.eye(2))
+    assert len(strategy.sides) == 3 and all((side == np.eye(2)).all() for side in strategy.sides)
+    assert run.model == [2, 2]
+    up = strategy.payload["up"]
+    assert up["extras"] == 3 * (len("side") + 128 + 32)
+    assert strategy.payload["down"] == {"weights": up["weights"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "reason"),
+    [
+        (Side, None, "array records ['arrays'], expected ['arrays', 'extras']"),
+        (Side, np.ones(3), "extras/side has shape (3,), expected (2, 2)"),
+        (Side, np.full((2, 2), np.nan), "extras/side has NaN or infinite values"),
+        (Simple, np.ones(2), "expected ['arrays']"),  # nobody asked for it
+    ],
+)
+def test_bad_extras_are_left_out(kind: type[Simple], extra: Any, reason: str):
+    rejected = Run(kind(), THREE, extra=extra).rejected()
+    assert rejected.keys() == {0, 1, 2} and all(reason in said for said in rejected.values())
+
+
+W = np.zeros(2)
+WRONG: list[tuple[bool, Any, str]] = [
+    (True, {"v": W}, r"combine: arrays \['v'\], expected \['w'\]"),
+    (True, {0: {"w": np.zeros(3)}}, r"client 0: w has shape \(3,\)"),
+    (True, {"w": NAN}, "combine: w has NaN or infinite values"),
+    (True, {9: {"w": W}}, r"clients \[9\], unknown here"),
+    (False, {0: {"w": W}}, "it needs personal = True"),
+]
+
+
+@pytest.mark.parametrize(("declared", "made", "message"), WRONG)
+def test_what_combine_gives_is_checked(declared: bool, made: Any, message: str):
+    class Wrong(Simple):
+        personal = declared
+
+        def combine(self, replies: list[ClientReply]) -> Combined:  # type: ignore[override]
+            result: Combined = made
+            return result
+
+    with pytest.raises(ValueError, match=message):
+        Run(Wrong(), THREE)
+
+
+def test_noise_or_a_robust_average_that_would_have_no_effect_is_refused():
+    noisy = Own()
+    noisy.central_noise = CentralNoise(1.0, 1.0)
+    with pytest.raises(ValueError, match="central_noise has no effect"):
+        Run(noisy, THREE)
+    with pytest.raises(ValueError, match="average: krum has no effect"):
+        Run(make_robust(Own, Robust("krum")), THREE)
+
+
+# Patience ----------------------------------------------------------------------------------------
+
+ACCURACY = [0.1, 0.3, float("nan"), 0.3, 0.2, 0.4, 0.1, 0.1, 0.1, 0.9]
+
+
+class Patient(Simple):
+    """Is told how good each round is."""
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        value = ACCURACY[self._round.number - 1]
+        return super().report_fields(trained, evaluated) | {"val_accuracy": value}
+
+
+@pytest.mark.parametrize(("patience", "rounds"), [(0, 10), (1, 3), (3, 5), (4, 10), (9, 10)])
+def test_a_run_ends_when_validation_does_not_improve(patience: int, rounds: int):
+    assert len(Run(Patient(patience=patience), rounds=10).reports) == rounds
+
+
+def test_patience_lasts_over_a_resumed_run(tmp_path: Path):
+    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    Run(Patient(patience=3, **saving), THREE, 4)
+    again = Run(Patient(patience=3, **saving), THREE, 10, resume=True)
+    assert [report.round for report in again.reports] == [5]
+    assert again.strategy.best_round == 2
+    # The last round is saved, though nobody knew before that it is the last.
+    ended = Run(Patient(patience=3, **saving), THREE, 10, resume=True)
+    assert ended.reports == [] and {entry[:2] for entry in ended.log} == {("resume", 5)}
+    longer = Run(Patient(patience=4, **saving), THREE, 10, resume=True)
+    assert [report.round for report in longer.reports] == [6, 7, 8, 9, 10]

@@ -1,0 +1,274 @@
+"""Who hosts whom: asked once; doubled clients are refused; who does not say is one client."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from averaging_helpers import Hosted, Run, Simple, app_of
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_graph import __version__
+from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.messages.arrays import pack_integers
+from flower_graph.messages.averaging import Enrolment
+from flower_graph.messages.keys import CLIENTS, CONFIG
+from flower_graph.server.exchange import Exchange
+from flower_graph.server.membership import Membership, other_version
+from flower_graph.simulation import InProcessGrid
+
+
+def test_every_client_is_known_by_its_number() -> None:
+    hosted = [[4, 5, 6], [0], [2, 9]]
+    run = Run(Simple(), hosted)
+    (report,) = run.reports
+    assert run.strategy.session.members.clients == dict(zip(run.ids, hosted, strict=True))
+    assert run.who[0].answered == {0, 2, 4, 5, 6, 9}
+    assert (report.asked, report.answered) == (6, 6)
+    assert run.strategy.payload["up"]["weights"] == 6 * run.strategy.arrays.count_bytes()
+
+
+def test_the_second_of_two_with_one_client_is_left_out_and_named() -> None:
+    run = Run(Simple(), [[0, 1], [1, 2], [3]], rounds=2)
+    first, second = sorted(run.ids[:2])
+    clients = run.strategy.session.members.clients
+    for report, who in zip(run.reports, run.who, strict=True):
+        assert [entry["node"] for entry in report.rejected] == [second]
+        assert f"client 1 is hosted by node {first} already" in report.rejected[0]["reason"]
+        assert who.answered == {3, *clients[first]}
+    assert second not in clients
+
+
+def test_nobody_can_take_part() -> None:
+    def fails(place: int, kind: str, number: int) -> None:
+        raise OSError("no data here")
+
+    with pytest.raises(NoClientsError, match=r"no SuperNode can take part: .*no data here"):
+        Run(Simple(), [[0], [1]], bad=fails)
+
+
+def test_one_that_fails_to_say_is_left_out_and_asked_again() -> None:
+    asked: list[int] = []
+
+    def fails(place: int, kind: str, number: int) -> None:
+        if (place, kind) == (1, "query"):
+            asked.append(number)
+            if len(asked) < 3:
+                raise OSError("not yet")
+
+    run = Run(Simple(), [[0], [1]], 4, fails)
+    assert [sorted(who.answered) for who in run.who] == [[0], [0], [0, 1], [0, 1]]
+    assert "not yet" in run.rejected()[1]
+    assert len(asked) == 3
+
+
+# Plain ClientApps --------------------------------------------------------------------------------
+
+
+def plain_app() -> ClientApp:
+    """Make one that has never heard of this library, nor of ``query``."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        values = message.content["arrays"]["w"].numpy() + 1
+        arrays = ArrayRecord({"w": Array(values)})
+        metrics = MetricRecord({"num-examples": 1, "number": 1.0})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 1, "loss": 2.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def test_a_plain_client_app_is_an_unknown_client(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(Simple(), 2, rounds=3, app=plain_app())
+    assert run.model == [3, 3]
+    assert run.strategy.session.members.clients == {node: [] for node in run.ids}
+    for report in run.reports:
+        assert (report.asked, report.answered, report.rejected) == (2, 2, [])
+        assert report.participation == {}
+    for node in run.ids:
+        assert caplog.text.count(f"node {node} does not say which clients it hosts") == 1
+
+
+def test_a_plain_client_app_beside_others(tmp_path: Path) -> None:
+    """It takes part in a run that saves checkpoints, and in one that goes on from them."""
+    ours, plain = app_of([[0], []], []), plain_app()
+
+    class Both(ClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            return (ours, plain)[int(context.node_config["partition-id"])](message, context)
+
+    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    Run(Simple(**saving), 2, rounds=2, app=Both())
+    again = Run(Simple(**saving), 2, rounds=3, app=Both(), resume=True)
+    assert [report.round for report in again.reports] == [3]
+    assert again.model == [3, 3]
+    assert again.who[0].answered == {0}
+
+
+# Who took part -----------------------------------------------------------------------------------
+
+
+def test_draws_and_sums_do_not_depend_on_how_flower_numbers_supernodes() -> None:
+    hosted = [[k] for k in range(7)]
+    one, other = (
+        Run(Simple(participation=0.5), hosted, 4, make_grid=partial(InProcessGrid, seed=seed))
+        for seed in (0, 99)
+    )
+    assert set(one.ids).isdisjoint(other.ids)
+    assert one.who == other.who and one.model == other.model
+
+
+def test_who_failed_and_why() -> None:
+    def fails(place: int, kind: str, number: int) -> Any:
+        if (place, kind, number) == (1, "train", 2):
+            raise OSError("the disk is full")
+        if (place, kind, number) == (2, "train", 3):
+            # One of its own, and one of somebody else's, for whom it cannot speak.
+            said = ["client 4: weights are not finite", "client 0: gone"]
+            return None, 1, {"left-out": said}
+        return None
+
+    one, two, three = Run(Simple(), [[0], [1, 2], [3, 4]], 3, fails).who
+    assert one.answered == {0, 1, 2, 3, 4}
+    assert two.answered == {0, 3, 4}
+    assert two.failed.keys() == {1, 2}
+    assert all("the disk is full" in why for why in two.failed.values())
+    assert three.answered == {0, 1, 2, 3}
+    assert three.failed == {4: "weights are not finite"}
+    assert not (one.left_out or two.left_out or three.left_out)
+
+
+def test_all_are_gone_when_they_should_measure() -> None:
+    class Renamed(InProcessGrid):
+        def push_messages(self, messages: Any) -> list[str]:
+            messages = list(messages)
+            answer = super().push_messages(messages)
+            if messages and messages[0].metadata.message_type == "train" and 1 not in self.contexts:
+                self.contexts = {
+                    number: Context(one.run_id, number, one.node_config, one.state, {})
+                    for number, one in enumerate(self.contexts.values(), 1)
+                }
+            return answer
+
+    run = Run(Simple(), [[0], [1]], 2, make_grid=Renamed)
+    assert [report.answered for report in run.reports] == [0, 2]
+    assert math.isnan(run.reports[0].loss)
+    assert run.who[0].answered == {0, 1}  # their training counted
+    assert run.strategy.session.members.clients == {1: [0], 2: [1]}
+
+
+# What newcomers say ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        (pack_integers(np.array([], np.int64)), "clients: there is no client"),
+        (pack_integers(np.array([-1])), "clients: -1 is below 0"),
+        ("0,1", "clients: expected 64-bit integers as bytes"),
+    ],
+)
+def test_answers_that_are_refused(clients: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Enrolment.read(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
+
+
+def test_answers_that_are_read() -> None:
+    properties = Enrolment([3, 1], handled=4, most_examples=70).to_config()
+    record = RecordDict({CONFIG: ConfigRecord(properties)})
+    assert Enrolment.read(record) == Enrolment([1, 3], 4, 70)
+    assert Enrolment.read(RecordDict()) == Enrolment()
+
+
+def weighing(hosted: Hosted, examples: list[int | None], heavy: tuple[str, int] = ("", 0)) -> Run:
+    """Have SuperNodes say what they weigh; that in place 1 then weighs 10^12 in one answer."""
+
+    def bad(place: int, kind: str, number: int) -> Any:
+        if kind == "query":
+            return Enrolment(hosted[place], most_examples=examples[place]).to_config()
+        if (place, kind, number) == (1, *heavy):
+            return (None, 10**12, {}) if kind == "train" else (1.0, 10**12)
+        return None
+
+    return Run(Simple(), hosted, 3, bad)
+
+
+@pytest.mark.parametrize(("most", "is_named"), [(80, False), (10**12, True)])
+def test_who_says_that_nearly_all_examples_are_its_own(
+    most: int, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    weighing([[0], [1]], [10, most])
+    named = [text for text in caplog.messages if f"says that it has {most} of {most + 10}" in text]
+    assert len(named) == is_named
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_reply_weighs_no_more_than_was_said(kind: str) -> None:
+    hosted = [[0, 1], [2, 3], [4]]
+    run = weighing(hosted, [2, 2, 1], (kind, 2))
+    why = "num-examples is 1000000000000, its SuperNode has 2"
+    why = why if kind == "train" else f"evaluate: {why}"
+    assert [run.rejected(number) for number in (1, 2, 3)] == [{}, {1: why}, {}]
+    # Of those that do not say what they have, it is not known.
+    unknown = weighing(hosted, [None] * 3, (kind, 2))
+    assert not any(report.rejected for report in unknown.reports)
+
+
+def test_the_order_is_that_of_the_clients() -> None:
+    who = Membership()
+    who.clients = {9: [5], 1: [], 4: [2, 8], 3: []}
+    assert who.present([1, 3, 4, 9, 77]) == [4, 9, 1, 3]
+    assert [who.count(node) for node in (4, 1, 77)] == [2, 1, 1]
+
+
+# Versions ----------------------------------------------------------------------------------------
+
+
+def stamp(**entries: Any) -> RecordDict:
+    named = {key.replace("_", "-"): value for key, value in entries.items()}
+    return RecordDict({"config": ConfigRecord(named)})
+
+
+@pytest.mark.parametrize("said", [1, 0, "1", b"1", [1], 1.5])
+def test_another_message_format_is_refused(said: Any) -> None:
+    with pytest.raises(MalformedReplyError) as error:
+        other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
+    assert str(error.value).startswith(f"speaks message format {said} (flower-graph ")
+    assert str(error.value).endswith(f"the server 2 ({__version__}): install the same version")
+    assert "\n" not in str(error.value)
+
+
+def test_a_client_that_says_nothing_of_its_version_is_fine() -> None:
+    for content in (RecordDict(), stamp(), stamp(flower_graph="9.9")):
+        assert other_version(content) == ""
+    assert other_version(stamp(message_format=2, flower_graph=__version__)) == ""
+    assert other_version(stamp(message_format=2, flower_graph="9.9")) == "9.9"
+    assert other_version(stamp(message_format=2)) == "?"
+
+
+def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp()
+    grid = InProcessGrid(app, num_supernodes=3)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(stamp(message_format=2, flower_graph="9.9"), reply_to=message)
+
+    members, sender = Membership(), Exchange(grid)
+    for server_round in (1, 2):
+        assert members.ask(sender, [*grid.contexts], server_round, 5.0) == []
+        assert members.clients.keys() == grid.contexts.keys()
+        members.forget_all()
+    said = f" has flower-graph 9.9, the server {__version__}: with the same version everywhere"
+    assert sum(said in record.getMessage() for record in caplog.records) == 1
