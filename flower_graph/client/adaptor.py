@@ -104,19 +104,15 @@ def _handler(
     """Make the function that Flower calls for one kind of message."""
 
     def handle(message: Message, context: Context) -> Message:
-        return answer(_make_client(client_fn, context), message)
+        client = client_fn(context)
+        if not isinstance(client, NumPyClient):
+            raise TypeError(
+                f"client_fn must return a flwr.client.NumPyClient (without .to_client()), "
+                f"got {type(client).__name__}"
+            )
+        return answer(client, message)
 
     return handle
-
-
-def _make_client(client_fn: Callable[[Context], NumPyClient], context: Context) -> NumPyClient:
-    client = client_fn(context)
-    if not isinstance(client, NumPyClient):
-        raise TypeError(
-            f"client_fn must return a flwr.client.NumPyClient (without .to_client()), "
-            f"got {type(client).__name__}"
-        )
-    return client
 
 
 def _train(method: str, client: NumPyClient, message: Message) -> Message:
@@ -287,7 +283,8 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
     handled = messages_handled(context) + 1
     context.state.pop(RECORD, None)
     if not context.state:  # nothing to keep yet, or the run is over
-        forget(file)
+        file.unlink(missing_ok=True)
+        remove_if_empty(file.parent)  # of the run, if it was the last
         return reply
     context.state[RECORD] = ConfigRecord({HANDLED: handled})
     write_state(file, context.state, handled)
@@ -325,12 +322,6 @@ def read_state(file: Path) -> tuple[RecordDict, int]:
         raise ValueError("it does not have the SHA-256 that it names")
     proto = RecordDictProto.FromString(body[NUMBER:])
     return recorddict_from_proto(proto), int.from_bytes(body[:NUMBER], "big")
-
-
-def forget(file: Path) -> None:
-    """Remove a client's file, and the run's folder if it was the last."""
-    file.unlink(missing_ok=True)
-    remove_if_empty(file.parent)
 
 
 def _take_over(file: Path, context: Context) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -268,19 +269,9 @@ class CheckedFedAvg(FedAvg):
         return usable
 
 
-class _Nodes:
-    """Stands for a grid where Flower chooses nodes: all that it asks is which there are."""
-
-    def __init__(self, nodes: list[int]) -> None:
-        self._nodes = nodes
-
-    def get_node_ids(self) -> list[int]:
-        return self._nodes
-
-
 def shown(nodes: list[int]) -> Grid:
-    """Return a grid that has these SuperNodes and no others."""
-    return cast(Grid, _Nodes(nodes))
+    """Return a grid that has these SuperNodes and no others: all that Flower asks to choose."""
+    return cast(Grid, SimpleNamespace(get_node_ids=lambda: nodes))
 
 
 # Counting ---------------------------------------------------------------------------------------

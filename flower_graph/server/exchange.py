@@ -241,8 +241,13 @@ class Exchange:
         _deadline(timeout)  # refuse a bad one before anything is sent
         gathering = Gathering[T](server_round, read, max_reply_bytes)
         self._push(requests, message_type, timeout + TTL_MARGIN, gathering)
-        self._gather(gathering, timeout)
-        self._give_up(gathering, timeout)
+        for reply in self._pull(gathering.open, timeout):
+            size = _size(reply)
+            self.ledger.count_wire("up", size)
+            gathering.take(reply, size, self._unanswered)
+        for node_id in gathering.open.values():
+            gathering.reject(node_id, f"no reply within {timeout:g} s")
+        self._remember(gathering.open, server_round)
         replies = gathering.replies.in_order(requests)
         log_rejected(LOG, server_round, "left out", replies.rejected)
         log_rejected(LOG, server_round, "ignored", replies.strays)
@@ -282,13 +287,6 @@ class Exchange:
             replies.append(reply)
         self._remember(waiting, server_round)
         return replies
-
-    def _gather(self, gathering: Gathering[T], timeout: float) -> None:
-        """Pull until every message is answered or time is up."""
-        for reply in self._pull(gathering.open, timeout):
-            size = _size(reply)
-            self.ledger.count_wire("up", size)
-            gathering.take(reply, size, self._unanswered)
 
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
         """Give what comes until nobody is waited for, as the caller says, or time is up."""
@@ -342,12 +340,6 @@ class Exchange:
         now = time.monotonic()
         kept = [(key, entry) for key, entry in self._unanswered.items() if entry.forget_at > now]
         self._unanswered = dict(kept[-MAX_LATE:])
-
-    def _give_up(self, gathering: Gathering[T], timeout: float) -> None:
-        """Reject the nodes that have not answered, and remember their messages."""
-        for node_id in gathering.open.values():
-            gathering.reject(node_id, f"no reply within {timeout:g} s")
-        self._remember(gathering.open, gathering.server_round)
 
     def _remember(self, waiting: Mapping[str, int], server_round: int) -> None:
         """Note who has not answered, so that a late reply is recognised."""

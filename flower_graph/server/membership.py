@@ -90,7 +90,8 @@ class Membership:
         self, exchange: Exchange, connected: list[int], server_round: int, timeout: float
     ) -> list[Rejected]:
         """Ask SuperNodes that are new; return those that take no part."""
-        for node in self.take_lost() & self.clients.keys():
+        lost, self._lost = self._lost, set()
+        for node in lost & self.clients.keys():
             self.forget(node)
         new = [node for node in connected if node not in self.clients]
         if not new:
@@ -132,11 +133,6 @@ class Membership:
     def note(self, rejected: Iterable[Rejected]) -> None:
         """Ask SuperNodes again whose clients have lost what they kept: then they begin anew."""
         self._lost |= {entry.node_id for entry in rejected if says_lost(entry.reason)}
-
-    def take_lost(self) -> set[int]:
-        """Return the SuperNodes noted so, once."""
-        lost, self._lost = self._lost, set()
-        return lost
 
     def present(self, connected: Iterable[int]) -> list[int]:
         """Return the SuperNodes that can take part, in the order of their clients."""
@@ -184,7 +180,10 @@ class Membership:
         doubled = {client: self._homes[client] for client in clients if client in self._homes}
         for client, other in doubled.items():
             if other in connected:
-                return hosted_twice(client, other)
+                return (
+                    f"client {client} is hosted by node {other} already: give each SuperNode a "
+                    "partition-id or a data-folder of its own"
+                )
         for other in set(doubled.values()):
             self.replaced(other, node, answer)
         self.enrolled(node, answer)
@@ -204,14 +203,6 @@ class Membership:
                     local,
                     total,
                 )
-
-
-def hosted_twice(client: int, other: int) -> str:
-    """Say that a client of a SuperNode that is new is another's too, and what to do."""
-    return (
-        f"client {client} is hosted by node {other} already: give each SuperNode a partition-id or "
-        "a data-folder of its own"
-    )
 
 
 def other_version(content: RecordDict) -> str:

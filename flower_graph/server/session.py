@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +59,7 @@ class RunCheckpoints:
     def __init__(self, folder: Path | None, every: int) -> None:
         checkpoint.check(folder, every)
         self.folder, self.every = folder, every
-        self.resume = Resume(run=checkpoint.new_run())
+        self.resume = Resume(run=uuid.uuid4().hex)  # what tells its files from those of others
         self._is_late = False  # whether one is due that could not be completed
 
     @property

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,11 +43,6 @@ def check(folder: Path | None, every: int) -> None:
         raise ValueError(f"checkpoint_every: {every} is not at least 0")
     if every and folder is None:
         raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
-
-
-def new_run() -> str:
-    """Return a run's token: what tells its files from those of other runs."""
-    return uuid.uuid4().hex
 
 
 def round_folder(folder: Path, server_round: int) -> Path:
