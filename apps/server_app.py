@@ -12,8 +12,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.config.of_app import configured
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import server_folder
-from flower_graph.report.rounds import RoundReport
-from flower_graph.report.text import format_round
+from flower_graph.report.rounds import RoundReport, format_round
 
 app = ServerApp()
 

@@ -15,6 +15,7 @@ import torch
 from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run, secure
 
 ROOT = Path(__file__).resolve().parents[1]
+WHEN = {"measured": "now", "took-seconds": 1, "quick": False}
 ALL_TABLES = Path("results") / "performance" / "README.md"  # beside the short page
 
 pytestmark = pytest.mark.slow
@@ -24,10 +25,28 @@ def ratio_of(entry: dict[str, Any]) -> float:
     return float(entry["round"]["median"] / entry["epoch"]["median"])
 
 
-def test_quick_run_writes_json_and_page(tmp_path: Path):
-    results, document = tmp_path / "results.json", tmp_path / "docs" / "performance.md"
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results.json"
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    return tmp_path / "docs" / "performance.md"
+
+
+def bench(parts: str, results: Path, document: Path) -> int:
+    """Measure some parts with tiny sizes."""
     where = ["--results", str(results), "--page", str(document)]
-    assert run.main(["--only", "round,scale,gpu,ego", "--quick", *where]) == 0
+    return run.main(["--only", parts, "--quick", *where])
+
+
+def page_of(**parts: Any) -> str:
+    return page.render({"machine": measure.machine(), "parts": parts})
+
+
+def test_quick_run_writes_json_and_page(results: Path, document: Path):
+    assert bench("round,scale,gpu,ego", results, document) == 0
     found = json.loads(results.read_text(encoding="utf-8"))
     assert set(found["parts"]) == {"round", "scale", "gpu", "ego"}
     (cora,) = found["parts"]["round"]["entries"]
@@ -47,56 +66,36 @@ def test_quick_run_writes_json_and_page(tmp_path: Path):
     assert text == page.render(found)
     short = document.read_text(encoding="utf-8")
     assert f"| nFedGNN | {cora['data']} | 2,708 | 1 |" in short and "nan" not in short
-    for words in (
-        "2,708",
-        "## Ego-networks",
-        "at most 0.3",
-        "## Scale",
-        "## GPU",
-        "figures mean nothing",
-    ):
+    for words in ("2,708", "## Ego-networks", "at most 0.3", "## Scale", "## GPU", "mean nothing"):
         assert words in text
     assert "nan" not in text
 
 
-def test_a_part_that_is_not_asked_for_keeps_its_figures(tmp_path: Path):
-    results, document = tmp_path / "results.json", tmp_path / "performance.md"
-    where = ["--results", str(results), "--page", str(document)]
-    kept = {
-        "gpu": None,
-        "tolerance": 1,
-        "entries": [],
-        "ego-entries": [],
-        "measured": "then",
-        "took-seconds": 1,
-    }
-    old = {
-        "format": run.FORMAT,
-        "machine": measure.machine(),
-        "parts": {"gpu": kept | {"quick": False}},
-    }
-    results.write_text(json.dumps(old), encoding="utf-8")
-    assert run._kept(results, measure.machine()) == old
-    assert run._kept(results, {"cpu": "another"})["parts"] == {}
+def test_a_part_that_is_not_asked_for_keeps_its_figures(results: Path, document: Path):
+    kept = {"gpu": None, "tolerance": 1, "entries": [], "ego-entries": [], **WHEN}
+    kept["measured"] = "then"
+    old = {"format": run.FORMAT, "machine": measure.machine(), "parts": {"gpu": kept}}
     results.write_text(json.dumps(old | {"format": 0}), encoding="utf-8")
     assert run._kept(results, measure.machine())["parts"] == {}
     results.write_text(json.dumps(old), encoding="utf-8")
-    assert run.main(["--only", "state", "--quick", *where]) == 0
+    assert run._kept(results, measure.machine()) == old
+    assert run._kept(results, {"cpu": "another"})["parts"] == {}
+    assert bench("state", results, document) == 0
     found = json.loads(results.read_text(encoding="utf-8"))
-    assert found["parts"]["gpu"] == old["parts"]["gpu"]
+    assert found["parts"]["gpu"] == kept
     assert found["parts"]["state"]["context-bytes"] < 10_000, "the state itself does not travel"
     assert "two processes in turns" in document.read_text(encoding="utf-8")
-    text = (tmp_path / ALL_TABLES).read_text(encoding="utf-8")
-    assert "Measured then" in text
+    assert "Measured then" in (document.parent / ALL_TABLES).read_text(encoding="utf-8")
 
 
 def test_a_part_that_fails_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path,
+    document: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.setitem(run.PARTS, "gpu", "nothing_of_this_name")
-    results = tmp_path / "results.json"
-    where = ["--results", str(results), "--page", str(tmp_path / "page.md")]
-    assert run.main(["--only", "gpu", *where]) == 1
+    assert bench("gpu", results, document) == 1
     assert "failed: gpu" in capsys.readouterr().err
     assert not results.exists()
 
@@ -119,14 +118,8 @@ def test_gpu_script_needs_pytorch_alone(tmp_path: Path):
         "assert not heavy, heavy\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [entry["users"] for entry in found["entries"]] == [300]
@@ -144,8 +137,7 @@ def test_exponent_of_known_powers():
 def test_missed_targets_are_said():
     times = {"median": 2.0, "min": 1.0, "max": 3.0, "count": 3}
     entry = {"supernodes": 2, "users": 9, "round": times, "total-seconds": 9.0, "target": 0.15}
-    part = {"config": "c", "entries": [entry], "measured": "now", "took-seconds": 1, "quick": False}
-    text = page.render({"machine": measure.machine(), "parts": {"flwr": part}})
+    text = page_of(flwr={"config": "c", "entries": [entry], **WHEN})
     assert "| 2 | 9 | 2.000 | 1.00 s – 3.00 s | at most 0.15 | **missed** | 9.00 s |" in text
 
 
@@ -160,11 +152,9 @@ def test_secure_sum_is_measured_and_laid_out():
         "entries": entries,
         "exponents": {"seconds": 0.25, "bytes": 0.75},
         "targets": secure.TARGETS,
-        "measured": "now",
-        "took-seconds": 1,
-        "quick": False,
+        **WHEN,
     }
-    text = page.render({"machine": measure.machine(), "parts": {"secure": found}})
+    text = page_of(secure=found)
     assert "| fitted exponent of a client's time | 0.25 | at most 0.50 | met |" in text
     assert "| fitted exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text
 
@@ -187,11 +177,9 @@ def test_whole_rounds_of_fedscem_are_measured_and_laid_out():
         "flwr": ray,
         "targets": fedscem.TARGETS,
         "threads": 2,
-        "measured": "now",
-        "took-seconds": 1,
-        "quick": False,
+        **WHEN,
     }
-    text = page.render({"machine": measure.machine(), "parts": {"fedscem": found}})
+    text = page_of(fedscem=found)
     assert "| above the same in process | 400.0 ms | at most 300.0 ms | **missed** |" in text
     assert "| at most 0.2 | **missed** |" in text
     assert "`fedscem/pubmed` was not measured" in text
@@ -227,9 +215,7 @@ def communities() -> dict[str, Any]:
         "clients": clients,
         "exponents": fits,
         "targets": fedgls.TARGETS,
-        "measured": "now",
-        "took-seconds": 1,
-        "quick": True,
+        **WHEN,
     }
     torch.set_num_threads(threads)
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
@@ -255,14 +241,14 @@ def test_fedgls_is_measured_beside_fed_gnn(communities: dict[str, Any]):
 
 
 def test_fedgls_is_laid_out(communities: dict[str, Any]):
-    text = page.render({"machine": measure.machine(), "parts": {"fedgls": communities}})
+    text = page_of(fedgls=communities)
     assert "| fitted exponent, FedGLS | 0.50 | at most 1.00 | met |" in text
     assert "to the last alone: Fed-GNN 1.25, FedGLS 1.25." in text
     assert "| Fed-GNN | 8 | 800 |" in text and "nan" not in text
     run_ = communities["methods"]["runs"][0]
     slow = {"median": 2.5 * run_["fed-gnn"]["median"], "min": 1.0, "max": 3.0, "count": 6}
     changed = communities | {"methods": {"data": "d", "runs": [run_ | {"structure-fedavg": slow}]}}
-    text = page.render({"machine": measure.machine(), "parts": {"fedgls": changed}})
+    text = page_of(fedgls=changed)
     assert "| 2.50 | at most 2 | **missed** |" in text
 
 

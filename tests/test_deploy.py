@@ -67,13 +67,10 @@ def test_nothing_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]
         credentials.make_server_credentials(folder / "other", [])
 
 
-def test_good_credentials_pass(folder: Path) -> None:
-    for name in ("ca.crt", "server.crt", "ca.key", "server.key"):
-        credentials.check(folder / name)
-
-
 def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
     check, error = credentials.check, credentials.CredentialsError
+    for name in ("ca.crt", "server.crt", "ca.key", "server.key"):
+        check(folder / name)
     with pytest.raises(error, match=r"none\.crt: no such file; make it with"):
         check(folder / "none.crt")
     (folder / "server.key").chmod(0o640)
@@ -82,10 +79,6 @@ def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\nno\n")
     with pytest.raises(error, match=r"ca\.crt: no certificate"):
         check(folder / "ca.crt")
-    past = datetime.now(UTC) - timedelta(days=1)
-    credentials.make_server_credentials(tmp_path / "old", ["a"], expires=past)
-    with pytest.raises(error, match=r"server\.crt: expired at .* make new"):
-        check(tmp_path / "old" / "server.crt")
 
 
 def _script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -102,14 +95,16 @@ def _script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_scripts_start_nothing_with_credentials_that_cannot_be_used(tmp_path: Path) -> None:
     past = datetime.now(UTC) - timedelta(days=1)
     credentials.make_server_credentials(tmp_path / "old", ["a"], expires=past)
+    error = credentials.CredentialsError
+    with pytest.raises(error, match=r"server\.crt: expired at .* make new"):
+        credentials.check(tmp_path / "old" / "server.crt")
     done = _script("superlink.sh", str(tmp_path / "old"), "127.0.0.1")
     assert done.returncode == 1
     assert "server.crt: expired at" in done.stderr
     assert "Starting" not in done.stdout + done.stderr
     credentials.make_node_key(tmp_path / "key")
-    done = _script(
-        "supernode.sh", "127.0.0.1:1", str(tmp_path / "ca.crt"), str(tmp_path / "key"), "."
-    )
+    files = str(tmp_path / "ca.crt"), str(tmp_path / "key")
+    done = _script("supernode.sh", "127.0.0.1:1", *files, ".")
     assert done.returncode == 1
     assert "ca.crt: no such file" in done.stderr
     assert "usage: deploy/supernode.sh" in _script("supernode.sh", "127.0.0.1:1").stderr

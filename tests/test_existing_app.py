@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -31,31 +27,21 @@ CHANGED = {
 }
 
 
-@contextmanager
-def imported(name: str) -> Iterator[Any]:
-    """Import an app's modules; all of them have one name."""
+def run(name: str, supernodes: int) -> None:
+    """Run an app in this process, as `flwr run` would; the modules of all have one name."""
+    project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())
+    settings = project["tool"]["flwr"]["app"]["config"]
     folder = str(EXAMPLES / name)
     sys.path.insert(0, folder)
     try:
-        yield (
-            importlib.import_module("existing_app.server_app").app,
-            importlib.import_module("existing_app.client_app").app,
-        )
+        server = importlib.import_module("existing_app.server_app").app
+        client = importlib.import_module("existing_app.client_app").app
+        grid = InProcessGrid(client, num_supernodes=supernodes, run_config=settings)
+        server(grid, Context(grid.run.run_id, 0, {}, RecordDict(), settings))
     finally:
         sys.path.remove(folder)
         for module in [m for m in sys.modules if m.partition(".")[0] == "existing_app"]:
             del sys.modules[module]
-
-
-def run(name: str, supernodes: int, **changes: Any) -> InProcessGrid:
-    """Run an app in this process, as `flwr run` would."""
-    project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())
-    settings = {**project["tool"]["flwr"]["app"]["config"], **changes}
-    with imported(name) as (server, client):
-        grid = InProcessGrid(client, num_supernodes=supernodes, run_config=settings)
-        context = Context(grid.run.run_id, 0, {}, RecordDict(), settings)
-        server(grid, context)
-    return grid
 
 
 @pytest.mark.parametrize("supernodes", [2, 5])
@@ -96,13 +82,6 @@ def test_the_page_has_the_differences_as_they_are() -> None:
         [sys.executable, str(EXAMPLES / "diffs.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("page", ["existing-app.md", "messages.md"])
-def test_tests_that_a_page_names_are_there(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
-    assert named and all((ROOT / name).is_file() for name in named), named
 
 
 @pytest.mark.flwr

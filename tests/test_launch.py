@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from flower_graph.apps.cli import launch
-from flower_graph.apps.cli.processes import end_processes, marked_processes
+from flower_graph.apps.cli.launch import end_processes, marked_processes
 from flower_graph.config.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 
@@ -91,18 +91,10 @@ def test_a_run_that_fails_says_why(tmp_path: Path, mark: str, scratch: Path) -> 
 @pytest.mark.flwr
 def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None:
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "flower_graph.apps.cli.main",
-        "run",
-        "quickstart",
-        "rounds=100000",
-    ]
-    command += ["--engine", "flwr", "--out", str(out)]
-    root = str(Path(launch.__file__).parents[1])
+    command = [sys.executable, "-m", "flower_graph.apps.cli.main", "run", "quickstart"]
+    command += ["rounds=100000", "--engine", "flwr", "--out", str(out)]
     state = {STATE_VARIABLE: str(tmp_path / "state")}
-    environment = os.environ | state | {"PYTHONPATH": root}
+    environment = os.environ | state | {"PYTHONPATH": str(Path(launch.__file__).parents[1])}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
         deadline = time.monotonic() + 120
         while not (out / "metrics.jsonl").exists() or not _rounds(out):
@@ -125,7 +117,7 @@ def test_no_supernodes_are_refused_before_anything_starts(tmp_path: Path) -> Non
         launch.flwr_run("quickstart", [], tmp_path / "out", supernodes=0)
 
 
-def test_a_superlink_that_does_not_start_is_tried_again(
+def test_a_superlink_that_does_not_start_is_tried_again_and_old_results_are_not_taken_for_new_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scratch: Path
 ) -> None:
     homes: list[Path] = []
@@ -134,20 +126,14 @@ def test_a_superlink_that_does_not_start_is_tried_again(
         homes.append(home)
         if len(homes) < launch.ATTEMPTS:
             raise launch._NotStartedError("port taken")
-        (tmp_path / "result.json").write_text('{"rounds": 1}', encoding="utf-8")
-        return []
+        if len(homes) == launch.ATTEMPTS:
+            (tmp_path / "result.json").write_text('{"rounds": 1}', encoding="utf-8")
+        return ["all went wrong"]
 
     monkeypatch.setattr(launch, "_run_in", run_in)
     assert launch.flwr_run("quickstart", [], tmp_path) == {"rounds": 1}
     assert len(set(homes)) == launch.ATTEMPTS
     assert list(scratch.iterdir()) == []
-
-
-def test_an_old_result_is_not_taken_for_a_new_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scratch: Path
-) -> None:
-    (tmp_path / "result.json").write_text('{"rounds": 1}', encoding="utf-8")
-    monkeypatch.setattr(launch, "_run_in", lambda *_: ["all went wrong"])
     with pytest.raises(RuntimeError, match="all went wrong"):
         launch.flwr_run("quickstart", [], tmp_path)
 

@@ -1,14 +1,20 @@
-"""Pictures of figures beside each other."""
+"""Pictures of any run, and of figures beside each other."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from flower_graph.report.plots import compared as plots_compared
+from flower_graph.errors import OutputError
+from flower_graph.report.plots import compared
+from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, save_curves
 from flower_graph.report.plots.compared import (
     Bar,
     Panel,
@@ -17,46 +23,64 @@ from flower_graph.report.plots.compared import (
     plot_matrices,
     plot_points,
 )
+from flower_graph.report.rounds import RoundReport
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
     """Keep the axes of the picture instead of writing it."""
     kept: list[Axes] = []
-    monkeypatch.setattr(plots_compared, "save", lambda figure, path: kept.extend(figure.axes))
+    monkeypatch.setattr(compared, "save", lambda figure, path: kept.extend(figure.axes))
     return kept
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_curves_are_a_picture_even_of_bad_runs(tmp_path: Path, count: int) -> None:
+    reports = [
+        RoundReport(number, math.nan, 1.0, 0.0, 0.9, 0.1, math.inf, 10, 10)
+        for number in range(1, count + 1)
+    ]
+    save_curves(tmp_path / "curves.png", reports, title="test")
+    picture = imread(tmp_path / "curves.png")
+    assert picture.shape[0] > 300 and picture.shape[1] > 3 * picture.shape[0]
+    assert np.unique(picture).size > 10
+
+
+def test_grid_draws_every_method_and_the_reference(tmp_path: Path) -> None:
+    flat = CurveSet(accuracy=[[0.2, 0.4], [0.4, 0.6, 0.7]], loss=[[2.0, 1.0], [2.0, 1.5, 1.0]])
+    columns = {"Cora": {"nFedGNN": flat}, "PubMed": {"nFedGNN": flat, "CNFGNN": flat}}
+    plot_grid(tmp_path / "plain.png", columns)
+    plot_grid(tmp_path / "grey.png", columns, {"Cora": 0.8})
+    without, grey = imread(tmp_path / "plain.png"), imread(tmp_path / "grey.png")
+    assert without.shape == grey.shape and not np.array_equal(without, grey)
+
+
+def test_a_distribution_of_nothing_is_drawn_empty(tmp_path: Path) -> None:
+    plot_counts(tmp_path / "a.png", {"none": {}, "one": {3: 2}, "wide": {0: 1, 999: 1}}, title="t")
+    assert imread(tmp_path / "a.png").std() > 0
+
+
 def test_bars_have_the_figures_and_the_papers_marks(drawn: list[Axes]) -> None:
-    panels = {"Cora": {"a": Bar(0.8, 0.02, 0.7), "b": Bar(0.6, 0.0, None)}, "PubMed": {}}
-    plot_bars(Path("x.png"), panels, label="accuracy")
-    axes = drawn[0]
+    bars = {"a": Bar(0.8, 0.02, 0.7), "b": Bar(0.6, 0.0, None)}
+    # The first mark is in the legend, also where the first bar has none.
+    marks = {"a": Bar(0.8, 0.0, None), "b": Bar(0.6, 0.0, 0.5), "c": Bar(0.6, 0, 0.4)}
+    plot_bars(Path("x.png"), {"Cora": bars, "PubMed": {}, "CiteSeer": marks}, label="accuracy")
+    axes, _, other = drawn
     assert [patch.get_height() for patch in axes.patches] == [0.8, 0.6]
     low, high = axes.get_ylim()
     assert 0.5 < low < 0.6
     assert high > 0.82
-    marks = [line for line in axes.lines if line.get_marker() == "D"]
-    assert [float(line.get_ydata()[0]) for line in marks] == [0.7]  # type: ignore[index]
+    diamonds = [line for line in axes.lines if line.get_marker() == "D"]
+    assert [float(line.get_ydata()[0]) for line in diamonds] == [0.7]  # type: ignore[index]
     assert "cut" in axes.get_ylabel()
-
-
-def test_the_first_papers_mark_is_in_the_legend(drawn: list[Axes]) -> None:
-    """Also where the first bar has none."""
-    panels = {"Cora": {"a": Bar(0.8, 0.0, None), "b": Bar(0.6, 0.0, 0.5), "c": Bar(0.6, 0, 0.4)}}
-    plot_bars(Path("x.png"), panels, label="accuracy")
-    assert drawn[0].get_legend_handles_labels()[1] == ["paper"]
+    assert other.get_legend_handles_labels()[1] == ["paper"]
 
 
 def test_matrices_have_a_number_in_each_field(drawn: list[Axes]) -> None:
     numbers = [[0.1, 0.25, float("nan")], [0.3, 0.4, 0.5]]
     plot_matrices(Path("x.png"), {"test": numbers}, rows=("mu", (1, 5)), columns=("tau", (1, 2, 3)))
-    assert [text.get_text() for text in drawn[0].texts] == [
-        "0.100",
-        "0.250",
-        "0.300",
-        "0.400",
-        "0.500",
-    ]
+    shown = ["0.100", "0.250", "0.300", "0.400", "0.500"]
+    assert [text.get_text() for text in drawn[0].texts] == shown
 
 
 def test_points_are_joined_by_size(drawn: list[Axes]) -> None:
@@ -65,29 +89,13 @@ def test_points_are_joined_by_size(drawn: list[Axes]) -> None:
     assert (drawn[0].get_xscale(), drawn[0].get_yscale()) == ("log", "log")
 
 
-def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        plot_bars(tmp_path / "x.png", {"Cora": {}}, label="accuracy")
-    with pytest.raises(ValueError, match="empty"):
-        plot_matrices(tmp_path / "x.png", {}, rows=("a", ()), columns=("b", ()))
-    with pytest.raises(ValueError, match="empty"):
-        plot_points(tmp_path / "x.png", {})
-
-
-def test_a_picture_is_written(tmp_path: Path) -> None:
-    plot_points(tmp_path / "x.png", {("n", "s"): {"Cora": [(1.0, 2.0)]}})
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-
-
 BUDGETS = {1e4: [0.5, 0.75], 10.0: [0.25, 0.25]}
 LEVELS = {"LOC": [0.5], "FED": [0.5, 1.0]}
 
 
-def test_accuracies_by_budget_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Axes] = []
-    monkeypatch.setattr(plots_compared, "save", lambda figure, path: kept.extend(figure.axes))
+def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
     plot_budgets(Path("x.png"), {"a title": Panel(BUDGETS, LEVELS), "b": Panel(BUDGETS, {})})
-    axes, other = kept
+    axes, other = drawn
     assert other.get_title() == "b" and len(other.containers) == 1
     [points] = axes.containers
     assert points.lines[0].get_xdata().tolist() == [10, 1e4]
@@ -97,14 +105,30 @@ def test_accuracies_by_budget_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None
     assert axes.get_xscale() == "log" and axes.get_title() == "a title"
 
 
-def test_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("draw", "panels", "how", "said"),
+    [
+        (plot_bars, {"Cora": {}}, {"label": "accuracy"}, "panels: empty; at least one bar"),
+        (plot_matrices, {}, {"rows": ("a", ()), "columns": ("b", ())}, "at least one matrix"),
+        (plot_points, {}, {}, "panels: empty"),
+        (plot_budgets, {}, {}, "panels: empty"),
+        (plot_budgets, {"t": Panel({}, LEVELS)}, {}, "t: every budget and level needs at least"),
+        (plot_budgets, {"t": Panel({1.0: []}, LEVELS)}, {}, "t: every budget and level needs"),
+        (plot_counts, {}, {"title": "t"}, "at least one distribution"),
+        (plot_grid, {}, {}, "at least one data set"),
+        (plot_grid, {"Cora": {"A": CurveSet([[]], [[1.0]])}}, {}, "Cora, A: a curve without round"),
+    ],
+)
+def test_nothing_to_draw_is_refused(
+    draw: Callable[..., None], panels: Any, how: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        draw(tmp_path / "x.png", panels, **how)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_is_written_or_it_is_said_that_it_cannot_be(tmp_path: Path) -> None:
     plot_budgets(tmp_path / "a.png", {"t": Panel(BUDGETS, LEVELS)})
     assert imread(tmp_path / "a.png").shape[2] == 4
-
-
-@pytest.mark.parametrize("panel", [Panel({}, LEVELS), Panel({10.0: []}, LEVELS)])
-def test_nothing_to_draw(panel: Panel) -> None:
-    with pytest.raises(ValueError, match="t: every budget and level needs at least one accuracy"):
-        plot_budgets(Path("x.png"), {"t": panel})
-    with pytest.raises(ValueError, match="panels: empty"):
-        plot_budgets(Path("x.png"), {})
+    with pytest.raises(OutputError, match="cannot write"):
+        plot_counts(tmp_path / "missing" / "a.png", {"one": {1: 1}}, title="t")

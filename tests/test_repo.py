@@ -1,4 +1,4 @@
-"""What holds for the files of the repository as a whole."""
+"""What holds for the files of the repository as a whole, and for the versions that it pins."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = {".py", ".toml", ".yaml", ".md", ".txt", ".json", ".in", ".cfg", ""}
 # Folders that only one machine has. `/tmp` is common to all, so code may name it on its own.
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(home|root|work|Users|mnt|tmp)/(?!\*)[\w.-]+")
+# A line of `constraints.txt`
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -34,17 +36,14 @@ def _tracked() -> list[Path]:
 
 
 def test_no_tracked_file_names_a_path_of_one_machine() -> None:
-    found = []
-    for path in _tracked():
-        if path.suffix not in TEXT or path == Path(__file__).resolve():
-            continue
-        text = path.read_text(encoding="utf-8")
-        for match in MACHINE_PATH.finditer(text):
-            found.append(f"{path.relative_to(ROOT)}: {match.group()}")
+    this = Path(__file__).resolve()
+    paths = [path for path in _tracked() if path.suffix in TEXT and path != this]
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in paths
+        for match in MACHINE_PATH.finditer(path.read_text(encoding="utf-8"))
+    ]
     assert found == []
-
-
-def test_the_search_for_machine_paths_finds_them() -> None:
     for text in ("x = '/home/me/data'", "see /root/x", "(/mnt/disk)", "/tmp/run-1"):
         assert MACHINE_PATH.search(text)
     for text in ("network/mnt/x", "https://a.org/home/x", "apps/root/x", "/tmp", "./tmp/x"):
@@ -102,3 +101,24 @@ def test_bundled_data_is_the_same_in_a_flower_app_bundle_as_in_a_wheel() -> None
     folder = ROOT / "flower_graph" / "data" / "cora_linqs"
     text = json.loads((folder / "cora.npz.json").read_text(encoding="utf-8"))
     assert base64.b64decode(text["base64"]) == (folder / "cora.npz").read_bytes()
+
+
+def pins(name: str) -> dict[str, str]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return {re.sub(r"[._-]+", "-", m[1]).lower(): m[2] for m in PIN.finditer(text)}
+
+
+def test_hashes_are_those_of_the_pinned_versions() -> None:
+    plain, hashed = pins("constraints.txt"), pins("constraints-hashes.txt")
+    assert len(plain) > 100
+    assert {name: hashed.get(name) for name in plain} == plain
+    # What else is there comes with the build of torch for NVIDIA's devices.
+    more = [name for name in hashed.keys() - plain.keys()]
+    assert [name for name in more if not re.match(r"nvidia-|cuda-|triton", name)] == []
+
+
+def test_every_pin_has_a_hash() -> None:
+    text = (ROOT / "constraints-hashes.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", text)[1:]
+    assert len(blocks) == len(pins("constraints-hashes.txt"))
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks)

@@ -17,23 +17,8 @@ from flower_graph.apps.cli.main import main
 ROOT = Path(__file__).resolve().parents[1]
 # What takes longer to import than the commands take
 HEAVY = {
-    "flwr",
-    "gensim",
-    "igraph",
-    "matplotlib",
-    "networkx",
-    "numba",
-    "numpy",
-    "pandas",
-    "ray",
-    "requests",
-    "scipy",
-    "sklearn",
-    "sympy",
-    "mpmath",
-    "torch",
-    "torch._dynamo",
-    "torch_geometric",
+    *("flwr", "gensim", "igraph", "matplotlib", "mpmath", "networkx", "numba", "numpy", "pandas"),
+    *("ray", "requests", "scipy", "sklearn", "sympy", "torch", "torch._dynamo", "torch_geometric"),
 }
 # The method's own YAML, and what it needs besides Flower and PyTorch
 CLIENTS = {

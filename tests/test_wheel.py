@@ -20,6 +20,22 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
 FOLDERS = ("apps", "conf", "flower_graph", "strategies")
 DATA = "flower_graph/data/cora_linqs"
+WHERE = """
+import importlib.util, json
+import flower_graph
+from flower_graph.apps import client_app, server_app
+from flower_graph.strategies.split_gradient_relay import strategy as relay
+print(json.dumps([flower_graph.__file__, relay.__file__, server_app.__file__]))
+relay.SplitGradientRelay, relay.NodeClient, client_app.app
+assert not any(importlib.util.find_spec(n) for n in ("strategies", "apps", "conf"))
+"""
+LOAD = """
+import flower_graph
+from flower_graph.data import load_data
+from flower_graph.config.common import DataConfig
+data = load_data(DataConfig(name="cora-linqs"))
+print(flower_graph.__file__, data.num_nodes, int(data.edge_index.shape[1]) // 2)
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -79,18 +95,18 @@ def _run(installed: Path, tmp_path: Path, *command: str) -> str:
 def test_wheel_installs_one_name_only(distributions: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "flower_graph",
-        "flower_graph-0.1.0.dist-info",
-    }
-    sources = {str(p.relative_to(ROOT)) for folder in FOLDERS for p in _shipped(ROOT / folder)}
+    tops = {"flower_graph", "flower_graph-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == tops
+    sources = _sources()
     expected = {n if n.startswith("flower_graph/") else f"flower_graph/{n}" for n in sources}
     packed = {name for name in names if "dist-info" not in name}
     assert packed == expected | {f"{DATA}/cora.npz", f"{DATA}/README.md", "flower_graph/py.typed"}
 
 
-def _shipped(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.suffix in (".py", ".yaml")]
+def _sources() -> set[str]:
+    """Name all modules and configs, as paths in the checkout."""
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    return {str(path.relative_to(ROOT)) for path in files if path.suffix in (".py", ".yaml")}
 
 
 def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:
@@ -101,23 +117,11 @@ def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:
     assert {"conf/quickstart.yaml", "apps/server_app.py"} <= names
 
 
-def test_installed_package_is_the_one_of_the_wheel(installed: Path, tmp_path: Path) -> None:
-    code = """
-        import json
-        import flower_graph
-        from flower_graph.apps import client_app, server_app
-        from flower_graph.strategies.split_gradient_relay import strategy as relay
-        print(json.dumps([flower_graph.__file__, relay.__file__, server_app.__file__]))
-        relay.SplitGradientRelay, relay.NodeClient, client_app.app
-        import importlib.util
-        assert not any(importlib.util.find_spec(n) for n in ("strategies", "apps", "conf"))
-    """
-    code = "\n".join(line.strip() for line in code.splitlines())
-    for path in json.loads(_run(installed, tmp_path, "python", "-c", code)):
+def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(
+    installed: Path, tmp_path: Path
+) -> None:
+    for path in json.loads(_run(installed, tmp_path, "python", "-c", WHERE)):
         assert path.startswith(str(installed)), path
-
-
-def test_installed_command_lists_shows_and_runs(installed: Path, tmp_path: Path) -> None:
     listed = _run(installed, tmp_path, "flower-graph", "list")
     assert "nfedgnn/cora" in listed
     assert "quickstart" in listed
@@ -133,22 +137,8 @@ def test_flower_app_bundle_has_all_that_it_needs(source: Path, tmp_path: Path) -
     with zipfile.ZipFile(bundle) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "app")
-    sources = {str(p.relative_to(ROOT)) for folder in FOLDERS for p in _shipped(ROOT / folder)}
-    assert sources <= names
-    code = """
-        import flower_graph
-        from flower_graph.data import load_data
-        from flower_graph.config.common import DataConfig
-        data = load_data(DataConfig(name="cora-linqs"))
-        print(flower_graph.__file__, data.num_nodes, int(data.edge_index.shape[1]) // 2)
-    """
-    code = "\n".join(line.strip() for line in code.splitlines())
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path / "app",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    assert _sources() <= names
+    load = [sys.executable, "-c", LOAD]
+    run = subprocess.run(load, cwd=tmp_path / "app", capture_output=True, text=True, check=True)
     origin, nodes, edges = run.stdout.split()
     assert (Path(origin).parents[1], nodes, edges) == (tmp_path / "app", "2708", "5278")

@@ -1,27 +1,96 @@
-"""The command ``flower-graph audit``: what the server learns, with and without protection."""
+"""The command ``flower-graph audit``: what the server learns, with and without protection.
+
+It runs a config with a recording grid and plays the curious server.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
-from flower_graph.config.load import to_dict
+from flower_graph.apps.run import client_app
+from flower_graph.audit.attacks import Audit
+from flower_graph.audit.record import RecordingGrid
+from flower_graph.audit.report import EVERYWHERE, findings_of, page
+from flower_graph.audit.scores import Finding
+from flower_graph.client.state import forget_run
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config, to_dict
+from flower_graph.config.registry import method_named, method_of
 from flower_graph.errors import ConfigError, OutputError
+from flower_graph.report.result import versions
 from flower_graph.storage.files import prepare_folder, write_json, write_text
-
-if TYPE_CHECKING:
-    from flower_graph.apps.audit import Setting
-    from flower_graph.audit.scores import Finding
 
 JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
+
+
+class Setting(NamedTuple):
+    """One way to run the config."""
+
+    name: str  # What it is called in tables
+    config: RunConfig  # All settings
+
+
+def settings_of(
+    name: str,
+    overrides: Sequence[str],
+    *,
+    rounds: int | None,
+    epsilons: Sequence[float],
+    alone: bool,
+) -> list[Setting]:
+    """Say which runs an audit has: the config's own first, then its counterparts."""
+    local = load_config(name, overrides)
+    audit = _audit_of(local)
+    count = min(local.rounds, audit.rounds) if rounds is None else rounds
+    noisy = [[f"privacy.epsilon={budget:g}"] for budget in epsilons]
+    more = [[]] if alone else audit.counterparts(local, noisy)
+    result: list[Setting] = []
+    for extra in more:
+        config = load_config(name, [*overrides, *extra, f"rounds={count}", *audit.shorten(local)])
+        if all(config != other.config for other in result):
+            result.append(Setting(audit.label(config), config))
+    return result
+
+
+def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
+    """Run a config with a recording grid and attack what was recorded."""
+    started = time.perf_counter()
+    # Flower's own strategies write a dozen lines a round.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    method, audit = method_of(config), _audit_of(config)
+    nodes = audit.supernodes(method.num_clients(config))
+    grid = RecordingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
+    try:
+        method.build_strategy(config, None).start(grid, num_rounds=config.rounds)
+        findings = audit.attack(config, grid, method)
+    finally:
+        forget_run(grid.run.run_id)
+    return findings, time.perf_counter() - started
+
+
+def _audit_of(config: RunConfig) -> Audit:
+    """Give what the config's method has for an audit; refuse settings that have no audit."""
+    audit = method_of(config).audit()
+    if audit is None:
+        raise ConfigError(f"app: {config.app} has no audit: its method names no attack")
+    audit.refuse(config)
+    if config.privacy.is_central:
+        raise ConfigError(
+            "privacy.form: central is not audited: the server, who adds the noise, sees what "
+            "clients send without it; set privacy.form=local or privacy.epsilon=null"
+        )
+    return audit
 
 
 def audit_command(args: argparse.Namespace) -> int:
@@ -56,8 +125,6 @@ def parse_epsilons(text: str) -> list[float]:
 
 def write_index(folder: Path) -> Path:
     """Write one page of all audits in a folder's sub-folders."""
-    from flower_graph.audit.report import EVERYWHERE, page
-
     parts = []
     for path in sorted(folder.glob(f"*/{JSON}")):
         try:
@@ -75,16 +142,12 @@ def write_index(folder: Path) -> Path:
 
 def _notes(record: Mapping[str, Any]) -> Sequence[str]:
     """Give what the audited method says of its attacks."""
-    from flower_graph.config.registry import method_named
-
     audit = method_named(record["app"]).audit()
     return () if audit is None else audit.notes
 
 
 def _plans(args: argparse.Namespace) -> list[list[Setting]]:
     """Give the settings of each seed, all checked before the first run."""
-    from flower_graph.apps.audit import settings_of
-
     more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
     return [
         settings_of(
@@ -100,10 +163,6 @@ def _plans(args: argparse.Namespace) -> list[list[Setting]]:
 
 def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, Any]:
     """Run every setting with every seed."""
-    from flower_graph.apps.audit import audit_run
-    from flower_graph.audit.report import findings_of
-    from flower_graph.report.result import versions
-
     joined, settings = [], []
     for same in zip(*plans, strict=True):
         result: list[list[Finding]] = []
@@ -140,8 +199,7 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _write(out: Path, record: dict[str, Any]) -> None:
-    from flower_graph.audit.report import EVERYWHERE, page
-    from flower_graph.report.plots.compared import save_audit
+    from flower_graph.report.plots.compared import save_audit  # slow to import
 
     write_json(out / JSON, record)
     write_text(out / PAGE, f"{page(record, _notes(record))}\n{EVERYWHERE}\n")

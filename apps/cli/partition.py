@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError
+from flower_graph.report.result import join
 from flower_graph.storage.files import prepare_folder, write_json, write_text
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def partition_command(args: argparse.Namespace) -> int:
     folder = default_folder(args.config)
     out = prepare_folder(args.out or folder.with_name(f"partition-{folder.name}"))
     numbers = [config.seed for config in configs]
-    rows = _rows([each.figures for each in result])
     paper = method_of(configs[0]).paper_figures(configs[0])
+    record = _record(to_dict(configs[0]), numbers, result, paper)
+    rows = _rows(record["figures"])
     folders = _write_folders(out, configs, cut, args)
     # The picture first: where partition.json is, the command has done all it does.
     from flower_graph.report.plots.base import plot_counts  # slow to import
@@ -50,7 +51,7 @@ def partition_command(args: argparse.Namespace) -> int:
     title = f"{args.config}, seed {numbers[0]}"
     plot_counts(out / PICTURE, result[0].distributions, title=title)
     write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
-    write_json(out / "partition.json", _record(to_dict(configs[0]), numbers, result, paper))
+    write_json(out / "partition.json", record)
     beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
     shown = {name: value + beside.get(name, "") for name, value in rows.items()}
     shown |= {"data folders": folders, "outputs": str(out)}
@@ -101,26 +102,20 @@ def _record(
     paper: Mapping[str, int],
 ) -> dict[str, Any]:
     """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
-    names = found[0].figures
-    values = {name: [each.figures[name] for each in found] for name in names}
     return {
         "config": config,
         "seeds": seeds,
-        "figures": {
-            name: {"mean": statistics.mean(of), "std": _spread(of), "values": of}
-            for name, of in values.items()
-        },
+        "figures": join([each.figures for each in found]),
         "distributions": [each.distributions for each in found],
         **({"paper": paper} if paper else {}),
     }
 
 
-def _rows(figures: Sequence[Mapping[str, float]]) -> dict[str, str]:
+def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """Write every figure as the table has it, with its deviation if there are several."""
     rows = {}
-    for name in figures[0]:
-        values = [figure[name] for figure in figures]
-        mean, spread = statistics.mean(values), _spread(values)
+    for name, figure in figures.items():
+        mean, spread = figure["mean"], figure["std"]
         if not spread and mean == int(mean):
             rows[name] = f"{int(mean):,}"
             continue
@@ -128,10 +123,6 @@ def _rows(figures: Sequence[Mapping[str, float]]) -> dict[str, str]:
         deviation = f" ± {spread:,.{digits}f}" if spread else ""
         rows[name] = f"{mean:,.{digits}f}{deviation}"
     return rows
-
-
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def _heading(name: str, seeds: list[int]) -> str:

@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flower_graph.apps.cli.progress import RoundPrinter
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.config.sources import is_file_name
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
-from flower_graph.report.result import summarise
-from flower_graph.report.text import describe_result
+from flower_graph.report.result import describe_result, summarise
+from flower_graph.report.rounds import RoundReport, format_round
 from flower_graph.storage.files import prepare_folder
 
 
@@ -183,6 +182,41 @@ def _absolute_paths(config: RunConfig) -> list[str]:
         for key, path in given.items()
         if path is not None and not Path(path).is_absolute()
     ]
+
+
+class RoundPrinter:
+    """Shows each round on stderr: a bar in a terminal, one line each elsewhere."""
+
+    def __init__(
+        self, total: int, *, label: str, clients: str = "clients", quiet: bool = False
+    ) -> None:
+        self._total, self._label, self._clients, self._quiet = total, label, clients, quiet
+        self._bar: Any = None
+
+    def __call__(self, report: RoundReport) -> None:
+        """Show one round."""
+        if self._quiet:
+            return
+        if not sys.stderr.isatty():
+            print(format_round(report, self._total, self._clients), file=sys.stderr, flush=True)
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            # A resumed run does not start at round 1; its speed counts from where it starts.
+            before = report.round - 1
+            self._bar = tqdm(total=self._total, initial=before, desc=self._label, unit="round")
+        self._bar.set_postfix_str(
+            f"loss {report.loss:.4g}, val {report.val_accuracy:.3f}, "
+            f"test {report.test_accuracy:.3f}",
+            refresh=False,
+        )
+        self._bar.update(report.round - self._bar.n)
+
+    def close(self) -> None:
+        """End the bar's line."""
+        if self._bar is not None:
+            self._bar.close()
 
 
 def _interrupted(job: Job, top: Path) -> str:

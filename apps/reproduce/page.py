@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from math import isfinite
 from typing import Any
 
 from flower_graph.apps.reproduce.experiments import Runs
-from flower_graph.apps.reproduce.rows import shown_runs
+from flower_graph.apps.reproduce.rows import Row, find, one_of, shown_runs
 from flower_graph.apps.reproduce.table import Asked, Values, fill, function
-from flower_graph.apps.reproduce.text import NONE, Row, find, formatted, markdown, show_pictures
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
+NONE = "–"  # stands for a figure that is not there
 
 
 def make_page(
@@ -262,3 +263,67 @@ def matching(rows: Sequence[Row], wanted: Values) -> list[Row]:
             for key, value in wanted.items()
         )
     ]
+
+
+# Figures as text ----------------------------------------------------------------------------------
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Write a Markdown table, line by line."""
+    head = [columns, ["---"] * len(columns)]
+    return ["| " + " | ".join(cells) + " |" for cells in [*head, *lines]]
+
+
+def show_pictures(names: Sequence[str]) -> list[str]:
+    """Write the section with the pictures; nothing without any."""
+    shown = [
+        f"![{name.removesuffix('.png').replace('-', ' ').capitalize()}]({name})" for name in names
+    ]
+    return ["## Pictures", *shown] if shown else []
+
+
+# Means with their deviations: scale, and format
+SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
+ALONE = ("paper-deviation", "reached", "positive", "above", "setting", "seeds")
+FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
+
+
+def formatted(how: str, found: Sequence[Row | None]) -> str:
+    """Write figures as a page's YAML says: ``accuracy``, ``mean:.3f``, ``paper:.1f:100``."""
+    name, _, detail = how.partition(":")
+    if name.endswith("→"):
+        return " → ".join(formatted(name[:-1], [r]) for r in found)
+    one_of("format", name, FORMATS)
+    if name == "seeds":  # one number, or one for each where they differ
+        counts = [0 if r is None else len(r["seeds"]) for r in found]
+        return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
+    first = next((r for r in found if r is not None), None)
+    return NONE if first is None else _written(name, detail, first)
+
+
+def _written(name: str, detail: str, r: Row) -> str:
+    """Write one row's figure."""
+    if name in ("mean", "paper", "key"):
+        key, form = (name, detail) if name != "key" else detail.split(":", 1)
+        form, _, scale = form.partition(":")
+        value = r.get(key)
+        if value is None or not isfinite(value):
+            return NONE
+        return format(float(scale or 1) * value, form)
+    if name in SPREADS:
+        times, form = SPREADS[name]
+        # One seed alone has no deviation.
+        spread = f" ± {format(times * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
+        return format(times * r["mean"], form) + spread
+    if name == "setting":  # laid over the config
+        there = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
+        return str(there[-1].partition("=")[2]) if there else NONE
+    if name == "above":
+        return "yes" if r["mean"] > float(detail) else "no"
+    if name == "positive":
+        return f"{sum(v > 0 for v in r['values'])} of {len(r['values'])}"
+    if r["paper"] is None:
+        return NONE
+    if name == "reached":
+        return "yes" if r["mean"] >= r["paper"] else "no"
+    return f"{r['paper']:.4f} ± {r['paper-std']:.4f}"

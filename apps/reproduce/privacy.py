@@ -11,8 +11,9 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from flower_graph.apps.reproduce.experiments import flat, is_same, settings_of
+from flower_graph.apps.reproduce.page import markdown
+from flower_graph.apps.reproduce.rows import Row
 from flower_graph.apps.reproduce.table import Values, fill, function, make
-from flower_graph.apps.reproduce.text import Row, markdown
 from flower_graph.apps.run import simulate
 from flower_graph.config.load import load_config
 from flower_graph.privacy.accountant import spent

@@ -8,24 +8,19 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from flower_graph.apps.reproduce.curves import Curves
-from flower_graph.apps.reproduce.experiments import Experiment, Runs, loaded, one_thread
+from flower_graph.apps.reproduce.experiments import Curves, Experiment, Runs, loaded, one_thread
 from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, function, make
-from flower_graph.apps.reproduce.text import (
-    LAST,
-    SECONDS,
-    TEST,
-    VALIDATION,
-    WHOLE,
-    Row,
-    one_of,
-    row,
-)
 from flower_graph.config.load import load_config
+from flower_graph.errors import ConfigError
 
+# Metrics of a row.
+TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
+SECONDS, WHOLE = "seconds-per-round", "run-seconds"
+
+Row = dict[str, Any]
 BySeed = Mapping[int, Curves]
 # A figure of a run, by the keys of its row and the run's config; none where it has none
 Figure = Callable[[Curves, Values, Any], float | None]
@@ -219,6 +214,56 @@ def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float
         client = keys.get("client")
         result = fmean(result) if client is None else (result[client - 1 : client] or [None])[0]
     return None if result is None else result / group.part.paper_scale
+
+
+def row(
+    table: str,
+    experiment: Experiment,
+    metric: str,
+    values: Mapping[int, float],
+    rounds: int,
+    paper: float | None = None,
+) -> Row:
+    """Make one row of ``table.json``; every paper's table has this form."""
+    return {
+        "table": table,
+        "data": experiment.data,
+        "model": experiment.model,
+        "method": experiment.method,
+        "metric": metric,
+        "paper": paper,
+        "mean": fmean(values.values()),
+        "std": _deviation([*values.values()]),
+        "values": [*values.values()],
+        "seeds": [*values],
+        "settings": {
+            "config": experiment.config,
+            "overrides": list(experiment.overrides),
+            "rounds": rounds,
+            "centralised": experiment.centralised,
+        },
+    }
+
+
+def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
+    """Return the first row with these entries whose mean is a number."""
+    for r in rows:
+        if all(r.get(key) == value for key, value in wanted.items()) and math.isfinite(r["mean"]):
+            return r
+    return None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the sample deviation: 0 for one number, NaN with a NaN among them, as the mean."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a word of the YAML that is not one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
 
 
 # Figures of one run ------------------------------------------------------------------------------

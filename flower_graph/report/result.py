@@ -1,4 +1,4 @@
-"""The figures of one run, and of several runs together."""
+"""The figures of one run, and of several runs together, as data and as people read them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flower_graph import __version__
+from flower_graph.report.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.server.ledger import summarise_participation
 from flower_graph.storage.files import plain, write_json
-
-if TYPE_CHECKING:
-    from flower_graph.report.rounds import RoundReport
 
 
 def make_result(
@@ -98,16 +96,17 @@ def summarise(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     """Put the results of several seeds together and write ``summary.json``."""
     if not results:
         raise ValueError("results: none given; at least one is needed")
-    summary: dict[str, Any] = _join([plain(result) for result in results])
+    summary: dict[str, Any] = join([plain(result) for result in results])
     write_json(out / "summary.json", summary)
     return summary
 
 
-def _join(values: list[Any]) -> Any:
+def join(values: list[Any]) -> Any:
+    """Put what several seeds gave together: of numbers mean, deviation and values."""
     given = [value for value in values if value is not None]
     if given and all(isinstance(value, Mapping) for value in given):
         keys = dict.fromkeys(key for value in given for key in value)
-        return {key: _join([(value or {}).get(key) for value in values]) for key in keys}
+        return {key: join([(value or {}).get(key) for value in values]) for key in keys}
     if given and all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
         # A figure that one seed lacks (null: it was not finite) has no mean over the seeds.
         whole = len(given) == len(values)
@@ -115,3 +114,48 @@ def _join(values: list[Any]) -> Any:
         spread = (statistics.stdev(given) if len(given) > 1 else 0.0) if whole else None
         return {"mean": mean, "std": spread, "values": values}
     return values[0] if all(value == values[0] for value in values) else values
+
+
+def describe_result(
+    name: str,
+    result: Mapping[str, Any],
+    out: Path,
+    called: tuple[str, str] = ("client", "clients"),
+) -> str:
+    """Say in a few lines how good a run was, what it cost and where its outputs lie."""
+    # called: one client and several, as the method calls them
+    clients, (one, several) = _mean(result.get("clients")), called
+    seeds = result["seed"]["values"] if isinstance(result["seed"], Mapping) else [result["seed"]]
+    seconds = result["seconds"]
+    return "\n".join(
+        [
+            f"{name}: {clients:.0f} {several}, {_mean(result['rounds']):.0f} rounds, "
+            f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
+            f"  accuracy  test {_share(result['test-accuracy-at-best-val'])} at the best "
+            f"validation ({_share(result['best-val-accuracy'])}); "
+            f"test {_share(result['test-accuracy'])} after the last round",
+            f"  traffic   {_traffic(result['bytes'], 1)} in all; "
+            f"{_traffic(result['bytes'], clients)} per {one}",
+            f"  time      {_mean(seconds['total']):.1f} s, "
+            f"{_mean(seconds['per-round-median']):.3f} s a round (median); "
+            f"{format_bytes(_mean(result['peak-memory-bytes']))} of memory at most",
+            f"  outputs   {out}",
+        ]
+    )
+
+
+def _mean(value: Any) -> float:
+    """Give the number, or the mean over several seeds; NaN where there is none."""
+    number = value.get("mean") if isinstance(value, Mapping) else value
+    return math.nan if number is None else float(number)
+
+
+def _share(value: Any) -> str:
+    spread = value.get("std") if isinstance(value, Mapping) else None
+    return f"{_mean(value):.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+
+
+def _traffic(kinds: Mapping[str, Mapping[str, Any]], users: float) -> str:
+    """Give the payload up and down, per so many users."""
+    sums = {way: sum(_mean(number) for number in kinds.get(way, {}).values()) for way in WAYS}
+    return ", ".join(f"{way} {format_bytes(number / users)}" for way, number in sums.items())

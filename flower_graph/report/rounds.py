@@ -1,4 +1,4 @@
-"""What one round gave, and the file that has a line for each."""
+"""What one round gave: the file that has a line for each, and a line for people."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.errors import OutputError
+
+WAYS = ("up", "down")
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass
@@ -64,3 +67,38 @@ def read_reports(path: Path) -> list[RoundReport]:
             if number < len(lines):
                 raise OutputError(f"{path}: line {number} is not a round's report") from error
     return reports
+
+
+def byte_unit(number: float) -> int:
+    """Choose the power of 1024, as an index of `UNITS`, to write a number of bytes with."""
+    power = 0
+    # From 1023.95 on it would be printed as 1024.0.
+    while number >= 1023.95 and power + 1 < len(UNITS):
+        number, power = number / 1024, power + 1
+    return power
+
+
+def format_bytes(number: float) -> str:
+    """Write a number of bytes with a binary unit, such as ``2.1 MiB``."""
+    power = byte_unit(number)
+    return f"{number:.0f} B" if power == 0 else f"{number / 1024**power:.1f} {UNITS[power]}"
+
+
+def format_round(report: RoundReport, total: int, clients: str = "clients") -> str:
+    """Write a round as one compact line; `clients` is what the method calls them."""
+    up, down = (format_bytes(sum(report.bytes.get(way, {}).values())) for way in WAYS)
+    parts = [
+        f"round {report.round:>{len(str(total))}}/{total}",
+        f"loss {report.loss:.4g}" if math.isfinite(report.loss) else f"LOSS {report.loss}",
+        f"val {report.val_accuracy:.3f}",
+        f"test {report.test_accuracy:.3f}",
+        f"{report.answered}/{report.asked} {clients}",
+        f"up {up}",
+        f"down {down}",
+        f"{report.seconds:.2f} s",
+    ]
+    if report.skipped:
+        parts.append(f"skipped: {report.skipped}")
+    if report.rejected:
+        parts.append(f"{len(report.rejected)} rejected: {report.rejected[0].get('reason', '?')}")
+    return "  ".join(parts)

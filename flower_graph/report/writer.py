@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from flower_graph.errors import OutputError
-from flower_graph.report.result import make_result, summarise
+from flower_graph.report.result import make_result
 from flower_graph.report.rounds import RoundReport, read_reports
-from flower_graph.report.text import format_round
 from flower_graph.storage.files import (
     FolderLock,
     append_line,
@@ -26,8 +25,6 @@ from flower_graph.storage.files import (
 )
 
 LOG = logging.getLogger(__name__)
-
-__all__ = ["RoundReport", "RunWriter", "format_round", "read_reports", "summarise"]
 
 
 class RunWriter:
@@ -100,15 +97,13 @@ class RunWriter:
 
     def _draw(self) -> None:
         # Imported here: it takes a second, and a run that stops early has no use for it.
-        from flower_graph.report.plots.base import save_curves
+        from flower_graph.report.plots.base import save_curves, save_participation
 
         title = _title(self.config)
         save_curves(self.out / "curves.png", self.reports, title=title)
         if self._draw_more is not None:
             self._draw_more(self.out, self.reports, title)
         if any(report.participation for report in self.reports):
-            from flower_graph.report.plots.participation import save_participation
-
             save_participation(self.out / "participation.png", self.reports, title=title)
 
     def _take_over(self) -> None:

@@ -25,8 +25,7 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy.strategy import Strategy
 
 from flower_graph.messages.keys import CONFIG
-from flower_graph.report.rounds import RoundReport
-from flower_graph.report.text import format_round
+from flower_graph.report.rounds import RoundReport, format_round
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import Participation
 from flower_graph.server.session import Session

@@ -84,3 +84,9 @@ def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
     own = [{"data-folder": str(folder)} for folder in folders]
     app = client_app(config, None)
     return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_configs=own)
+
+
+def strategy_of(config: RunConfig, out: Path) -> Any:
+    """Make the strategy of a run whose server has its own folder."""
+    server = server_folder(config, str(out / "server"))
+    return method_of(config).build_strategy(config, None, server)

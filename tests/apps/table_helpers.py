@@ -8,8 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from flower_graph.apps.reproduce.curves import Curves
-from flower_graph.apps.reproduce.experiments import Run, Runs
+from flower_graph.apps.reproduce.experiments import Curves, Run, Runs
 from flower_graph.apps.reproduce.table import Asked, read_table
 
 GRAPH = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")

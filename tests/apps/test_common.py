@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from app_helpers import MakeConfig, context_of, own_graph
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,8 @@ def test_the_data_are_loaded_anew_when_something_changes(config_of: MakeConfig) 
     assert cached_data(config) is first
     assert cached_data(config_of(own_graph(), "data.normalize=false")) is not first
     assert cached_data(config_of(own_graph(), "seed=1")) is not first
+    wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
+    assert cached_data(config_of(wider)).x.shape == (30, 12)  # of the same name, saved anew
 
 
 def test_a_flower_run_config_names_config_overrides_and_folder(tmp_path: Path) -> None:
@@ -60,9 +63,6 @@ def test_a_flower_run_config_names_config_overrides_and_folder(tmp_path: Path) -
     assert (config.data.name, out) == ("cora-linqs", None)
     config, _ = configured(context_of({}, {"config": "fedscem/pubmed", "overrides": "rounds=7"}))
     assert (config.app, config.data.name, config.rounds) == ("fedscem", "PubMed", 7)
-
-
-def test_checkpoints_of_a_flower_run_need_a_folder_that_clients_know() -> None:
     with pytest.raises(ConfigError, match="checkpoint_every: 5 needs output-dir"):
         configured(context_of({}, {"overrides": "checkpoint_every=5"}))
 

@@ -59,12 +59,8 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a party read the whole data")
 
     monkeypatch.setattr(cached, "_cached_data", refuse)
-    for module, name in (
-        (fedgls, "cached_clients"),
-        (ppfl, "cached_clients"),
-        (method, "cached_clients"),
-    ):
-        monkeypatch.setattr(module, name, refuse)
+    for module in (fedgls, ppfl, method):
+        monkeypatch.setattr(module, "cached_clients", refuse)
 
 
 @pytest.mark.parametrize("name", tried(RUNS, fast=YAML))
@@ -121,11 +117,7 @@ def test_a_client_has_its_own_graph_and_the_server_counts(
     app: str, config_of: MakeConfig, tmp_path: Path
 ) -> None:
     config = config_of(app)
-    everyone = {
-        "fedscem": fedscem.METHOD.graphs,
-        "fedgls": fedgls.METHOD.graphs,
-        "ppfl": ppfl.METHOD.graphs,
-    }[app](config)  # type: ignore[operator]
+    everyone = {"fedscem": fedscem, "fedgls": fedgls, "ppfl": ppfl}[app].METHOD.graphs(config)
     out = partition(config, tmp_path / "out")
     for graph, path in zip(everyone, folders_of(out), strict=True):
         assert sorted(file.name for file in path.iterdir()) == ["data.safetensors", "manifest.json"]
@@ -142,24 +134,19 @@ def test_a_client_has_its_own_graph_and_the_server_counts(
     assert [file.name for file in (out / "server").iterdir()] == ["manifest.json"]
 
 
-def test_true_edges_are_there_if_they_are_asked_for(config_of: MakeConfig, tmp_path: Path) -> None:
-    config = config_of("fedgls", "strategy.name=fed-gnn")
+def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(
+    config_of: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, said = config_of("fedgls", "strategy.name=fed-gnn"), "; fed-gnn needs --true-edges wh"
     assert isinstance(config, FedGLSConfig)
-    out = partition(config, tmp_path / "out", "--true-edges")
+    partition(config, tmp_path / "out")
+    assert said in capsys.readouterr().out
+    out = partition(config, tmp_path / "edges", "--true-edges")
+    assert said not in capsys.readouterr().out
     for graph, path in zip(fedgls.METHOD.graphs(config), folders_of(out), strict=True):
         found = load_file(path / "data.safetensors").get(f"{graph.client}.hidden_edges")
         assert (found is None) == (not graph.is_graphless)
         assert found is None or torch.equal(found, graph.hidden_edges)  # type: ignore[arg-type]
-
-
-def test_a_method_that_needs_true_edges_is_said_to(
-    config_of: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, said = config_of("fedgls", "strategy.name=fed-gnn"), "; fed-gnn needs --true-edges wh"
-    partition(config, tmp_path / "out")
-    assert said in capsys.readouterr().out
-    partition(config, tmp_path / "edges", "--true-edges")
-    assert said not in capsys.readouterr().out
 
 
 def test_only_the_server_learns_who_is_graphless(config_of: MakeConfig, tmp_path: Path) -> None:

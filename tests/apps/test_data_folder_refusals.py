@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 from app_helpers import context_of
-from folder_helpers import MakeConfig, folders_of, grid_of, partition, run_from, small_config
+from folder_helpers import (
+    YAML,
+    MakeConfig,
+    folders_of,
+    grid_of,
+    partition,
+    run_from,
+    small_config,
+    strategy_of,
+)
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
@@ -51,7 +60,7 @@ def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> 
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("app", ["nfedgnn", "fedscem", "fedgls", "ppfl"])
+@pytest.mark.parametrize("app", YAML)
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
@@ -90,49 +99,37 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
     forget_run(grid.run.run_id)
 
 
-@pytest.mark.parametrize("given", ["", 3, True])
-def test_a_data_folder_that_is_no_path(given: Any, config_of: MakeConfig) -> None:
-    with pytest.raises(
-        ConfigError, match=f"node-config data-folder: {given!r} is no folder; write"
-    ):
-        client_folder(config_of("fedgls"), context_of({"data-folder": given}))
-
-
-def test_without_a_folder_every_party_makes_its_own_data(
+def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
     config_of: MakeConfig,
 ) -> None:
     config = config_of("fedgls")
+    for given in ("", 3, True):
+        with pytest.raises(ConfigError, match=f"data-folder: {given!r} is no folder; write"):
+            client_folder(config, context_of({"data-folder": given}))
     assert client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
     assert server_folder(config, "") is None
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("app", "change", "message"),
     [
-        ("seed=1", "data folder of another run: seed is 0, this run's is 1"),
-        ("partition.clients=3", "partition.clients is 4, this run's is 3"),
-        ("graph.graphless_ratio=0.25", "graph.graphless_ratio is 0.5, this run's is 0.25"),
+        ("fedgls", "seed=1", "data folder of another run: seed is 0, this run's is 1"),
+        ("fedgls", "graph.graphless_ratio=0.25", "graphless_ratio is 0.5, this run's is 0.25"),
+        ("ppfl", "seed=0", "another run: app is 'fedgls', this run's is 'ppfl'"),
     ],
 )
 def test_folders_of_another_run_at_all_clients_stop_the_run(
-    change: str, message: str, config_of: MakeConfig, tmp_path: Path
+    app: str, change: str, message: str, config_of: MakeConfig, tmp_path: Path
 ) -> None:
     out = partition(config_of("fedgls"), tmp_path / "out")
-    other = config_of("fedgls", change)
-    with pytest.raises(DataError) as error:
+    other = config_of(app, change)
+    with pytest.raises(DataError) as server:
         run_from(other, out)  # the server's folder is looked at first
-    assert f"server-folder {out / 'server'}: " in str(error.value)
-    assert message in str(error.value)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError) as client:
         client_folder(other, context_of({"data-folder": str(out / "client-0002")}))
-    assert f"data-folder {out / 'client-0002'}: " in str(error.value)
-    assert message in str(error.value)
-
-
-def test_a_folder_of_another_app(config_of: MakeConfig, tmp_path: Path) -> None:
-    out = partition(config_of("ppfl"), tmp_path / "out")
-    with pytest.raises(DataError, match="another run: app is 'ppfl', this run's is 'fedgls'"):
-        client_folder(config_of("fedgls"), context_of({"data-folder": str(out / "client-0000")}))
+    for error, folder in ((server, "server-folder server"), (client, "data-folder client-0002")):
+        assert f"{folder.replace(' ', f' {out}/')}: " in str(error.value)
+        assert message in str(error.value)
 
 
 def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_path: Path) -> None:
@@ -149,22 +146,18 @@ def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words", "message"),
+    ("overrides", "message"),
     [
-        (["strategy.name=fed-gnn"], [], "nobody has those of client .*partition --true-edges"),
-        (["graph.neighbours=30", "strategy.name=fed-gnn-knn"], [], r"client \d has 2\d nodes"),
-        (["graph.graphless_ratio=0"], [], "0 leaves none of 4 clients without edges"),
+        (["strategy.name=fed-gnn"], "nobody has those of client .*partition --true-edges"),
+        (["graph.neighbours=30", "strategy.name=fed-gnn-knn"], r"client \d has 2\d nodes"),
+        (["graph.graphless_ratio=0"], "0 leaves none of 4 clients without edges"),
     ],
 )
 def test_clients_that_a_method_cannot_work_with(
-    overrides: list[str],
-    words: list[str],
-    message: str,
-    config_of: MakeConfig,
-    tmp_path: Path,
+    overrides: list[str], message: str, config_of: MakeConfig, tmp_path: Path
 ) -> None:
     config = config_of("fedgls", *overrides)
-    folders = folders_of(partition(config, tmp_path / "out", *words))
+    folders = folders_of(partition(config, tmp_path / "out"))
     errors = []
     for folder in folders:
         context = context_of({"data-folder": str(folder), "state-dir": ":memory:"})
@@ -178,23 +171,17 @@ def test_clients_that_a_method_cannot_work_with(
 # Two SuperNodes with one client, and other versions ----------------------------------------------
 
 
-@pytest.mark.parametrize("app", ["nfedgnn", "fedscem", "fedgls", "ppfl"])
+@pytest.mark.parametrize("app", YAML)
 def test_one_folder_at_two_supernodes(
-    app: str,
-    config_of: MakeConfig,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    app: str, config_of: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "3")
     folders = folders_of(out)
     grid = grid_of(config, [*folders, folders[1]])
     nodes = list(grid.contexts)
-    strategy = method_of(config).build_strategy(
-        config, None, server_folder(config, f"{out}/server")
-    )
     reports: list[RoundReport] = []
-    strategy.start(grid, num_rounds=2, on_round=reports.append)
+    strategy_of(config, out).start(grid, num_rounds=2, on_round=reports.append)
     text = caplog.text + repr([report.rejected for report in reports])
     found = re.search(r"is hosted by node (\d+) already: give each SuperNode a partition-id", text)
     assert found, text
@@ -206,22 +193,16 @@ def test_one_folder_at_two_supernodes(
     forget_run(grid.run.run_id)
 
 
-@pytest.mark.parametrize("app", ["nfedgnn", "fedscem", "fedgls", "ppfl"])
+@pytest.mark.parametrize("app", YAML)
 def test_another_message_format_is_refused_by_name(
-    app: str,
-    config_of: MakeConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
     monkeypatch.setattr("flower_graph.client.adaptor.FORMAT", 3)
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
-    strategy = method_of(config).build_strategy(
-        config, None, server_folder(config, f"{out}/server")
-    )
     with pytest.raises(NoClientsError) as error:
-        strategy.start(grid, num_rounds=1, timeout=5)
+        strategy_of(config, out).start(grid, num_rounds=1, timeout=5)
     assert "speaks message format 3 (flower-graph 0.3.0), the server 2 (" in str(error.value)
     assert "install the same version" in str(error.value)

@@ -16,12 +16,17 @@ from table_helpers import asked_of, hash_of, made_up
 
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.apps.reproduce.command import announce, main, write_page
-from flower_graph.apps.reproduce.curves import curves_of, read_curves
-from flower_graph.apps.reproduce.experiments import Experiment, Run, Runs, left_to_run
-from flower_graph.apps.reproduce.page import make_page
-from flower_graph.apps.reproduce.rows import make_rows, missing_runs
+from flower_graph.apps.reproduce.experiments import (
+    Experiment,
+    Run,
+    Runs,
+    curves_of,
+    left_to_run,
+    read_curves,
+)
+from flower_graph.apps.reproduce.page import formatted, make_page
+from flower_graph.apps.reproduce.rows import find, make_rows, missing_runs, row
 from flower_graph.apps.reproduce.table import Asked, read_table, tables
-from flower_graph.apps.reproduce.text import find, formatted, row
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import known_apps, method_named
@@ -48,7 +53,9 @@ def paper(request: pytest.FixtureRequest) -> Paper:
     return Paper(request.param, asked, runs, make_rows(asked, runs))
 
 
-def test_methods_name_the_tables_that_there_are(tmp_path: Path) -> None:
+def test_methods_name_the_tables_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = {one for app in known_apps() for one in method_named(app).tables}
     assert {*tables()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl"}
     assert not [name for name in list_configs() if name.startswith("reproduce")]
@@ -56,14 +63,13 @@ def test_methods_name_the_tables_that_there_are(tmp_path: Path) -> None:
         main("fedgl", tmp_path, only={}, seeds=None, rounds=None)
     with pytest.raises(ConfigError, match=f"there are {', '.join(tables())}"):
         main("somebody-elses", tmp_path, only={}, seeds=None, rounds=None)
-
-
-def test_a_method_may_bring_a_table_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(OWN))
+    (tmp_path / "mine.yaml").write_text(OWN)  # a method's that a stranger brings
     monkeypatch.setattr(method_named("fedpub"), "tables", (str(tmp_path / "mine.yaml"),), False)
-    assert read_table("mine").title == OWN["title"]
+    assert read_table("mine").title == "A table of my own"
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    return experiments.settings_of(experiments._config(run))
 
 
 def test_runs_are_kept_under_the_names_of_old(paper: Paper) -> None:
@@ -76,7 +82,7 @@ def test_runs_are_kept_under_the_names_of_old(paper: Paper) -> None:
     assert now.keys() == FROZEN[paper.name].keys()
     for key, (first, *more) in now.items():
         frozen = FROZEN[paper.name][key]
-        settings = experiments.settings_of(experiments._config(first))
+        settings = settings_of(first)
         assert (len(more) + 1, first.rounds) == (frozen["runs"], frozen["rounds"])
         assert {k: settings[k] for k in frozen["settings"]} == frozen["settings"]
 
@@ -170,53 +176,42 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     return ran
 
 
-OWN = {
-    "title": "A table of my own",
-    "config": "fedgls/{data!l}",
-    "only": ["data", "method", "table"],
-    "seeds": [0, 1],
-    "data": {"Cora": {"seconds": 0.01}, "CiteSeer": {}},
-    "methods": {
-        "mine": {"settings": ["strategy.name=structure-fedavg"]},
-        "other": {"settings": ["strategy.name=fed-gnn"]},
-    },
-    "tables": {
-        "one": [
-            {
-                "table": "Table one",
-                "rows": [
-                    {"metric": "test-accuracy-at-best-val", "paper": True},
-                    {"metric": "gain", "of": "test-accuracy-last", "over": "other"},
-                    "precision-last",
-                ],
-                "paper": {"Cora": {"mine": 0.75}},
-            }
-        ],
-    },
-    "page": [
-        {"text": "Seeds {seeds}."},
-        {
-            "heading": "{data}",
-            "for": ["data"],
-            "rows": {"table": "Table one"},
-            "each": ["method"],
-            "columns": [
-                ["method", "{method}"],
-                ["ours", "accuracy", "test-accuracy-at-best-val"],
-                ["paper", "paper:.2f", "test-accuracy-at-best-val"],
-                ["gain", "points", "gain"],
-                ["n", "seeds", "test-accuracy-at-best-val"],
-            ],
-        },
-    ],
-}
+OWN = """
+title: A table of my own
+config: fedgls/{data!l}
+only: [data, method, table]
+seeds: [0, 1]
+data: {Cora: {seconds: 0.01}, CiteSeer: {}}
+methods:
+  mine: {settings: [strategy.name=structure-fedavg]}
+  other: {settings: [strategy.name=fed-gnn]}
+tables:
+  one:
+    - table: Table one
+      rows:
+        - {metric: test-accuracy-at-best-val, paper: true}
+        - {metric: gain, of: test-accuracy-last, over: other}
+        - precision-last
+      paper: {Cora: {mine: 0.75}}
+page:
+  - text: Seeds {seeds}.
+  - heading: "{data}"
+    for: [data]
+    rows: {table: Table one}
+    each: [method]
+    columns:
+      - [method, "{method}"]
+      - [ours, accuracy, test-accuracy-at-best-val]
+      - [paper, paper:.2f, test-accuracy-at-best-val]
+      - [gain, points, gain]
+      - [n, seeds, test-accuracy-at-best-val]
+"""
 
 
 @pytest.fixture
 def own_table(tmp_path: Path) -> str:
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(OWN, sort_keys=False))
-    return str(path)
+    (tmp_path / "own.yaml").write_text(OWN)
+    return str(tmp_path / "own.yaml")
 
 
 def test_a_table_of_ones_own(own_table: str, tmp_path: Path, simulated: list[RunConfig]) -> None:
@@ -280,22 +275,18 @@ def test_data_that_cannot_be_had_are_left_out_and_named(
         ({"config": "fedgls/coral"}, "fedgls/coral"),
         ({"centralised": "flower_graph.no_such:thing"}, "no_such"),
         ({"page": [{"values": "json:no", "tables": {}}]}, "json:no"),
+        ("- a\n", "not a mapping"),
+        ("a: [", "malformed YAML"),
     ],
 )
 def test_what_a_file_gets_wrong_is_named(
-    change: dict[str, Any], said: str, tmp_path: Path, simulated: list[RunConfig]
+    change: dict[str, Any] | str, said: str, tmp_path: Path, simulated: list[RunConfig]
 ) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(OWN | change, sort_keys=False))
+    tree = change if isinstance(change, str) else yaml.safe_dump(yaml.safe_load(OWN) | change)
+    path.write_text(tree)
     with pytest.raises(ConfigError, match=said):
         main(str(path), tmp_path / "out", only={}, seeds=[0], rounds=3)
-
-
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    for text, said in (("- a\n", "not a mapping"), ("a: [", "malformed YAML")):
-        (tmp_path / "own.yaml").write_text(text)
-        with pytest.raises(ConfigError, match=said):
-            read_table(str(tmp_path / "own.yaml"))
     with pytest.raises(ConfigError, match="No such file"):
         read_table(str(tmp_path / "none.yaml"))
 
@@ -303,10 +294,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     """The shipped config may have changed since; its name has not."""
     run = asked_of("fedgls").runs()[0]
-    path, settings = (
-        experiments._path(tmp_path, run),
-        experiments.settings_of(experiments._config(run)),
-    )
+    path, settings = experiments._path(tmp_path, run), settings_of(run)
     for stored, is_missing in (
         (settings, False),
         ({}, False),  # older versions did not say

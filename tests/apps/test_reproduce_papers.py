@@ -15,9 +15,8 @@ from flower_graph.apps.reproduce import experiments, rows
 from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import kept_runs, run_stages
 from flower_graph.apps.reproduce.page import make_page
-from flower_graph.apps.reproduce.rows import make_rows, measured_rows
+from flower_graph.apps.reproduce.rows import LAST, TEST, VALIDATION, find, make_rows, measured_rows
 from flower_graph.apps.reproduce.table import Asked, Group
-from flower_graph.apps.reproduce.text import LAST, TEST, VALIDATION, find
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
 from flower_graph.strategies.masked_embedding_averaging import tables as fedscem_tables
@@ -201,8 +200,7 @@ def test_global_is_the_sum_of_the_clients_differences() -> None:
     steps = [r for r in made if (r["table"], r["metric"]) == ("Figure 5", "precision-1")]
     assert [(r["iteration"], r["mean"]) for r in steps] == [(1, 0.25), (2, 0.5), (3, 0.75)]
     page = make_page(asked, runs, made)
-    for part in ("|  | paper | 79.3 | 81.4 | 77.5 | 78.7 | 75.5 | 77.9 | 75.0 | 78.0 | 76.8 |",):
-        assert part in page
+    assert "|  | paper | 79.3 | 81.4 | 77.5 | 78.7 | 75.5 | 77.9 | 75.0 | 78.0 | 76.8 |" in page
     assert "| Figure 5: Cora, 15 % noise, GAT | 0.250 ± 0.000 → 0.500 ± 0.000 → 0.750" in page
 
 
@@ -210,11 +208,8 @@ def test_table_3_varies_choice_and_share_of_public_nodes() -> None:
     asked = asked_of("ppfl", data=("Cora",))
     for group in asked.groups("table-3"):
         config = config_of(group)
-        part = config.partition
-        assert (part.public, part.public_share) == (
-            group.keys["public"],
-            group.keys["share"] / 100,
-        )
+        part, keys = config.partition, group.keys
+        assert (part.public, part.public_share) == (keys["public"], keys["share"] / 100)
         assert part.ratios == ([0.0, 0.0, 1.0] if group.model == "DeepWalk" else [0.6, 0.0, 0.4])
         assert (config.judge.every, config.judge.mlp) == (3, False)
     noisy = [g for g in asked.groups("table-2") if config_of(g).partition.label_noise == 0.15]
@@ -287,11 +282,9 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
         # The graphless clients are the same ones, so their true edges are.
         assert len({r["mean"] for r in made if r["metric"] == "true-degree"}) == 1
         # This process gives what fresh ones, which do one run each, give.
-        asked = asked_of(
-            *("fedgls",),
-            **{"data": ("Cora",), "methods": (FEDGLS,), "tables": ("table-1",), "seeds": (0,)},
-            **{"rounds": 2, "overrides": tuple(SMALL[name]["overrides"])},
-        )
+        what: dict[str, Any] = {"data": ("Cora",), "methods": (FEDGLS,), "tables": ("table-1",)}
+        how = {"seeds": (0,), "rounds": 2, "overrides": tuple(SMALL[name]["overrides"])}
+        asked = asked_of("fedgls", **what, **how)
         run_stages(asked.stages(), tmp_path / "fresh", lambda: None, fresh=True)
         (fresh,) = kept_runs(asked.runs(), tmp_path / "fresh").values()
         (kept,) = kept_runs(asked.runs(), tmp_path / "runs").values()

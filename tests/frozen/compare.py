@@ -25,8 +25,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
-import time
 import tomllib
 import traceback
 from collections import Counter
@@ -46,7 +44,6 @@ HASH = "sha256"
 # What another time, machine or folder changes
 UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$")
 EMPTY: tuple[Any, ...] = ("", [], {})
-AS = "as "  # in the file: the same as in the run of this name
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -147,10 +144,7 @@ def child(names: Sequence[str], out: Path) -> None:
         if run.name in names:
             messages.sizes, messages.keys = {}, {}
             with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
-                began = time.perf_counter()
                 given[run.name] = _give(run, main, Path(folder) / "out", messages)
-                if os.environ.get("FROZEN_TIMES"):
-                    print(f"{time.perf_counter() - began:7.2f} s {run.name}", file=sys.stderr)
     out.write_text(json.dumps(given))
 
 
@@ -167,7 +161,7 @@ def _settle(messages: Messages) -> None:
     """Listen on the grid; draw noise from one seed; save pictures as empty files, which is fast."""
     import numpy as np
     import torch
-    from matplotlib.figure import Figure
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     torch.set_num_threads(1)
     simulation = importlib.import_module("flower_graph.simulation")
@@ -175,9 +169,7 @@ def _settle(messages: Messages) -> None:
     seed = np.random.seed
     # Noise of differential privacy is drawn after NumPy got whole arrays of the system's entropy.
     np.random.seed = lambda value=None: seed(0 if np.size(value) > 1 else value)
-    Figure.savefig = lambda self, file, *_, **__: (
-        file.write(b"") if hasattr(file, "write") else Path(file).write_bytes(b"")
-    )
+    FigureCanvasAgg.print_png = lambda self, file, *_, **__: Path(file).write_bytes(b"")
 
 
 def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
@@ -339,46 +331,17 @@ def write(given: dict[str, Any]) -> None:
     frozen = read()
     known = [run.name for run in [*in_process(), *on_ray()]]
     frozen = {name: {**frozen, **given}[name] for name in known if name in {**frozen, **given}}
-    FILE.write_text(_text(_shorter(_for_file(frozen))) + "\n")
+    runs = []
+    for name, one in _for_file(frozen).items():  # a line for each part of a run
+        parts = (f"  {json.dumps(part)}: {json.dumps(value)}" for part, value in one.items())
+        runs.append(f" {json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n }")
+    FILE.write_text("{\n" + ",\n".join(runs) + "\n}\n")
 
 
 def read() -> dict[str, Any]:
-    """Read the file, if there is one, with everything in full."""
+    """Read the file, if there is one."""
     frozen: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    full: dict[tuple[str, str], Any] = {}
-    for name, given in frozen.items():
-        for part, key, path in _alike(given):
-            if isinstance(part[key], str) and part[key].startswith(AS):
-                part[key] = full[path, part[key].removeprefix(AS)]
-            full[path, name] = part[key]
     return frozen
-
-
-def _shorter(frozen: dict[str, Any]) -> dict[str, Any]:
-    """Write what many runs have in common only at the first, whose name the others have there."""
-    first: dict[tuple[str, str], str] = {}
-    for name, given in frozen.items():
-        for part, key, path in _alike(given):
-            text = json.dumps(part[key])
-            same = first.setdefault((path, text), name)
-            if same != name and len(text) > len(AS + same) + 2:
-                part[key] = AS + same
-    return frozen
-
-
-def _alike(given: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Give the parts of a run that are often another's too: where, under which key, its path."""
-    for name in given:
-        if name != "exit":
-            yield given, name, name
-    deeper = [("result.json", given.get("result.json"))]
-    if isinstance(messages := given.get("messages"), dict):
-        deeper += [("sizes", messages["sizes"]), ("keys", messages["keys"])]
-    for place, part in deeper:
-        if isinstance(part, dict):
-            for key, value in part.items():
-                if not isinstance(value, str) or value.startswith(AS):
-                    yield part, key, f"{place} {key}"
 
 
 def _for_file(value: Any) -> Any:
@@ -393,28 +356,6 @@ def _for_file(value: Any) -> Any:
 def _is_hash(value: Any) -> bool:
     """Tell a SHA-256, which is compared to the bit or not at all."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _text(value: Any, depth: int = 0) -> str:
-    """Write JSON with one line for whatever fits into one."""
-    line = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict | list) or (depth and len(line) + depth <= 100):
-        return line
-    if isinstance(value, dict):
-        parts = [
-            f"{json.dumps(key, ensure_ascii=False)}: {_text(one, depth + 1)}"
-            for key, one in value.items()
-        ]
-    else:
-        parts = [_text(one, depth + 1) for one in value]
-        if not any(isinstance(one, dict | list) for one in value):
-            # Words are whole values: a blank inside one is no place to break.
-            text = " ".join(f"{part},".replace(" ", "\0") for part in parts)
-            words = textwrap.wrap(text, 90, break_long_words=False, break_on_hyphens=False)
-            parts = [line.rstrip(",").replace("\0", " ") for line in words]
-    left, right = "{}" if isinstance(value, dict) else "[]"
-    inside = ",\n".join(" " * (depth + 1) + part for part in parts)
-    return f"{left}\n{inside}\n{' ' * depth}{right}"
 
 
 def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TREE) -> list[str]:

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from flower_graph.messages.arrays import encode_array
-from flower_graph.report.plots import participation as plots_participation
-from flower_graph.report.plots.participation import COLOUR, MOST_ROWS, save_participation
+from flower_graph.report.plots import base
+from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.report.writer import RunWriter
 from flower_graph.server.ledger import (
@@ -219,7 +219,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
     """Keep the axes of the picture instead of writing it."""
     kept: list[Axes] = []
     keep = lambda figure, path: kept.extend(figure.axes)  # noqa: E731
-    monkeypatch.setattr(plots_participation, "save", keep)
+    monkeypatch.setattr(base, "save", keep)
     return kept
 
 
