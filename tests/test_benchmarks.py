@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run, secure
+from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEN = {"measured": "now", "took-seconds": 1, "quick": False}
@@ -46,9 +46,9 @@ def page_of(**parts: Any) -> str:
 
 
 def test_quick_run_writes_json_and_page(results: Path, document: Path):
-    assert bench("round,scale,gpu,ego", results, document) == 0
+    assert bench("round,scale,gpu,ego,secure", results, document) == 0
     found = json.loads(results.read_text(encoding="utf-8"))
-    assert set(found["parts"]) == {"round", "scale", "gpu", "ego"}
+    assert set(found["parts"]) == {"round", "scale", "gpu", "ego", "secure"}
     (cora,) = found["parts"]["round"]["entries"]
     assert [entry["supernodes"] for entry in cora["runs"]] == [1, 2]
     assert all(entry["ratio"] == ratio_of(entry) for entry in cora["runs"])
@@ -69,6 +69,13 @@ def test_quick_run_writes_json_and_page(results: Path, document: Path):
     for words in ("2,708", "## Ego-networks", "at most 0.3", "## Scale", "## GPU", "mean nothing"):
         assert words in text
     assert "nan" not in text
+    sums = found["parts"]["secure"]
+    for entry in sums["entries"]:
+        assert entry["partners"] > 0 and 0 < entry["vector-bytes"] < entry["bytes-up"]
+    sums["exponents"] = {"seconds": 0.25, "bytes": 0.75}
+    text = page_of(secure=sums)
+    assert "| fitted exponent of a client's time | 0.25 | at most 0.50 | met |" in text
+    assert "| fitted exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text
 
 
 def test_a_part_that_is_not_asked_for_keeps_its_figures(results: Path, document: Path):
@@ -98,11 +105,8 @@ def test_a_part_that_fails_is_reported(
     assert bench("gpu", results, document) == 1
     assert "failed: gpu" in capsys.readouterr().err
     assert not results.exists()
-
-
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        run.main(["--only", "rounds"])
+        bench("rounds", results, document)
     assert "'rounds' is unknown; allowed: round, flwr" in capsys.readouterr().err
 
 
@@ -139,24 +143,6 @@ def test_missed_targets_are_said():
     entry = {"supernodes": 2, "users": 9, "round": times, "total-seconds": 9.0, "target": 0.15}
     text = page_of(flwr={"config": "c", "entries": [entry], **WHEN})
     assert "| 2 | 9 | 2.000 | 1.00 s – 3.00 s | at most 0.15 | **missed** | 9.00 s |" in text
-
-
-def test_secure_sum_is_measured_and_laid_out():
-    part = secure.measure_round(4, 50, 2, 32)
-    assert part["round"]["count"] == 2 and part["word"] == 32
-    entries = [secure.measure_size(size, 50, 2) for size in (4, 8)]
-    assert [entry["partners"] for entry in entries] == [3, 7]
-    assert entries[0]["vector-bytes"] == 200 < entries[0]["bytes-up"] < entries[1]["bytes-up"]
-    found = {
-        "rounds": [part],
-        "entries": entries,
-        "exponents": {"seconds": 0.25, "bytes": 0.75},
-        "targets": secure.TARGETS,
-        **WHEN,
-    }
-    text = page_of(secure=found)
-    assert "| fitted exponent of a client's time | 0.25 | at most 0.50 | met |" in text
-    assert "| fitted exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text
 
 
 def test_whole_rounds_of_fedscem_are_measured_and_laid_out():

@@ -278,11 +278,7 @@ def _structure(name: str) -> Figure:
 
 def _alignment(name: str) -> Figure:
     """Read how near clients' embeddings are in an iteration, or in the last one."""
-
-    def read(curves: Curves, keys: Values, config: Any) -> float:
-        return _at(curves.alignment.get(name, []), keys)
-
-    return read
+    return lambda curves, keys, config: _at(curves.alignment.get(name, []), keys)
 
 
 def _judged(curves: Curves, keys: Values, config: Any) -> list[float] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, ClassVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from flwr.app import Context, RecordDict
@@ -33,34 +33,8 @@ def context_of(node_config: dict[str, Any], run_config: dict[str, Any] | None = 
     return Context(1, 2, node_config, RecordDict(), run_config or {})
 
 
-class InlinePool:
-    """Runs what is submitted at once, in this process."""
+class InlinePool(ThreadPoolExecutor):
+    """Runs what is submitted one after the other, in this process."""
 
-    limits: ClassVar[list[int | None]] = []  # tasks that a process may have, pool by pool
-
-    def __init__(
-        self,
-        workers: int,
-        context: Any,
-        *,
-        initializer: Any,
-        max_tasks_per_child: int | None = None,
-    ) -> None:
-        self.limits.append(max_tasks_per_child)
-
-    def __enter__(self) -> InlinePool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def submit(self, call: Callable[..., float], *args: Any) -> Future[float]:
-        future: Future[float] = Future()
-        try:
-            future.set_result(call(*args))
-        except RuntimeError as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, **how: bool) -> None:
-        pass
+    def __init__(self, workers: int, context: Any, **how: Any) -> None:
+        super().__init__(max_workers=1)

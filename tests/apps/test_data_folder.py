@@ -1,36 +1,61 @@
-"""Runs whose parties each have a folder of their own data, and nothing else."""
+"""Runs whose parties each have a folder of their own data, and nothing else.
+
+Folders, partitions and versions that do not fit are each refused with what to do.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from app_helpers import context_of
 from federation import tried
-from folder_helpers import (
-    YAML,
-    MakeConfig,
-    folders_of,
-    partition,
-    plain,
-    run_from,
-    small_config,
-)
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from flower_graph import method
-from flower_graph.apps.run import simulate_whole
+from flower_graph.apps.cli import main as cli
+from flower_graph.apps.run import client_app, simulate_whole
+from flower_graph.client.state import forget_run
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import load_config, to_yaml
 from flower_graph.config.registry import method_of
 from flower_graph.data import cached
 from flower_graph.data.cached import cached_data
-from flower_graph.data.folders.party import server_folder
+from flower_graph.data.folders.party import client_folder, server_folder, share
+from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.report.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.procrustes_alignment import method as ppfl
 from flower_graph.strategies.structure_fedavg import method as fedgls
 from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
 
+DATA = """
+rounds: 2
+data:
+  {name: csbm, nodes: 90, classes: 3, degree: 6, features: 30, active: 5,
+   split: random, ratios: [0.4, 0.3, 0.3]}
+"""
+YAML = {
+    "nfedgnn": "model: {hidden: 4}\n",
+    "fedscem": "partition: {clients: 5, min_nodes: 6}\nmodel: {hidden: 4}\n",
+    "fedgls": "partition: {clients: 4, method: random}\ngraph: {neighbours: 3}\n",
+    "ppfl": (
+        "judge: {folds: 2, mlp: false}\nmodel: {name: gat}\n"
+        "partition: {clients: 3, private_share: 0.2, ratios: [0.2, 0.4, 0.4]}\n"
+    ),
+}
+MakeConfig = Callable[..., RunConfig]
 RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
     "nfedgnn": ("nfedgnn", ["strategy.average_every=2"], 90, []),
     "nfedgnn, three SuperNodes": ("nfedgnn", [], 3, []),
@@ -47,6 +72,62 @@ RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
     "ppfl, deepwalk": ("ppfl", ["model.name=deepwalk", "deepwalk.walks=2"], 2, []),
 }
 LEARNED = ("fedgls", "fedgls, three SuperNodes", "fedgls, true edges")  # runs that learn graphs
+
+
+def small_config(folder: Path, app: str, *overrides: str) -> RunConfig:
+    """Write a config of a method on a small generated graph, and load it."""
+    file = folder / f"{app}.yaml"
+    file.write_text(f"app: {app}\n{DATA}{YAML[app]}", encoding="utf-8")
+    return load_config(str(file), overrides)
+
+
+def partition(config: RunConfig, out: Path, *words: str) -> Path:
+    """Have the command write the folders of a config."""
+    file = out.with_suffix(".yaml")
+    file.write_text(to_yaml(config), encoding="utf-8")
+    assert cli.main(["partition", str(file), "--out", str(out), *words]) == 0
+    return out
+
+
+def folders_of(out: Path) -> list[Path]:
+    return sorted(out.glob("client*"))
+
+
+def run_from(config: RunConfig, out: Path) -> tuple[list[RoundReport], dict[str, Any]]:
+    """Run a config in this process, every party with its own folder."""
+    server = server_folder(config, str(out / "server"))
+    grid = grid_of(config, folders_of(out))
+    for context in grid.contexts.values():
+        del context.node_config["partition-id"], context.node_config["num-partitions"]
+    method, reports = method_of(config), list[RoundReport]()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        strategy = method.build_strategy(config, None, server)
+        strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
+        return reports, method.final_figures(config, strategy, server)
+    finally:
+        forget_run(grid.run.run_id)
+
+
+def plain(reports: list[RoundReport]) -> list[dict[str, Any]]:
+    """Give reports without what differs from run to run, and comparable where NaN."""
+    left_out = ("seconds", "parts", "structure")
+    return [
+        {k: repr(v) for k, v in asdict(report).items() if k not in left_out} for report in reports
+    ]
+
+
+def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
+    """Make a grid of as many nodes as folders."""
+    own = [{"data-folder": str(folder)} for folder in folders]
+    app = client_app(config, None)
+    return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_configs=own)
+
+
+def strategy_of(config: RunConfig, out: Path) -> Any:
+    """Make the strategy of a run whose server has its own folder."""
+    server = server_folder(config, str(out / "server"))
+    return method_of(config).build_strategy(config, None, server)
 
 
 @pytest.fixture
@@ -175,3 +256,187 @@ def test_graphs_of_ones_own_go_to_folders_too(config_of: MakeConfig, tmp_path: P
     (tmp_path / "mine").rename(tmp_path / "gone")
     found, _ = run_from(config, out)
     assert plain(found) == plain(wanted)
+
+
+# Which clients are where -------------------------------------------------------------------------
+
+
+@given(count=st.integers(1, 200), parts=st.integers(1, 200))
+def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
+    contexts = [context_of({"partition-id": p, "num-partitions": parts}) for p in range(parts)]
+    if parts > count:
+        with pytest.raises(ConfigError, match=f"{parts} SuperNodes for {count} clients"):
+            share(contexts[0], count)
+        return
+    shares = [list(range(count))[share(context, count)] for context in contexts]
+    assert [client for one in shares for client in one] == list(range(count))
+    sizes = [len(one) for one in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("node_config", "message"),
+    [
+        ({}, "node-config partition-id: is missing; start the SuperNode with --node-config 'part"),
+        ({"partition-id": 0}, "node-config num-partitions: is missing"),
+        ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one' is no whole number"),
+        ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5 is no whole number"),
+        ({"partition-id": True, "num-partitions": 4}, "partition-id: True is no whole number"),
+        ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4; must"),
+        ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
+        ({"partition-id": 0, "num-partitions": 0}, "0 SuperNodes for 8 clients"),
+        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients; at most one each"),
+    ],
+)
+def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        share(context_of(node_config), 8)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("app", YAML)
+@pytest.mark.parametrize(
+    ("node_config", "message"),
+    [
+        ({"partition-id": "one"}, "node-config partition-id: 'one' is no whole number; start the"),
+        ({"partition-id": 9}, "node-config partition-id: 9 with num-partitions: 1; must be"),
+        ({"data-folder": "/nowhere/x"}, "data-folder /nowhere/x: there is no such folder; give"),
+    ],
+)
+def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
+    app: str, node_config: dict[str, Any], message: str, config_of: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of(app)
+    node = {"state-dir": str(tmp_path / "state"), **node_config}
+    grid = InProcessGrid(client_app(config, None), num_supernodes=1, node_configs=[node])
+    with pytest.raises(NoClientsError) as error:
+        method_of(config).build_strategy(config, None).start(grid, num_rounds=1, timeout=5)
+    assert message in str(error.value)
+    forget_run(grid.run.run_id)
+
+
+def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
+    config_of: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of("ppfl")
+    folders = folders_of(partition(config, tmp_path / "out"))
+    with (folders[1] / "data.safetensors").open("ab") as file:
+        file.write(b"more")
+    grid = grid_of(config, folders)
+    reports: list[RoundReport] = []
+    ppfl.METHOD.build_strategy(config, None).start(grid, num_rounds=2, on_round=reports.append)
+    for report in reports:
+        assert report.answered == 2
+        (entry,) = report.rejected
+        assert entry["node"] == [*grid.contexts][1]
+        assert f"{folders[1] / 'data.safetensors'}: its SHA-256 is not that of" in entry["reason"]
+    forget_run(grid.run.run_id)
+
+
+def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
+    config_of: MakeConfig,
+) -> None:
+    config = config_of("fedgls")
+    for value in ("", 3, True):
+        with pytest.raises(ConfigError, match=f"data-folder: {value!r} is no folder; write"):
+            client_folder(config, context_of({"data-folder": value}))
+    assert client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
+    assert server_folder(config, "") is None
+
+
+@pytest.mark.parametrize(
+    ("app", "change", "message"),
+    [
+        ("fedgls", "seed=1", "data folder of another run: seed is 0, this run's is 1"),
+        ("fedgls", "graph.graphless_ratio=0.25", "graphless_ratio is 0.5, this run's is 0.25"),
+        ("ppfl", "seed=0", "another run: app is 'fedgls', this run's is 'ppfl'"),
+    ],
+)
+def test_folders_of_another_run_at_all_clients_stop_the_run(
+    app: str, change: str, message: str, config_of: MakeConfig, tmp_path: Path
+) -> None:
+    out = partition(config_of("fedgls"), tmp_path / "out")
+    other = config_of(app, change)
+    with pytest.raises(DataError) as server:
+        run_from(other, out)  # the server's folder is looked at first
+    with pytest.raises(DataError) as client:
+        client_folder(other, context_of({"data-folder": str(out / "client-0002")}))
+    for error, folder in ((server, "server-folder server"), (client, "data-folder client-0002")):
+        assert f"{folder.replace(' ', f' {out}/')}: " in str(error.value)
+        assert message in str(error.value)
+
+
+def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_path: Path) -> None:
+    first, second = config_of("fedgls"), config_of("fedgls", "seed=1")
+    context = context_of({"data-folder": str(tmp_path / "here" / "client-0000")})
+    found = []
+    for number, config in enumerate((first, second)):
+        partition(config, tmp_path / "here")
+        folder = client_folder(config, context)
+        assert folder is not None
+        found.append(folder.tensors["0.nodes"])
+        (tmp_path / "here").rename(tmp_path / f"before-{number}")
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["strategy.name=fed-gnn"], "nobody has those of client .*partition --true-edges"),
+        (["graph.neighbours=30", "strategy.name=fed-gnn-knn"], r"client \d has 2\d nodes"),
+        (["graph.graphless_ratio=0"], "0 leaves none of 4 clients without edges"),
+    ],
+)
+def test_clients_that_a_method_cannot_work_with(
+    overrides: list[str], message: str, config_of: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of("fedgls", *overrides)
+    folders = folders_of(partition(config, tmp_path / "out"))
+    errors = []
+    for folder in folders:
+        context = context_of({"data-folder": str(folder), "state-dir": ":memory:"})
+        try:
+            fedgls.METHOD.build_client(config, context, None)
+        except (ConfigError, DataError) as error:
+            errors.append(str(error))
+    assert errors and all(re.search(message, error) for error in errors)
+
+
+# Two SuperNodes with one client, and other versions ----------------------------------------------
+
+
+@pytest.mark.parametrize("app", YAML)
+def test_one_folder_at_two_supernodes(
+    app: str, config_of: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(app)
+    out = partition(config, tmp_path / "out", "--supernodes", "3")
+    folders = folders_of(out)
+    grid = grid_of(config, [*folders, folders[1]])
+    nodes = list(grid.contexts)
+    reports: list[RoundReport] = []
+    strategy_of(config, out).start(grid, num_rounds=2, on_round=reports.append)
+    text = caplog.text + repr([report.rejected for report in reports])
+    found = re.search(r"is hosted by node (\d+) already: give each SuperNode a partition-id", text)
+    assert found, text
+    # One of the two takes part, and the line names both.
+    twins = {nodes[1], nodes[3]}
+    (refused,) = twins - {int(found[1])}
+    assert str(refused) in text
+    assert reports[-1].answered == method_of(config).num_clients(config)
+    forget_run(grid.run.run_id)
+
+
+@pytest.mark.parametrize("app", YAML)
+def test_another_message_format_is_refused_by_name(
+    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(app)
+    out = partition(config, tmp_path / "out", "--supernodes", "2")
+    monkeypatch.setattr("flower_graph.client.adaptor.FORMAT", 3)
+    monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
+    grid = grid_of(config, folders_of(out))
+    with pytest.raises(NoClientsError) as error:
+        strategy_of(config, out).start(grid, num_rounds=1, timeout=5)
+    assert "speaks message format 3 (flower-graph 0.3.0), the server 2 (" in str(error.value)
+    assert "install the same version" in str(error.value)

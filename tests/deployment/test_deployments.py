@@ -7,14 +7,10 @@ or client, and what to do.
 
 from __future__ import annotations
 
-import http.server
 import sqlite3
-import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -222,30 +218,6 @@ def test_a_supernode_without_the_right_credentials_ends_and_says_why(
     assert "`--root-certificates` does not point to a file" in _ended(deployment, "missing")
     assert "certificate verify failed: unable to get local" in _ended(deployment, "other-ca")
     assert "Failed to activate SuperNode" in _ended(deployment, "unregistered")
-
-
-@pytest.fixture
-def expired(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """A server whose certificate has expired: its port, and the authority."""
-    past = datetime.now(UTC) - timedelta(days=1)
-    make_server_credentials(tmp_path / "old", [HOST], expires=past)
-    server = http.server.HTTPServer((HOST, 0), http.server.BaseHTTPRequestHandler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "old" / "server.crt", tmp_path / "old" / "server.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1], tmp_path / "old" / "ca.crt"
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_supernode_does_not_talk_to_a_superlink_whose_certificate_has_expired(
-    deployment: Loopback, keys: list[Path], expired: tuple[int, Path]
-) -> None:
-    port, authority = expired
-    to_it = ["--superlink", f"{HOST}:{port}"]
-    deployment.start_node("late", NODE, key=keys[0], authority=authority, options=to_it)
-    assert "certificate has expired" in _ended(deployment, "late")
 
 
 @pytest.fixture
