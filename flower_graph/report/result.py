@@ -14,7 +14,6 @@ from typing import Any
 
 from flower_graph import __version__
 from flower_graph.report.rounds import WAYS, RoundReport, format_bytes
-from flower_graph.server.ledger import summarise_participation
 from flower_graph.storage.files import plain, write_json
 
 
@@ -22,6 +21,9 @@ def make_result(
     config: Mapping[str, Any], reports: Sequence[RoundReport], total: float
 ) -> dict[str, Any]:
     """Work out what the rounds say about the run as a whole."""
+    # Flower comes with it, and a refused setting must not wait for that.
+    from flower_graph.server.ledger import summarise_participation
+
     last = reports[-1]
     best = best_round(reports)
     # Only of methods that make graphs or align embeddings: for others the keys would say nothing.
