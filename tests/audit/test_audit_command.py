@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from audit_helpers import small_yaml
 
-from flower_graph.apps import audit
+from flower_graph.apps.cli import audit
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.audit import write_index
 from flower_graph.apps.run import client_app
