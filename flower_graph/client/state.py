@@ -125,41 +125,36 @@ class StateStore:
     def load(self, build: Callable[[Tensors], Any]) -> Any:
         """Return the live object, rebuilt from its tensors where this process lacks it."""
         record = self._context.state.config_records[self._name]
+        kind, layout = str(record["kind"]), str(record.get("layout", "saved"))
         version, live = _LIVE.get(self._key, (-1, None))
-        self._found = self.version
-        if record["kind"] == "file":
+        if kind == "context":
+            # If Flower took a context back, a version may exist twice; a token not.
+            if _TOKENS.get(self._key) != record["token"]:
+                version = -1
+            self._found = self.version
+        elif kind == "file":
             self._found = self._file_version()
-            mapped = _MAPS.get(self._key) == self._place(str(record["layout"]))
-            version = self._found if mapped and live is not None else -1
-        elif record["kind"] == "saved":
-            same_file = self._file.exists() and _MAPS.get(self._key) == self._place("saved")
-            if not same_file:
+            is_mapped = live is not None and _MAPS.get(self._key) == self._place(layout)
+            version = self._found if is_mapped else -1
+        else:
+            is_there = kind == "process" or self._file.exists()
+            if not is_there or (kind == "saved" and _MAPS.get(self._key) != self._place(layout)):
                 version = -1
             self._found = max(version, self.version)
-        elif record["kind"] == "process":
-            self._found = max(version, self.version)
-        # If Flower took a context back, a version of small tensors may exist twice; a token not.
-        same = record["kind"] != "context" or _TOKENS.get(self._key) == record["token"]
-        if version == self._found and same:
+        if version == self._found:
             return live
-        if record["kind"] == "process":
-            what = "left half changed by a message that failed"
-            if live is None or version >= 0:
-                what = "kept in a process that is gone"
-            result = "none" if live is None else version
+        if kind == "process":
+            half = "left half changed by a message that failed"
+            what = half if live is not None and version < 0 else "kept in a process that is gone"
             raise StateLostError(
                 f"client {self._key[1]}: version {self.version} of its state was {what} "
-                f"(this process has {result})"
+                f"(this process has {'none' if live is None else version})"
             )
-        if record["kind"] == "file":
-            layout = str(record["layout"])
-            live = build(self._mapped(json.loads(layout)))
-            _MAPS[self._key] = self._place(layout)
-        elif record["kind"] == "saved":
-            live = build(self._saved())
-            _MAPS[self._key] = self._place("saved")
-        else:
+        if kind == "context":
             live = build(self._small())
+        else:
+            live = build(self._mapped(json.loads(layout)) if kind == "file" else self._saved())
+            _MAPS[self._key] = self._place(layout)
         _LIVE[self._key] = (self._found, live)
         _TOKENS[self._key] = str(record.get("token", ""))
         return live

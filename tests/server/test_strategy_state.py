@@ -11,7 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from flower_graph.errors import CheckpointError
-from flower_graph.server.strategy_state import StrategyState
+from flower_graph.server.averaging import StrategyState
 
 
 class Strategy:
