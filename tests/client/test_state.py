@@ -59,21 +59,29 @@ def start(context: Context, tensors: Tensors) -> Tensors:
     return placed
 
 
-def add(context: Context, value: float) -> Context:
-    """Handle one more message, perhaps in another process: add a number to every weight."""
+def begun(context: Context) -> tuple[StateStore, Tensors]:
+    """Begin to handle a message."""
     store = StateStore(context, NAME)
     tensors = store.load(lambda tensors: tensors)
     store.begin()
+    return store, tensors
+
+
+def add(context: Context, value: float) -> Context:
+    """Handle one more message, perhaps in another process: add a number to every weight."""
+    store, tensors = begun(context)
     tensors["weight"] += value
     store.commit(tensors, tensors)
     return context
 
 
+def failed(context: Context) -> None:
+    """Have a message fail half way in this process."""
+    begun(context)[1]["weight"][:10] += 1
+
+
 def die_halfway(context: Context) -> None:
-    store = StateStore(context, NAME)
-    tensors = store.load(lambda tensors: tensors)
-    store.begin()
-    tensors["weight"][:10] += 1
+    failed(context)
     os._exit(1)
 
 
@@ -89,14 +97,6 @@ def died(context: Context) -> None:
         pytest.raises(BrokenProcessPool),
     ):
         pool.submit(die_halfway, context).result()
-
-
-def failed(context: Context) -> None:
-    """Have a message fail half way in this process."""
-    store = StateStore(context, NAME)
-    tensors = store.load(lambda tensors: tensors)
-    store.begin()
-    tensors["weight"][:10] += 1
 
 
 def files(folder: Path) -> list[str]:
@@ -272,9 +272,7 @@ def test_a_change_by_another_process_needs_no_new_mapping(run_id: int, place: Pa
     start(context, some(LARGE))
     here = state._LIVE.copy(), state._MAPS.copy()
     state._LIVE.clear()  # another process takes the next message
-    store = StateStore(context, NAME)
-    there = store.load(lambda tensors: tensors)
-    store.begin()
+    store, there = begun(context)
     there["weight"][0] = 17
     store.commit(there, there)
     state._LIVE.update(here[0])
