@@ -15,8 +15,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
-from flower_graph.config.checkpoints import CHECKPOINTS
-from flower_graph.config.common import RunConfig
+from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.load import to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.run_folder import RunFolder

@@ -1,22 +1,34 @@
 """Short public names that are imported on first use.
 
-A package whose parts need different libraries names them in a table: importing the package, or one
-of its modules, then costs nothing but that module.
+A package whose parts need different libraries imports its public names under ``TYPE_CHECKING``
+alone: importing the package, or one of its modules, then costs nothing but that module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package from a table: public name, module that has it."""
+def attach(package: str) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a package, which imports what stands under ``TYPE_CHECKING``."""
 
     def getattr_(name: str) -> Any:
-        if name not in names:
+        if name not in _modules(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(names[name]), name)
+        return getattr(import_module(_modules(package)[name]), name)
 
     return getattr_
+
+
+@cache
+def _modules(package: str) -> dict[str, str]:
+    """Read a package's source: public name, module that has it."""
+    tree = ast.parse(Path(str(import_module(package).__file__)).read_text(encoding="utf-8"))
+    blocks = (one for one in tree.body if isinstance(one, ast.If))
+    imports = (one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom))
+    return {name.name: str(one.module) for one in imports for name in one.names}

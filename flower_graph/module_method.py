@@ -11,7 +11,7 @@ from flwr.app import Context
 from torch import nn
 
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
-from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.method import GraphMethod
 from flower_graph.models import GCN

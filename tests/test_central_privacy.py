@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.config.common import PrivacyConfig
 from flower_graph.privacy.accountant import noise_multiplier
 from flower_graph.privacy.central import CentralNoise, central_noise
 from flower_graph.report.rounds import RoundReport

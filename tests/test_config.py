@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.config.load import load_config, to_dict, to_yaml
+from flower_graph.config.load import (
+    describe_config,
+    list_configs,
+    load_config,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
 from flower_graph.config.schema import known_keys
-from flower_graph.config.sources import describe_config, list_configs, parse_overrides
 from flower_graph.errors import ConfigError
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flower_graph.config.checks import show
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import known_apps, schema_of
+from flower_graph.config.rules import show
 from flower_graph.config.schema import known_keys, settings_of
 from flower_graph.errors import ConfigError
 from flower_graph.strategies.masked_embedding_averaging.config import STRATEGIES

@@ -13,7 +13,7 @@ from flwr.clientapp.mod import LocalDpMod
 from public_helpers import run, still_member
 from scipy.stats import kstest
 
-from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.privacy import local as local_privacy

@@ -15,9 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 from flower_graph import __version__, errors
-from flower_graph.config.load import load_config, to_yaml
+from flower_graph.config.load import describe_config, list_configs, load_config, to_yaml
 from flower_graph.config.registry import known_apps
-from flower_graph.config.sources import describe_config, list_configs
 from flower_graph.errors import ConfigError
 
 # All named errors are told in one line, without a traceback: a user can act on them.

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config, to_dict
+from flower_graph.config.load import is_file_name, load_config, to_dict
 from flower_graph.config.registry import method_of
-from flower_graph.config.sources import is_file_name
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.report.rounds import RoundReport, format_round

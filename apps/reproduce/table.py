@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from flower_graph.apps.reproduce.experiments import Experiment, Run, loaded
-from flower_graph.config.checks import nearest, one_line, refuse_key
+from flower_graph.config.load import TABLES, is_file_name
 from flower_graph.config.registry import known_apps, method_named
-from flower_graph.config.sources import TABLES, is_file_name
+from flower_graph.config.rules import nearest, one_line, refuse_key
 from flower_graph.errors import ConfigError
 
 PRIVACY = "privacy"  # Name of the table that is a curve

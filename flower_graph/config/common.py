@@ -1,11 +1,12 @@
-"""Settings that every method has."""
+"""Settings that every method has, and sections that several share."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from flower_graph.config.checks import require
-from flower_graph.config.privacy import PrivacyConfig
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     FRACTION,
@@ -15,11 +16,21 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
+    require,
 )
 from flower_graph.config.schema import check_settings, section, setting
+from flower_graph.errors import ConfigError
 
 SPLITS = ("public", "geom-gcn", "random")
 DEVICES = ("auto", "cpu", "cuda")
+PARTITIONS = ("louvain", "metis", "dirichlet", "random", "metis-overlapping")
+FORMS = ("local", "central")
+LOCAL_FORM, CENTRAL_FORM = FORMS
+MEASUREMENTS = ("withhold", "report")
+WITHHOLD, REPORT = MEASUREMENTS
+NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = "none", "krum", "trimmed-mean", "median"
+ROBUST = (NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN)
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass
@@ -67,6 +78,160 @@ class DataConfig:
 
 
 @dataclass
+class PartitionSection:
+    """How one graph is cut into clients, and which of a client's nodes train."""
+
+    method: str = setting("louvain", choice(*PARTITIONS), help="how the graph is cut")
+    clients: int = setting(
+        8, at_least(1), help="the largest communities (`louvain`), or parts of the whole graph"
+    )
+    resolution: float = setting(
+        1.0, ABOVE_ZERO, help="above 1 gives smaller communities; `louvain` only"
+    )
+    every_node: bool = setting(
+        False, help="smaller communities too, each to the smallest client; `louvain` only"
+    )
+    alpha: float = setting(
+        0.5, ABOVE_ZERO, help="the smaller, the fewer classes has a client; `dirichlet` only"
+    )
+    draws: int = setting(
+        5,
+        at_least(1),
+        help="clients of each METIS part, of which `partition.clients` is a multiple; "
+        "`metis-overlapping` only",
+    )
+    drawn_share: float = setting(
+        0.5, SHARE, help="share of a part's nodes that each client draws; `metis-overlapping` only"
+    )
+    seed: int | None = setting(
+        None, SEED, help="of the cut, the graphless clients and the splits; null: the run's"
+    )
+    ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
+
+    def validate(self) -> None:
+        """Refuse clients that METIS parts do not give; ``ConfigError`` names key and value."""
+        if self.method == "metis-overlapping":
+            good = self.clients % self.draws == 0
+            allowed = f"a multiple of partition.draws = {self.draws}"
+            require(good, "partition.clients", self.clients, allowed)
+
+
+@dataclass
+class PrivacyConfig:
+    """Differential privacy of what clients send, by Flower's functions and accountant."""
+
+    epsilon: float | None = setting(
+        None,
+        ABOVE_ZERO,
+        help="budget of the whole run, for all data of a client; null: no noise",
+    )
+    delta: float = setting(
+        1e-5,
+        Rule("above 0 and below 1", lambda delta: 0 < delta < 1),
+        help="chance, over the whole run, that the promise of epsilon fails",
+    )
+    clipping_norm: float = setting(
+        10.0,
+        ABOVE_ZERO,
+        help="longest vector that a client sends in a round: a user's latent vector, an "
+        "ego-network's shared embeddings together, the change of a client's weights or of its "
+        "public embeddings",
+    )
+    form: str = setting(
+        LOCAL_FORM,
+        choice(*FORMS),
+        help="`local`: clients add noise; `central`: the server does, to averaged weights",
+    )
+    measurements: str = setting(
+        WITHHOLD,
+        choice(*MEASUREMENTS),
+        help="whether clients send what they measure on their own data, without noise",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a budget at all."""
+        return self.epsilon is not None
+
+    @property
+    def is_central(self) -> bool:
+        """Whether it is the server that clips and adds noise."""
+        return self.is_on and self.form == CENTRAL_FORM
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each client adds noise to what it sends."""
+        return self.is_on and self.form == LOCAL_FORM
+
+    @property
+    def withholds(self) -> bool:
+        """Whether clients keep what they measure of their own data to themselves."""
+        return self.is_on and self.measurements == WITHHOLD
+
+    def refuse_checkpoints(self, checkpoint_every: int) -> None:
+        """Refuse checkpoints: rounds that are run again would be released a second time."""
+        if self.is_on and checkpoint_every:
+            raise ConfigError(
+                f"checkpoint_every: {checkpoint_every} is not allowed with privacy.epsilon="
+                f"{self.epsilon:g}: a resumed run repeats rounds, and each repetition sends what "
+                "the budget does not cover; set checkpoint_every=0"
+            )
+
+    def refuse_with(self, setting: str, why: str) -> None:
+        """Refuse the budget beside another setting, given as ``key=value``."""
+        if self.is_on:
+            raise ConfigError(
+                f"privacy.epsilon: {self.epsilon:g} is not allowed with {setting}: {why}; "
+                "set privacy.epsilon=null"
+            )
+
+    def require_averaging(self, name: str, averaging: Sequence[str]) -> None:
+        """Refuse the central form with a method whose clients send no weights to be averaged."""
+        if self.is_central and name not in averaging:
+            raise ConfigError(
+                f"privacy.form: {CENTRAL_FORM} is not allowed with strategy.name={name}: the "
+                "server adds noise to a mean of weights, and there is none; "
+                f"set privacy.form={LOCAL_FORM}"
+            )
+
+
+class Robust(NamedTuple):
+    """Which average, and what it needs to know."""
+
+    name: str = NO_DEFENCE  # none, krum, trimmed-mean or median
+    num_malicious: int = 1  # SuperNodes that may be hostile; krum only
+    beta: float = 0.2  # Share of the SuperNodes that is cut off at each end; trimmed-mean only
+
+
+@dataclass
+class RobustSection:
+    """What the section ``strategy`` of a method has whose clients' weights are averaged."""
+
+    robust: str = setting(
+        NO_DEFENCE, choice(*ROBUST), help="what stands for the mean of the clients' weights"
+    )
+    num_malicious: int = setting(1, at_least(0), help="SuperNodes that may be hostile; `krum` only")
+    beta: float = setting(
+        0.2,
+        Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5),
+        help="share of the SuperNodes cut off at each end; `trimmed-mean` only",
+    )
+
+    @property
+    def average(self) -> Robust:
+        """What stands for the mean of the clients' weights."""
+        return Robust(self.robust, self.num_malicious, self.beta)
+
+    def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
+        """Refuse another average than the mean with methods for which it would be wrong."""
+        if self.robust != NO_DEFENCE and method in not_with:
+            raise ConfigError(
+                f"strategy.robust: {self.robust} is not allowed with strategy.name={method}, where "
+                f"{not_with[method]}: set strategy.robust=none"
+            )
+
+
+@dataclass
 class StrategySection:
     """What the section ``strategy`` of every method has; a method's own adds its keys."""
 
@@ -110,3 +275,10 @@ class RunConfig:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         check_settings(self)
         self.privacy.refuse_checkpoints(self.checkpoint_every)
+
+
+def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
+    """Say where and how often a strategy saves; a run without a folder saves nothing."""
+    if out is None:
+        return {"checkpoint_dir": None, "checkpoint_every": 0}
+    return {"checkpoint_dir": out / CHECKPOINTS, "checkpoint_every": config.checkpoint_every}

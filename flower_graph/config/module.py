@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, PatientSection, RunConfig
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import DataConfig, PartitionSection, PatientSection, RunConfig
 from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config
-from flower_graph.config.sources import parse_overrides
+from flower_graph.config.load import load_config, parse_overrides
 from flower_graph.data.cached import saved_at
 from flower_graph.errors import ConfigError
 

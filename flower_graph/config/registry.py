@@ -13,8 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from flower_graph.config.checks import nearest, show
 from flower_graph.config.common import RunConfig
+from flower_graph.config.rules import nearest, show
 from flower_graph.errors import ConfigError
 
 if TYPE_CHECKING:

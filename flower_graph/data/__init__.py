@@ -48,28 +48,4 @@ __all__ = [
     "to_undirected",
 ]
 
-__getattr__ = attach(
-    __name__,
-    {
-        "CACHE_VARIABLE": "flower_graph.data.sources.cache",
-        "ROOT_VARIABLE": "flower_graph.data.sources.cache",
-        "DataSettings": "flower_graph.data.sources.datasets",
-        "Graph": "flower_graph.data.graph",
-        "Masks": "flower_graph.data.splits",
-        "SparseGraph": "flower_graph.data.sources.generators",
-        "check_data": "flower_graph.data.validate",
-        "check_name": "flower_graph.data.sources.names",
-        "csbm": "flower_graph.data.sources.generators",
-        "csbm_sparse": "flower_graph.data.sources.generators",
-        "describe": "flower_graph.data.sources.datasets",
-        "geom_gcn_split": "flower_graph.data.splits",
-        "known_names": "flower_graph.data.sources.names",
-        "load_data": "flower_graph.data.sources.datasets",
-        "load_graph": "flower_graph.data.sources.datasets",
-        "normalize_rows": "flower_graph.data.graph",
-        "random_split": "flower_graph.data.splits",
-        "ratio_split": "flower_graph.data.splits",
-        "select_column": "flower_graph.data.splits",
-        "to_undirected": "flower_graph.data.graph",
-    },
-)
+__getattr__ = attach(__name__)

@@ -12,7 +12,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from flower_graph.config.privacy import REPORT, PrivacyConfig
+from flower_graph.config.common import REPORT, PrivacyConfig
 from flower_graph.errors import ConfigError
 
 LEAST, MOST = 1e-7, 1e6  # noise multipliers that are looked at

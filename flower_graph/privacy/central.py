@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.config.common import PrivacyConfig
 from flower_graph.messages.keys import NUM_EXAMPLES
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.client_noise import fresh_noise

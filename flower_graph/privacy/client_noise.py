@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, clip_inputs_inplace
 from numpy.typing import NDArray
 
-from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.accountant import multiplier_of
 

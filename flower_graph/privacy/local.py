@@ -24,7 +24,7 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from flower_graph.config.privacy import PrivacyConfig
+from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.messages.arrays import unpack_integers
 from flower_graph.messages.keys import (

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from flower_graph.config.robust import Robust
+from flower_graph.config.common import Robust
 from flower_graph.messages.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport

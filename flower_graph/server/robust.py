@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum
 
-from flower_graph.config.robust import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, Robust
+from flower_graph.config.common import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, Robust
 from flower_graph.server.averaging import ReportedFedAvg
 
 LOG = logging.getLogger(__name__)

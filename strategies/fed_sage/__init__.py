@@ -9,12 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "FedSage", "LocalSage", "SageClient"]
 
-__getattr__ = attach(
-    __name__,
-    {
-        "ACTIONS": "flower_graph.strategies.fed_sage.strategy",
-        "FedSage": "flower_graph.strategies.fed_sage.strategy",
-        "LocalSage": "flower_graph.strategies.fed_sage.strategy",
-        "SageClient": "flower_graph.strategies.fed_sage.strategy",
-    },
-)
+__getattr__ = attach(__name__)

@@ -29,16 +29,4 @@ __all__ = [
     "SelfTraining",
 ]
 
-__getattr__ = attach(
-    __name__,
-    {
-        "ACTIONS": "flower_graph.strategies.masked_embedding_averaging.strategy",
-        "EgoFedAvg": "flower_graph.strategies.masked_embedding_averaging.baselines",
-        "EgoFedProx": "flower_graph.strategies.masked_embedding_averaging.baselines",
-        "EgoModelClient": "flower_graph.strategies.masked_embedding_averaging.baselines",
-        "EgoNetworkClient": "flower_graph.strategies.masked_embedding_averaging.strategy",
-        "EgoSettings": "flower_graph.strategies.masked_embedding_averaging.cohort",
-        "MaskedEmbeddingAveraging": "flower_graph.strategies.masked_embedding_averaging.strategy",
-        "SelfTraining": "flower_graph.strategies.masked_embedding_averaging.baselines",
-    },
-)
+__getattr__ = attach(__name__)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.checks import require
-from flower_graph.config.common import DataConfig, PatientSection, RunConfig
-from flower_graph.config.robust import NO_DEFENCE, RobustSection
+from flower_graph.config.common import (
+    NO_DEFENCE,
+    DataConfig,
+    PatientSection,
+    RobustSection,
+    RunConfig,
+)
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,
@@ -16,6 +20,7 @@ from flower_graph.config.rules import (
     SHARE,
     at_least,
     choice,
+    require,
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError

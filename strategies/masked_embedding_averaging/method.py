@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import Strategy
 
-from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.cached import cached_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         public_rows,
     )
     from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+        ACTIONS,
         SecureConsensus,
         SecureConsensusClient,
     )
@@ -30,16 +31,4 @@ __all__ = [
     "public_rows",
 ]
 
-__getattr__ = attach(
-    __name__,
-    {
-        "ACTIONS": "flower_graph.strategies.procrustes_alignment.secure_consensus",
-        "LocalEmbedding": "flower_graph.strategies.procrustes_alignment.strategy",
-        "EmbeddingClient": "flower_graph.strategies.procrustes_alignment.cohort_client",
-        "ProcrustesAlignment": "flower_graph.strategies.procrustes_alignment.strategy",
-        "PublicNodeClient": "flower_graph.strategies.procrustes_alignment.strategy",
-        "SecureConsensus": "flower_graph.strategies.procrustes_alignment.secure_consensus",
-        "SecureConsensusClient": "flower_graph.strategies.procrustes_alignment.secure_consensus",
-        "public_rows": "flower_graph.strategies.procrustes_alignment.cohort_client",
-    },
-)
+__getattr__ = attach(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.client import NumPyClient
 
-from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.cached import cached_clients, cached_data
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder

@@ -14,12 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "NodeClient", "SplitGradientRelay", "UserSettings"]
 
-__getattr__ = attach(
-    __name__,
-    {
-        "ACTIONS": "flower_graph.strategies.split_gradient_relay.strategy",
-        "NodeClient": "flower_graph.strategies.split_gradient_relay.strategy",
-        "SplitGradientRelay": "flower_graph.strategies.split_gradient_relay.strategy",
-        "UserSettings": "flower_graph.strategies.split_gradient_relay.users",
-    },
-)
+__getattr__ = attach(__name__)

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.clientapp.typing import Mod
 from torch import Tensor
 
-from flower_graph.config.checkpoints import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data import load_graph
 from flower_graph.data.cached import cached_data
 from flower_graph.data.folders.party import client_folder, share

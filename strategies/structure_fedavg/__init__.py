@@ -30,18 +30,4 @@ __all__ = [
     "initial_arrays",
 ]
 
-__getattr__ = attach(
-    __name__,
-    {
-        "FedProto": "flower_graph.strategies.structure_fedavg.fedproto",
-        "LearnerSettings": "flower_graph.strategies.structure_fedavg.graph_learners",
-        "LocalClient": "flower_graph.strategies.structure_fedavg.strategy",
-        "LocalTraining": "flower_graph.strategies.structure_fedavg.strategy",
-        "PrototypeClient": "flower_graph.strategies.structure_fedavg.fedproto",
-        "SharewiseFedAvg": "flower_graph.strategies.structure_fedavg.strategy",
-        "StructureClient": "flower_graph.strategies.structure_fedavg.strategy",
-        "StructureFedAvg": "flower_graph.strategies.structure_fedavg.strategy",
-        "StructureSettings": "flower_graph.strategies.structure_fedavg.networks",
-        "initial_arrays": "flower_graph.strategies.structure_fedavg.strategy",
-    },
-)
+__getattr__ = attach(__name__)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, PatientSection, RunConfig
-from flower_graph.config.partition import PartitionSection
-from flower_graph.config.robust import NO_DEFENCE, RobustSection
+from flower_graph.config.common import (
+    NO_DEFENCE,
+    DataConfig,
+    PartitionSection,
+    PatientSection,
+    RobustSection,
+    RunConfig,
+)
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from app_helpers import context_of, own_graph
 
-from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem

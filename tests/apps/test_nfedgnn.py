@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from app_helpers import MakeConfig, context_of, own_graph
 
-from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
 from flower_graph.strategies.split_gradient_relay.method import METHOD
 

@@ -28,9 +28,8 @@ from flower_graph.apps.reproduce.page import formatted, make_page
 from flower_graph.apps.reproduce.rows import find, make_rows, missing_runs, row
 from flower_graph.apps.reproduce.table import Asked, read_table, tables
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config
+from flower_graph.config.load import list_configs, load_config
 from flower_graph.config.registry import known_apps, method_named
-from flower_graph.config.sources import list_configs
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.rounds import RoundReport
 

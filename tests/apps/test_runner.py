@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from flower_graph.apps.run import run, simulate
 from flower_graph.client import state
-from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.of_app import configured
 from flower_graph.data.cached import cached_data

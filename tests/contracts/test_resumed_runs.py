@@ -9,7 +9,7 @@ import pytest
 import torch
 from federation import ALL, EACH, EVERY, METHODS, Done
 
-from flower_graph.config.checkpoints import CHECKPOINTS
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import CheckpointError
 from flower_graph.storage import checkpoint
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,

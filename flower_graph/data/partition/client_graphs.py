@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import PartitionSection
 from flower_graph.data.graph import WholeGraph, take_rows, to_undirected
 from flower_graph.data.partition import communities
 from flower_graph.data.splits import Masks, check_roles, masks_of, ratio_split, stratified_split
