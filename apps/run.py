@@ -20,7 +20,7 @@ from flower_graph.config.load import to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.errors import ConfigError
-from flower_graph.privacy.of_run import announce_privacy, final_privacy, note_privacy
+from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.errors import DataError
 
+T = TypeVar("T", bound=Any)
 ROLES = ("training", "validation", "test")
 
 
@@ -245,3 +247,8 @@ def masks_of(num_nodes: int, parts: Sequence[Tensor]) -> Masks:
     for mask, members in zip(masks, parts, strict=True):
         mask[members] = True
     return Masks(*masks)
+
+
+def with_masks(graph: T, masks: Masks) -> T:
+    """Give one client's graph these masks."""
+    return replace(graph, train_mask=masks.train, val_mask=masks.val, test_mask=masks.test)

@@ -4,16 +4,21 @@ What is protected is the whole of one client's data, over the whole run: two dat
 neighbours if one client's is another. So if a client sends a vector of at most ``clipping_norm`` C
 in length, or a change of at most that length, the sensitivity is 2 C. Rounds are composed as Renyi
 differential privacy; a client counts as asked in every round, nothing is amplified by sampling.
+The log and the reports of a run say what it is.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import lru_cache
 from typing import Any
 
-from flower_graph.config.common import REPORT, PrivacyConfig
+from flower_graph.config.common import REPORT, PrivacyConfig, RunConfig
 from flower_graph.errors import ConfigError
+from flower_graph.report.rounds import RoundReport
+
+LOG = logging.getLogger(__name__)
 
 LEAST, MOST = 1e-7, 1e6  # noise multipliers that are looked at
 HALVINGS = 60
@@ -99,3 +104,28 @@ def _accountant(delta: float) -> tuple[Any, Any]:
             "privacy.epsilon: Flower's accountant is not installed; "
             "pip install 'flower-graph[dp]', or set privacy.epsilon=null"
         ) from error
+
+
+def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
+    """Say once what the budget is, and which figures of clients that measure a run will lack."""
+    privacy = config.privacy
+    if privacy.is_on:
+        LOG.info(
+            "privacy: epsilon %g at delta %g, %s", privacy.epsilon, privacy.delta, privacy.form
+        )
+    if privacy.withholds and measures:
+        LOG.warning(
+            "privacy.measurements=withhold: clients keep accuracies and losses to themselves, and "
+            "reports have null for them; privacy.measurements=report sends them without noise"
+        )
+
+
+def note_privacy(config: RunConfig, report: RoundReport) -> None:
+    """Write into a round's report what the rounds so far have spent, if there is a budget."""
+    if config.privacy.is_on:
+        report.privacy = spent_until(config.privacy, config.rounds, report.round)
+
+
+def final_privacy(config: RunConfig) -> dict[str, Any]:
+    """Give what ``result.json`` says of the budget; nothing without one."""
+    return {"privacy": spent(config.privacy, config.rounds)} if config.privacy.is_on else {}

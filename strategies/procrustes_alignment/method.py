@@ -13,7 +13,7 @@ from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.cached import cached_clients, cached_data
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.client_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.names import folder_path

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from flower_graph.data.folders.ego_data import ego_from_data
+from flower_graph.data.folders.client_folder import ego_from_data
 from flower_graph.data.partition.ego_networks import split_per_client
 from flower_graph.errors import DataError
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from flower_graph.data.sources.files import load_file
+from flower_graph.data.sources.pyg import load_file
 from flower_graph.errors import DataError
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flower_graph.data.sources import network
-from flower_graph.data.sources.network import check_reachable, stall_limit
+from flower_graph.data.sources import cache as network
+from flower_graph.data.sources.cache import check_reachable, stall_limit
 
 
 @pytest.fixture

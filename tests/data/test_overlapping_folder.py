@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.client_folder import load_overlapping_folder
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
 

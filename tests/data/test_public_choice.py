@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flower_graph.data import to_undirected
-from flower_graph.data.partition.public_choice import choose_public, greedy_cover
+from flower_graph.data.partition.overlapping import choose_public, greedy_cover
 from flower_graph.errors import DataError
 
 # 0 is the middle of 1, 2 and 3, which leads on to 4 and 5; 6 has no neighbour.

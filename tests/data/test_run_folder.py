@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.load import load_config, to_dict
-from flower_graph.data.folders.run_data import assigned, folder_name, graph_data, write_run
+from flower_graph.data.folders.run_data import (
+    assigned,
+    folder_name,
+    graph_data,
+    graph_tensors,
+    matrix_tensors,
+    read_graph,
+    read_matrix,
+    write_run,
+)
 from flower_graph.data.folders.run_folder import (
     CLIENTS,
     SERVER,
@@ -24,12 +33,6 @@ from flower_graph.data.folders.run_folder import (
     fingerprint,
     open_folder,
     write_folder,
-)
-from flower_graph.data.folders.tensors import (
-    graph_tensors,
-    matrix_tensors,
-    read_graph,
-    read_matrix,
 )
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from flwr.app import Context
 
 from flower_graph.config.common import RunConfig
-from flower_graph.data.folders.run_data import assigned, check_supernodes
+from flower_graph.data.folders.run_data import assigned, check_supernodes, read_graph
 from flower_graph.data.folders.run_folder import (
     CLIENTS,
     MANIFEST,
@@ -20,7 +20,6 @@ from flower_graph.data.folders.run_folder import (
     deciding_settings,
     open_folder,
 )
-from flower_graph.data.folders.tensors import read_graph
 from flower_graph.errors import ConfigError
 
 DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"

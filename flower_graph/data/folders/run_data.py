@@ -1,21 +1,26 @@
-"""A run's data, assigned to the folders of its parties."""
+"""A run's data, assigned to the folders of its parties, where they lie as plain tensors by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from flower_graph import __version__
 from flower_graph.data.folders.run_folder import CLIENTS, SERVER, Manifest, write_folder
-from flower_graph.data.folders.tensors import Tensors, graph_tensors, matrix_tensors
 from flower_graph.data.graph import Graph, take_rows
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.ops.graph import csr_tensor, pointers
 
 USERS = "users"
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+# Of a matrix, besides its values: start and columns of each row, and [rows, columns, is dense].
+POINTERS, COLUMNS, FORM = ".pointers", ".columns", ".form"
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,67 @@ def folder_name(clients: range, count: int) -> str:
     width = max(4, len(str(count - 1)))
     first, last = (f"{number:0{width}}" for number in (clients[0], clients[-1]))
     return f"client-{first}" if len(clients) == 1 else f"clients-{first}-{last}"
+
+
+def matrix_tensors(name: str, x: Tensor) -> Tensors:
+    """Write a matrix of features as its numbers that are not 0."""
+    # x [n, f]
+    rows, columns = x.shape
+    if x.layout == torch.sparse_csr:
+        start, column, values = x.crow_indices(), x.col_indices(), x.values()
+    elif 3 * int(x.count_nonzero()) > x.numel():
+        return {name: x}
+    else:
+        row, column = x.nonzero(as_tuple=True)
+        start, values = pointers(row, rows), x[row, column]
+    form = torch.tensor([rows, columns, int(x.layout == torch.strided)])
+    return {name: values, name + POINTERS: start, name + COLUMNS: column, name + FORM: form}
+
+
+def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Read what :func:`matrix_tensors` wrote; the same matrix in the same layout."""
+    if name + FORM not in tensors:
+        return tensors[name]
+    rows, columns, is_dense = tensors[name + FORM].tolist()
+    start, column, values = (tensors[key] for key in (name + POINTERS, name + COLUMNS, name))
+    if not is_dense:
+        return csr_tensor(start, column, values, (rows, columns))
+    x = torch.zeros(rows, columns, dtype=values.dtype)
+    x[torch.repeat_interleave(start.diff()), column] = values
+    return x
+
+
+def graph_tensors(graph: Any) -> Tensors:
+    """Write one client's graph: ``EgoNetwork``, ``ClientGraph`` or ``OverlappingGraph``."""
+    result: Tensors = {}
+    for one in fields(graph):
+        value = getattr(graph, one.name)
+        if isinstance(value, int):
+            result[one.name] = torch.tensor(value)
+        elif isinstance(value, Tensor):
+            result |= matrix_tensors("x", value) if one.name == "x" else {one.name: value}
+        elif value is not None:
+            raise TypeError(f"{one.name} is a {type(value).__name__}: no folder can hold it")
+    return result
+
+
+def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where: object) -> T:
+    """Read one client's graph."""
+    start = f"{client}."
+    local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+    values: dict[str, Any] = {}
+    try:
+        for one in fields(kind):  # type: ignore[arg-type]
+            if one.name == "x":
+                values["x"] = read_matrix("x", local)
+            elif one.type in ("int", int):
+                values[one.name] = int(local[one.name])
+            else:
+                needed = "None" not in str(one.type)
+                values[one.name] = local[one.name] if needed else local.get(one.name)
+    except KeyError as error:
+        raise DataError(
+            f"{where}: client {client}: {error} is missing; make the folder anew with "
+            "`flower-graph partition`"
+        ) from error
+    return kind(**values)

@@ -16,7 +16,14 @@ from torch import Tensor
 from flower_graph.config.common import PartitionSection
 from flower_graph.data.graph import WholeGraph, take_rows, to_undirected
 from flower_graph.data.partition import communities
-from flower_graph.data.splits import Masks, check_roles, masks_of, ratio_split, stratified_split
+from flower_graph.data.splits import (
+    Masks,
+    check_roles,
+    masks_of,
+    ratio_split,
+    stratified_split,
+    with_masks,
+)
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -95,13 +102,17 @@ def partition_graph(
         raise DataError(f"graph.graphless_ratio = {graphless_ratio}: must be 0 to 1")
     seed = seed if partition.seed is None else partition.seed
     parts = _parts(data, partition, seed)
-    graphless = set(_order(len(parts), seed)[: round(graphless_ratio * len(parts))])
+    # The order in which clients lose their edges as more of them are to be graphless
+    order = torch.randperm(len(parts), generator=generator(seed, "graphless")).tolist()
+    graphless = set(order[: round(graphless_ratio * len(parts))])
     overlap = partition.method == OVERLAPPING
     cut = cut_out_overlapping if overlap else cut_out
-    roles = _common_roles(data, partition.ratios, seed) if overlap else None
-    graphs = []
-    for whole in cut(data, parts):
-        graph = _without_edges(whole) if whole.client in graphless else whole
+    graphs, roles = [], None
+    if overlap:  # one role for each node of the whole graph, class by class
+        roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
+    for graph in cut(data, parts):
+        if graph.client in graphless:
+            graph = replace(graph, edge_index=None, hidden_edges=graph.edge_index)
         try:
             graph = split_nodes(graph, partition.ratios, seed, roles)
             check_client_graph(graph)
@@ -186,7 +197,7 @@ def split_nodes(
     if roles is not None:
         masks = Masks(*(mask[graph.nodes] for mask in roles))
         check_roles(graph.client, masks, ratios)
-        return _with_masks(graph, masks)
+        return with_masks(graph, masks)
     nodes, labelled = graph.y.numel(), (graph.y >= 0).nonzero().flatten()
     rng = generator(seed, "split", graph.client)
     try:
@@ -197,16 +208,7 @@ def split_nodes(
             f"{labelled.numel()}): partition.ratios = {list(ratios)} must leave at least one in "
             "each of three parts"
         ) from error
-    return _with_masks(graph, masks_of(nodes, [labelled[chosen] for chosen in places]))
-
-
-def _with_masks(graph: ClientGraph, masks: Masks) -> ClientGraph:
-    return replace(graph, train_mask=masks.train, val_mask=masks.val, test_mask=masks.test)
-
-
-def _common_roles(data: WholeGraph, ratios: Sequence[float], seed: int) -> Masks:
-    """Draw one role for each node of the whole graph, class by class."""
-    return stratified_split(data.y, ratios, generator=generator(seed, "roles"))
+    return with_masks(graph, masks_of(nodes, [labelled[chosen] for chosen in places]))
 
 
 def check_client_graph(graph: ClientGraph) -> None:
@@ -256,16 +258,6 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
             )
     allowed = f"louvain, metis, dirichlet, random, {OVERLAPPING}"
     raise DataError(f"partition.method = {partition.method!r}: must be one of {allowed}")
-
-
-def _order(clients: int, seed: int) -> list[int]:
-    """Give the order in which clients lose their edges as more of them are to be graphless."""
-    order: list[int] = torch.randperm(clients, generator=generator(seed, "graphless")).tolist()
-    return order
-
-
-def _without_edges(graph: ClientGraph) -> ClientGraph:
-    return replace(graph, edge_index=None, hidden_edges=graph.edge_index)
 
 
 def _rows_are_equal(x: Tensor) -> bool:

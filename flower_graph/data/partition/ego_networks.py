@@ -8,7 +8,7 @@ its number in the whole graph, so that two clients can tell that they hold the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from flower_graph.config.rules import RATIOS
 from flower_graph.data.graph import WholeGraph, row_entries, take_rows, to_undirected
-from flower_graph.data.splits import Masks, cut_by_shares, masks_of
+from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import pointers
 from flower_graph.rng import generator
 
 PER_CLIENT = "per-client"
@@ -179,12 +180,10 @@ def split_per_client(
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
     _check_ratios(ratios)
-    done = []
-    for network in networks:
-        rng = generator(seed, "ego-split", network.client)
-        train, val, test = _draw(network.y, ratios, rng)
-        done.append(replace(network, train_mask=train, val_mask=val, test_mask=test))
-    return done
+    return [
+        with_masks(one, _draw(one.y, ratios, generator(seed, "ego-split", one.client)))
+        for one in networks
+    ]
 
 
 def split_global(
@@ -218,11 +217,7 @@ def split_global(
     """
     _check_ratios(ratios)
     roles = _draw(y, ratios, generator(seed, "global-split"))
-    done = []
-    for network in networks:
-        train, val, test = (role[network.nodes] for role in roles)
-        done.append(replace(network, train_mask=train, val_mask=val, test_mask=test))
-    return done
+    return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
 
 class _Neighbours(NamedTuple):
@@ -239,9 +234,7 @@ class _Neighbours(NamedTuple):
     def of(cls, data: WholeGraph) -> _Neighbours:
         nodes = int(data.y.numel())
         source, target = to_undirected(data.edge_index, nodes)
-        start = torch.zeros(nodes + 1, dtype=torch.int64)
-        start[1:] = torch.bincount(source, minlength=nodes).cumsum(0)
-        return cls(start, target)
+        return cls(pointers(source, nodes).long(), target)
 
     def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """List the neighbours of all given nodes: whose they are (a place) and which."""

@@ -1,20 +1,28 @@
-"""Where raw files are looked for, and where processed copies are kept.
+"""Where raw files are looked for, where processed copies are kept, and how long a download waits.
 
-The data root is only ever read. Whatever a loader writes goes to the cache folder.
+The data root is only ever read. Whatever a loader writes goes to the cache folder. Where there is
+no network, downloads fail within seconds.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from flower_graph.errors import DataError
 
 ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
 CACHE_VARIABLE = "FLOWER_GRAPH_CACHE"
+PROBE_SECONDS = 5.0  # for a first answer from a host
+STALL_SECONDS = 30.0  # without a byte during a download
 
 
 def data_root(setting: str | None) -> Path | None:
@@ -101,3 +109,32 @@ def missing_message(
         f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}, "
         "or run once with a network."
     )
+
+
+def check_reachable(urls: Iterable[str]) -> None:
+    """Raise OSError when none of the hosts of these addresses answers within seconds."""
+    # A firewall that drops packets would otherwise hold a download up for minutes.
+    sites = sorted({f"{parts.scheme}://{parts.netloc}/" for parts in map(urlsplit, urls)})
+    failures = []
+    for site in sites:
+        try:
+            # Only http(s) addresses come here; urllib honours the proxy settings.
+            with urllib.request.urlopen(site, timeout=PROBE_SECONDS):
+                return
+        except HTTPError:
+            return  # an answer, if not a page
+        except OSError as error:
+            failures.append(f"{site}: {getattr(error, 'reason', error)}")
+    if failures:
+        raise OSError("; ".join(failures))
+
+
+@contextmanager
+def stall_limit() -> Iterator[None]:
+    """Give sockets without a timeout of their own one, for as long as this lasts."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALL_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -12,11 +12,10 @@ from flower_graph.config.common import SPLITS, DataConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.graph import Graph, prepare_features, to_undirected
 from flower_graph.data.sources.cache import data_root
-from flower_graph.data.sources.files import load_file
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import ARXIV, CSBM, LINQS, file_path, pyg_name
 from flower_graph.data.sources.ogb import load_arxiv
-from flower_graph.data.sources.pyg import load_pyg
+from flower_graph.data.sources.pyg import load_file, load_pyg
 from flower_graph.data.splits import (
     Masks,
     geom_gcn_file,

@@ -13,11 +13,16 @@ from typing import Any
 import torch
 
 from flower_graph.data.graph import Graph
-from flower_graph.data.sources.cache import cached_folder, copy_tree, fingerprint, missing_message
-from flower_graph.data.sources.files import pyg_classes_allowed
+from flower_graph.data.sources.cache import (
+    cached_folder,
+    check_reachable,
+    copy_tree,
+    fingerprint,
+    missing_message,
+    stall_limit,
+)
 from flower_graph.data.sources.names import ARXIV
-from flower_graph.data.sources.network import check_reachable, stall_limit
-from flower_graph.data.sources.pyg import graph_from
+from flower_graph.data.sources.pyg import graph_from, pyg_classes_allowed
 from flower_graph.errors import DataError
 
 FOLDER = "ogbn_arxiv"  # the name of ogb's own folder, so that its root can be a data root
