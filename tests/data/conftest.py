@@ -2,43 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-
-SETTINGS: dict[str, Any] = {
-    "name": "cora-linqs",
-    "root": None,
-    "split": "public",
-    "split_index": None,
-    "split_seed": 0,
-    "train_per_class": 20,
-    "num_val": 500,
-    "num_test": 1000,
-    "ratios": None,
-    "normalize": True,
-    "presence": False,
-    "nodes": 10000,
-    "classes": 7,
-    "degree": 10.0,
-    "features": 512,
-    "active": 32,
-    "homophily": 0.8,
-}
-
-
-@pytest.fixture
-def settings() -> Callable[..., SimpleNamespace]:
-    """Make the data section of a config, with the given keys changed."""
-
-    def make(**changes: Any) -> SimpleNamespace:
-        assert set(changes) <= set(SETTINGS)
-        return SimpleNamespace(**{**SETTINGS, **changes})
-
-    return make
 
 
 @pytest.fixture

@@ -1,18 +1,23 @@
-"""The cache: complete folders only, also with several writers."""
+"""The cache: complete folders only, also with several writers; hosts that do not answer."""
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flower_graph.data.sources import cache as cache_module
 from flower_graph.data.sources.cache import (
     cache_root,
     cached_folder,
+    check_reachable,
     copy_tree,
     data_root,
-    fingerprint,
+    stall_limit,
 )
 from flower_graph.errors import DataError
 
@@ -28,11 +33,6 @@ def test_the_setting_counts_before_the_environment(
     assert data_root(None) == two
     monkeypatch.setenv("FLOWER_GRAPH_DATA", "")
     assert data_root(None) is None
-
-
-def test_a_root_that_does_not_exist_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with pytest.raises(DataError, match=r"data\.root = '.*absent'"):
         data_root(str(tmp_path / "absent"))
     monkeypatch.setenv("FLOWER_GRAPH_DATA", str(tmp_path / "absent"))
@@ -49,20 +49,6 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert cache_root() == Path("/b/flower-graph")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_root() == Path("/c/.cache/flower-graph")
-
-
-def test_a_folder_is_filled_once(cache: Path) -> None:
-    calls = []
-
-    def fill(folder: Path) -> None:
-        calls.append(folder)
-        (folder / "file").write_text("content")
-
-    first, second = cached_folder("key", fill), cached_folder("key", fill)
-    assert first == second == cache / "key"
-    assert (first / "file").read_text() == "content"
-    assert len(calls) == 1
-    assert [path.name for path in cache.iterdir()] == ["key"]
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
@@ -120,9 +106,58 @@ def test_copies_of_read_only_files_can_be_removed_again(tmp_path: Path) -> None:
     assert copy.stat().st_mode & 0o200
 
 
-def test_the_fingerprint_changes_with_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("one")
-    before = fingerprint(tmp_path)
-    assert fingerprint(tmp_path) == before
-    (tmp_path / "file").write_text("three")
-    assert fingerprint(tmp_path) != before
+# Hosts -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Give the address of a host that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/file"
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a proxy of the machine out of the way."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def test_a_silent_host_does_not_hold_anything_up(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "PROBE_SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(OSError, match="timed out"):
+        check_reachable([silent])
+    assert time.monotonic() - start < 5
+
+
+def test_the_message_names_every_host_that_failed() -> None:
+    with pytest.raises(OSError, match=r"example\.invalid.*switched off"):
+        check_reachable(["https://example.invalid/a", "https://example.invalid/b"])
+
+
+def test_one_host_that_answers_is_enough_and_none_to_reach_no_failure() -> None:
+    check_reachable([])
+    with socket.create_server(("127.0.0.1", 0)) as server:  # nobody listens there afterwards
+        closed = f"http://127.0.0.1:{server.getsockname()[1]}/file"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        check_reachable([closed, f"http://127.0.0.1:{server.getsockname()[1]}/file"])
+        thread.join()
+
+
+def test_the_stall_limit_ends_with_its_block() -> None:
+    before = socket.getdefaulttimeout()
+    with pytest.raises(KeyError), stall_limit():
+        assert socket.getdefaulttimeout() == cache_module.STALL_SECONDS
+        raise KeyError
+    assert socket.getdefaulttimeout() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,29 +11,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from partition_helpers import EDGES, RATIOS, large, roles, same
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
 from flower_graph.config.common import PartitionSection
-from flower_graph.data import Graph, csbm, to_undirected
+from flower_graph.data import Graph, to_undirected
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
     check_neighbours,
     cut_out,
+    cut_out_overlapping,
     partition_graph,
     split_nodes,
 )
 from flower_graph.errors import DataError
 
-RATIOS = [0.6, 0.2, 0.2]
-
 
 def graph(**changes: Any) -> Graph:
-    """Return the path 0 - 1 - 2 - 3 - 4 with 1 - 3 as well; 5 has no neighbour."""
-    edges = to_undirected(torch.tensor([[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]), 6)
     x = torch.eye(6) * torch.arange(1, 7)
-    return replace(Graph(x, edges, torch.tensor([0, 1, 2, 0, 1, -1]), 3), **changes)
+    return replace(Graph(x, EDGES, torch.tensor([0, 1, 2, 0, 1, -1]), 3), **changes)
 
 
 def parts(*nodes: list[int]) -> list[Tensor]:
@@ -41,21 +40,6 @@ def parts(*nodes: list[int]) -> list[Tensor]:
 
 def settings(**changes: Any) -> PartitionSection:
     return PartitionSection(**{"method": "random", "clients": 5, "ratios": RATIOS, **changes})
-
-
-def large(**changes: Any) -> Graph:
-    made = csbm(200, 3, degree=6.0, features=40, active=5, homophily=0.8, seed=0)
-    return replace(made, **changes)
-
-
-def places(client: ClientGraph) -> list[list[int]]:
-    masks = (client.train_mask, client.val_mask, client.test_mask)
-    return [client.nodes[mask].tolist() for mask in masks]
-
-
-def same(one: ClientGraph, other: ClientGraph) -> bool:
-    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
-    return all(torch.equal(a, b) if torch.is_tensor(a) else a is b or a == b for a, b in pairs)
 
 
 # --- nodes and edges
@@ -70,17 +54,8 @@ def test_a_client_has_the_edges_among_its_nodes_by_hand() -> None:
     assert second.edge_index.tolist() == [[], []]
     assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 0], [2, 1])
     assert first.x.tolist() == graph().x[[0, 1, 3]].tolist()
-    assert places(first) == [[], [], []]
+    assert roles(first) == [[], [], []]
     assert not first.is_graphless and first.hidden_edges is None
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
-def test_sparse_features_stay_sparse() -> None:
-    whole = graph()
-    [dense] = cut_out(whole, parts([1, 3, 5]))
-    [sparse] = cut_out(replace(whole, x=whole.x.to_sparse_csr()), parts([1, 3, 5]))
-    assert sparse.x.layout == torch.sparse_csr
-    assert torch.equal(sparse.x.to_dense(), dense.x)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
@@ -91,6 +66,10 @@ def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: An
     cut = [(whose == part).nonzero().flatten() for part in range(3)]  # the fourth part is dropped
     for nodes, client in zip(cut, cut_out(whole, cut), strict=True):
         expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
+        assert client.edge_index is not None
+        assert torch.equal(client.edge_index, expected)
+    for client in cut_out_overlapping(whole, [*cut, *cut[:1]]):
+        expected, _ = subgraph(client.nodes, edges, relabel_nodes=True, num_nodes=9)
         assert client.edge_index is not None
         assert torch.equal(client.edge_index, expected)
 
@@ -113,17 +92,23 @@ def test_alpha_and_resolution_reach_the_cut() -> None:
     assert sizes(method="dirichlet", alpha=1.0) != sizes(method="dirichlet", alpha=100.0)
 
 
-def test_seeds_of_run_and_partition() -> None:
-    first = partition_graph(large(), settings(), 0.4, seed=3)
-    second = partition_graph(large(), settings(seed=3), 0.4, seed=8)
-    assert all(map(same, first, second))
-    other = partition_graph(large(), settings(), 0.4, seed=8)
-    assert not all(map(same, first, other))
-
-
-def test_a_way_to_cut_that_does_not_exist() -> None:
-    with pytest.raises(DataError, match="method = 'leiden': must be one of louvain, metis, dir"):
-        partition_graph(large(), settings(method="leiden"), 0.5, seed=0)
+@pytest.mark.parametrize(
+    ("changes", "ratio", "said"),
+    [
+        ({"method": "leiden"}, 0.5, "method = 'leiden': must be one of louvain, metis, dirichlet"),
+        ({}, 1.1, "graphless_ratio = 1.1: must be 0 to 1"),
+        ({}, math.nan, "graphless_ratio = nan: must be 0 to 1"),
+        ({"clients": 80}, 0.0, r"^client \d+ .*nodes: \d, .*; use fewer .*clients = 80\)"),
+        (
+            {"method": "metis-overlapping", "drawn_share": 0.03, "draws": 1},
+            0.0,
+            r"client \d: none of its 1 nodes is for .*fewer clients",
+        ),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], ratio: float, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        partition_graph(large(), settings(**changes), ratio, seed=0)
 
 
 # --- split
@@ -133,7 +118,7 @@ def test_each_client_splits_its_labelled_nodes_60_20_20() -> None:
     y = large().y.clone()
     y[::2] = -1
     for client in partition_graph(large(y=y), settings(clients=2), 0.5, seed=0):
-        train, val, test = places(client)
+        train, val, test = roles(client)
         labelled = client.nodes[client.y >= 0].tolist()
         assert sorted(train + val + test) == labelled
         count = len(labelled)
@@ -142,9 +127,12 @@ def test_each_client_splits_its_labelled_nodes_60_20_20() -> None:
 
 
 def test_a_split_depends_on_seed_and_client_alone() -> None:
+    first = partition_graph(large(), settings(), 0.4, seed=3)
+    assert same(first, partition_graph(large(), settings(seed=3), 0.4, seed=8))
+    assert not same(first, partition_graph(large(), settings(), 0.4, seed=8))
     one, two = cut_out(large(), [torch.arange(0, 50), torch.arange(50, 100)])
     split = split_nodes(one, RATIOS, seed=0)
-    assert same(split, split_nodes(split, RATIOS, seed=0))
+    assert same([split], [split_nodes(split, RATIOS, seed=0)])
     assert not torch.equal(split.train_mask, split_nodes(one, RATIOS, seed=1).train_mask)
     assert not torch.equal(split.train_mask, split_nodes(two, RATIOS, seed=0).train_mask)
 
@@ -162,14 +150,6 @@ def test_a_client_too_small_for_its_split(nodes: list[int], ratios: list[float],
     [client] = cut_out(graph(), parts(nodes))
     with pytest.raises(DataError, match=said):
         split_nodes(client, ratios, seed=0)
-
-
-def test_a_community_of_one_node_is_named_with_what_to_do() -> None:
-    lonely = settings(method="louvain", clients=2)  # the second community of the path is node 5
-    whole = graph(edge_index=to_undirected(torch.tensor([[0, 0, 1, 0], [1, 2, 2, 3]]), 6))
-    whole = replace(whole, edge_index=torch.cat([whole.edge_index, torch.tensor([[3], [1]])], 1))
-    with pytest.raises(DataError, match=r"^client 1 .*nodes: 1, .*; use fewer .*clients = 2\)"):
-        partition_graph(whole, lonely, 0.0, seed=0)
 
 
 # --- graphless clients
@@ -193,13 +173,8 @@ def test_a_graphless_client_hides_its_edges_and_is_the_same_otherwise() -> None:
     for open_one, hidden in zip(all_have, none_has, strict=True):
         assert hidden.is_graphless and open_one.edge_index is not None
         assert open_one.edge_index.numel() > 0
-        assert same(replace(hidden, edge_index=hidden.hidden_edges, hidden_edges=None), open_one)
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_a_ratio_that_is_no_share(ratio: float) -> None:
-    with pytest.raises(DataError, match=f"graphless_ratio = {ratio}: must be 0 to 1"):
-        partition_graph(large(), settings(), ratio, seed=0)
+        shown = replace(hidden, edge_index=hidden.hidden_edges, hidden_edges=None)
+        assert same([shown], [open_one])
 
 
 def trainable(**changes: Any) -> ClientGraph:
@@ -221,20 +196,6 @@ def test_constant_features_without_edges_are_refused(sparse: bool) -> None:
         check_client_graph(trainable(x=constant, edge_index=None))
 
 
-def test_constant_features_are_refused_when_the_graph_is_cut() -> None:
-    with pytest.raises(DataError, match=r"client 0: .*constant features.*; use fewer clients"):
-        partition_graph(large(x=torch.ones(200, 3)), settings(), 1.0, seed=0)
-    assert len(partition_graph(large(x=torch.ones(200, 3)), settings(), 0.0, seed=0)) == 5
-
-
-def test_nothing_to_train_on_is_refused() -> None:
-    nobody = torch.zeros(5, dtype=torch.bool)
-    with pytest.raises(DataError, match="client 0: none of its 5 nodes is for training"):
-        check_client_graph(trainable(train_mask=nobody))
-    with pytest.raises(DataError, match="client 0: none of its 5 nodes has a label"):
-        check_client_graph(trainable(y=torch.full((5,), -1), train_mask=nobody))
-
-
 def test_more_neighbours_than_a_graphless_client_has_nodes() -> None:
     graphs = [trainable(), trainable(client=4, edge_index=None)]
     check_neighbours(graphs, 4)
@@ -252,26 +213,10 @@ def test_a_node_has_one_role_at_all_clients_that_hold_it() -> None:
     )
     assert [one.client for one in clients] == list(range(10))
     assert sum(one.is_graphless for one in clients) == 5
-    roles: dict[int, int] = {}
+    found: dict[int, int] = {}
     for client in clients:
-        for role, nodes in enumerate(places(client)):
+        for role, nodes in enumerate(roles(client)):
             assert nodes
-            assert all(roles.setdefault(node, role) == role for node in nodes)
+            assert all(found.setdefault(node, role) == role for node in nodes)
     held = sum(one.nodes.numel() for one in clients)
-    assert len(roles) <= 200 < held
-
-
-def test_each_client_has_all_edges_among_the_nodes_that_it_drew() -> None:
-    whole = large()
-    for client in partition_graph(whole, settings(method="metis-overlapping"), 0.0, seed=3):
-        expected, _ = subgraph(client.nodes, whole.edge_index, relabel_nodes=True, num_nodes=200)
-        assert client.edge_index is not None
-        assert set(map(tuple, client.edge_index.t().tolist())) == set(
-            map(tuple, expected.t().tolist())
-        )
-
-
-def test_a_client_without_a_role_that_is_to_be_there_is_named() -> None:
-    how = settings(method="metis-overlapping", drawn_share=0.03, draws=1, clients=5)
-    with pytest.raises(DataError, match=r"client \d: none of its 1 nodes is for .*fewer clients"):
-        partition_graph(large(), how, 0.0, seed=0)
+    assert len(found) <= 200 < held

@@ -5,23 +5,20 @@ from __future__ import annotations
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, describe, load_data, load_graph
 from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
 from flower_graph.data.cora_linqs.pack import MEMBERS, pack, read_source, to_bytes
 
-Settings = Callable[..., SimpleNamespace]
 
-
-def test_sizes(settings: Settings) -> None:
-    assert describe(load_graph(settings())) == {
+def test_sizes_split_and_words() -> None:
+    assert describe(load_graph(DataConfig())) == {
         "nodes": 2708,
         "edges": 5278,
         "features": 1433,
@@ -31,18 +28,11 @@ def test_sizes(settings: Settings) -> None:
         "val": 500,
         "test": 1000,
     }
-
-
-def test_the_stored_split_has_twenty_nodes_of_each_class() -> None:
     graph = load_cora_linqs()
     assert graph.train_mask is not None
     assert torch.bincount(graph.y[graph.train_mask]).tolist() == [20] * 7
-
-
-def test_features_are_words_that_are_there_or_not() -> None:
-    x = load_cora_linqs().x
-    assert x.unique().tolist() == [0.0, 1.0]
-    assert x.sum() == 49_216
+    assert graph.x.unique().tolist() == [0.0, 1.0]
+    assert graph.x.sum() == 49_216
 
 
 def test_it_loads_in_a_tenth_of_a_second() -> None:
@@ -74,10 +64,10 @@ def invariants(graph: Graph) -> Counter[tuple[object, ...]]:
     )
 
 
-def test_it_is_the_graph_of_planetoid(settings: Settings, data_root: Path, cache: Path) -> None:
+def test_it_is_the_graph_of_planetoid(data_root: Path, cache: Path) -> None:
     options = {"root": str(data_root), "normalize": False}
-    planetoid = load_data(settings(name="Cora", **options))
-    linqs = load_graph(settings(normalize=False))
+    planetoid = load_data(DataConfig(name="Cora", **options))
+    linqs = load_graph(DataConfig(normalize=False))
     assert invariants(planetoid) == invariants(linqs)
     # Nodes with each word, and words that pairs of words share, whatever the words' order.
     assert sorted(planetoid.x.sum(0).tolist()) == sorted(linqs.x.sum(0).tolist())

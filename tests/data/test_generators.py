@@ -21,15 +21,14 @@ def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("homophily", "share"), [(0.0, 0.0), (1.0, 1.0)])
-def test_extremes_of_homophily_hold_exactly(homophily: float, share: float) -> None:
+def test_extremes_of_homophily_hold_exactly_and_edges_are_simple(
+    homophily: float, share: float
+) -> None:
     # 7 nodes in 3 classes: unequal class sizes, where wrong offsets would show.
     graph = csbm_sparse(7, 3, degree=4.0, features=4, active=2, homophily=homophily)
     source, target = graph.edge_index
     assert source.numel() > 0
     assert (graph.y[source] == graph.y[target]).float().mean() == share
-
-
-def test_edges_are_undirected_and_simple() -> None:
     source, target = csbm_sparse(30, 3, degree=20.0, features=4, active=2).edge_index
     pairs = set(zip(source.tolist(), target.tolist(), strict=True))
     assert len(pairs) == source.numel()
@@ -89,11 +88,8 @@ def test_features_tell_classes_apart_better_over_a_neighbourhood() -> None:
     ("changes", "message"),
     [
         ({"classes": 1}, "data.classes = 1: must be 2 to data.nodes = 100"),
-        ({"classes": 101}, "data.classes = 101"),
         ({"degree": -1.0}, "data.degree = -1.0"),
-        ({"degree": 100.0}, "data.degree = 100.0"),
         ({"degree": float("nan")}, "data.degree = nan"),
-        ({"active": 0}, "data.active = 0"),
         ({"active": 9, "features": 8}, "data.active = 9: must be 1 to data.features = 8"),
         ({"homophily": 1.5}, "data.homophily = 1.5: must be 0 to 1"),
     ],
@@ -101,8 +97,5 @@ def test_features_tell_classes_apart_better_over_a_neighbourhood() -> None:
 def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         csbm_sparse(**{"nodes": 100, "classes": 2, **changes})
-
-
-def test_dense_features_beyond_the_limit_are_refused_at_once() -> None:
     with pytest.raises(DataError, match=r"2\.0 GB.*csbm_sparse"):
         csbm(1_000_000, 7, features=512)

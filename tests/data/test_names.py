@@ -53,10 +53,10 @@ def test_unknown_names_are_refused_with_the_nearest(name: str, near: str) -> Non
         check_name(name)
 
 
-@pytest.mark.parametrize("name", ["", "/", "qqqqqqqq"])
-def test_names_like_no_other_are_refused_with_the_list(name: str) -> None:
-    with pytest.raises(DataError, match="Known: cora-linqs, csbm"):
-        check_name(name)
+def test_names_like_no_other_are_refused_with_the_list() -> None:
+    for name in ("", "/", "qqqqqqqq"):
+        with pytest.raises(DataError, match="Known: cora-linqs, csbm"):
+            check_name(name)
 
 
 def test_known_names_are_known() -> None:

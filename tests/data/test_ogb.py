@@ -5,18 +5,15 @@ from __future__ import annotations
 import builtins
 import gzip
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
-
-Settings = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture
@@ -50,11 +47,11 @@ def write_arxiv(root: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # in ogb
-def test_arxiv(ogb: None, settings: Settings, cache: Path, root: Path) -> None:
+def test_arxiv(ogb: None, cache: Path, root: Path) -> None:
     folder = write_arxiv(root)
     before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     for _ in range(2):  # processed, then from the cache
-        data = load_data(settings(name="ogbn-arxiv"))
+        data = load_data(DataConfig(name="ogbn-arxiv"))
         expected = [[0.5, 0.5], [-0.5, 0.5], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
         torch.testing.assert_close(data.x, torch.tensor(expected))
         assert data.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
@@ -68,7 +65,7 @@ def test_arxiv(ogb: None, settings: Settings, cache: Path, root: Path) -> None:
 
 
 def test_arxiv_never_asks_a_question(
-    ogb: None, settings: Settings, cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    ogb: None, cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     real = builtins.input
@@ -79,29 +76,29 @@ def test_arxiv_never_asks_a_question(
 
     monkeypatch.setattr(builtins, "input", record)
     write_arxiv(root)
-    load_data(settings(name="ogbn-arxiv"))
+    load_data(DataConfig(name="ogbn-arxiv"))
     assert asked == []
     # Even if the cache is damaged, which makes ogb ask whether to update: it fails instead.
     (next(cache.iterdir()) / "ogbn_arxiv" / "RELEASE_v1.txt").unlink()
     with pytest.raises(DataError, match="cannot be loaded by ogb: EOFError"):
-        load_data(settings(name="ogbn-arxiv"))
+        load_data(DataConfig(name="ogbn-arxiv"))
     assert len(asked) == 1
 
 
-def test_missing_files_are_named(ogb: None, settings: Settings, cache: Path, root: Path) -> None:
+def test_missing_files_are_named(ogb: None, cache: Path, root: Path) -> None:
     folder = write_arxiv(root)
     (folder / "split" / "time" / "valid.csv.gz").unlink()
     with pytest.raises(DataError, match=r"no valid\.csv\.gz .*root/ogbn_arxiv.*download failed"):
-        load_data(settings(name="ogbn-arxiv"))
+        load_data(DataConfig(name="ogbn-arxiv"))
     with pytest.raises(DataError, match="downloads are switched off"):
-        load_data(settings(name="ogbn-arxiv"), download=False)
+        load_data(DataConfig(name="ogbn-arxiv"), download=False)
     assert list(cache.iterdir()) == []
 
 
 def test_without_ogb_the_error_says_how_to_get_it(
-    settings: Settings, cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ogb", None)
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
     with pytest.raises(DataError, match=r"pip install flower-graph\[ogb\]"):
-        load_data(settings(name="ogbn-arxiv"))
+        load_data(DataConfig(name="ogbn-arxiv"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from partition_helpers import EDGES
 
 from flower_graph.data import Graph, to_undirected
 from flower_graph.data.partition.client_graphs import ClientGraph, cut_out
@@ -19,9 +20,8 @@ from flower_graph.data.partition.statistics import (
 )
 from flower_graph.errors import DataError
 
-# 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour, and no label.
-EDGES = to_undirected(torch.tensor([[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]), 6)
-Y = torch.tensor([0, 1, 2, 0, 1, -1])
+Y = torch.tensor([0, 1, 2, 0, 1, -1])  # 5 has no label
+WHOLE = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
 
 
 def mask(*places: int, size: int) -> torch.Tensor:
@@ -30,8 +30,7 @@ def mask(*places: int, size: int) -> torch.Tensor:
 
 def networks() -> list[EgoNetwork]:
     """Clients with the nodes 0 1, then 1 2 3 4, then 5."""
-    graph = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
-    first, second, alone = ego_networks(graph, [0, 3, 5], hops=1)
+    first, second, alone = ego_networks(WHOLE, [0, 3, 5], hops=1)
     return [
         replace(first, train_mask=mask(0, size=2), test_mask=mask(1, size=2)),
         replace(
@@ -45,8 +44,8 @@ def networks() -> list[EgoNetwork]:
 
 
 def test_figures_of_ego_networks_by_hand() -> None:
-    found = ego_statistics(networks()).figures
-    assert found == pytest.approx(
+    found = ego_statistics(networks())
+    assert found.figures == pytest.approx(
         {
             "clients": 3,
             "nodes": 6,
@@ -70,32 +69,12 @@ def test_figures_of_ego_networks_by_hand() -> None:
             "tested-and-trained-share": 1 / 2,
         }
     )
-
-
-def test_distributions_of_ego_networks_by_hand() -> None:
-    assert ego_statistics(networks()).distributions == {
+    assert found.distributions == {
         "nodes per client": {1: 1, 2: 1, 4: 1},
         "edges per client": {0: 1, 1: 1, 4: 1},
         "classes per client": {0: 1, 2: 1, 3: 1},
         "clients per node": {1: 5, 2: 1},
     }
-
-
-def test_an_edge_of_two_clients_counts_once() -> None:
-    graph = Graph(torch.zeros(6, 1), EDGES, Y, num_classes=3)
-    found = ego_statistics(ego_networks(graph, range(6), hops=2)).figures
-    assert (found["nodes"], found["edges"]) == (6, 5)
-    assert found["edges-per-client"] > 5 / 6
-
-
-def test_nobody_tested_is_no_overlap() -> None:
-    graph = Graph(torch.zeros(6, 1), EDGES, Y, num_classes=3)
-    assert ego_statistics(ego_networks(graph, [0], 1)).figures["tested-and-trained-share"] == 0
-
-
-def test_no_clients_are_refused() -> None:
-    with pytest.raises(DataError, match="at least one client"):
-        ego_statistics([])
 
 
 def test_nodes_as_clients_by_hand() -> None:
@@ -127,8 +106,7 @@ def test_nodes_as_clients_by_hand() -> None:
 
 def communities() -> list[ClientGraph]:
     """Clients with the nodes 0 1 2, and 3 5 without their edges; nobody has 4."""
-    graph = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
-    first, second = cut_out(graph, [torch.tensor([0, 1, 2]), torch.tensor([3, 5])])
+    first, second = cut_out(WHOLE, [torch.tensor([0, 1, 2]), torch.tensor([3, 5])])
     first = replace(first, train_mask=mask(0, 1, size=3), test_mask=mask(2, size=3))
     second = replace(second, edge_index=None, hidden_edges=second.edge_index)
     return [first, replace(second, val_mask=mask(0, size=2))]
@@ -174,17 +152,9 @@ def test_clients_of_their_own_graphs_are_not_compared_with_a_whole_one() -> None
     assert found.distributions["edges per client"] == {2: 1}
     unknown = client_statistics([replace(second, hidden_edges=None)], None)
     assert unknown.figures["edges-per-client"] == unknown.figures["homophily-per-client"] == 0
-
-
-def test_edges_to_a_node_without_a_label_say_nothing_about_homophily() -> None:
-    first, _ = communities()
+    # Edges to a node without a label say nothing about homophily.
     found = client_statistics([replace(first, y=torch.tensor([-1, 1, 1]))], None)
     assert found.figures["homophily-per-client"] == 1
-
-
-def test_no_communities_are_refused() -> None:
-    with pytest.raises(DataError, match="no clients to describe"):
-        client_statistics([], None)
 
 
 def overlapping() -> list[OverlappingGraph]:
@@ -206,8 +176,7 @@ def overlapping() -> list[OverlappingGraph]:
 
 
 def test_figures_of_overlapping_clients_by_hand() -> None:
-    whole = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
-    found = overlap_statistics(overlapping(), whole)
+    found = overlap_statistics(overlapping(), WHOLE)
     assert found.figures == pytest.approx(
         {
             "clients": 2,
@@ -249,5 +218,11 @@ def test_overlapping_clients_without_a_whole_graph_say_nothing_of_it() -> None:
     assert not {"kept-nodes-share", "lost-edges-share", "degree-of-public"} & set(figures)
     assert figures["clients-without-edges"] == 1
     assert figures["homophily-per-client"] == 0  # a client without edges has none to count
-    with pytest.raises(DataError, match="no clients to describe"):
-        overlap_statistics([], None)
+
+
+def test_no_clients_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one client"):
+        ego_statistics([])
+    for describe in (client_statistics, overlap_statistics):
+        with pytest.raises(DataError, match="no clients to describe"):
+            describe([], None)

@@ -1,24 +1,25 @@
-"""PyG's loaders, on small raw files in the format of the real ones."""
+"""PyG's loaders on small raw files in the format of the real ones, and graphs saved by the user."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric.data import Data
 
+from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data
 from flower_graph.data.sources.names import PygName
-from flower_graph.data.sources.pyg import load_pyg
+from flower_graph.data.sources.pyg import load_file, load_pyg
 from flower_graph.errors import DataError
 
-Settings = Callable[..., SimpleNamespace]
 Listing = dict[str, tuple[int, int]]
 
 X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
@@ -46,13 +47,6 @@ def write_wikics(root: Path) -> None:
     (raw / "data.json").write_text(json.dumps(content))
 
 
-def write_lastfm(root: Path) -> None:
-    raw = root / "LastFMAsia" / "raw"
-    raw.mkdir(parents=True)
-    edges = np.array([[0, 1], [1, 0], [1, 2], [2, 2]])
-    np.savez(raw / "lastfm_asia.npz", features=X, target=np.array([0, 1, 0, 1]), edges=edges)
-
-
 def write_flickr(root: Path) -> None:
     raw = root / "Flickr" / "raw"
     raw.mkdir(parents=True)
@@ -78,19 +72,6 @@ def write_actor(root: Path) -> None:
         )
 
 
-def write_amazon(root: Path) -> None:
-    raw = root / "Amazon" / "Photo" / "raw"
-    raw.mkdir(parents=True)
-    links = sp.csr_matrix((np.ones(3), ([0, 1, 1], [1, 0, 2])), shape=(4, 4))
-    matrices = {"adj": links, "attr": sp.csr_matrix(X)}
-    parts = {
-        f"{name}_{key}": getattr(matrix, key)
-        for name, matrix in matrices.items()
-        for key in ("data", "indices", "indptr", "shape")
-    }
-    np.savez(raw / "amazon_electronics_photo.npz", labels=np.array([0, 1, 0, 1]), **parts)
-
-
 def listing(folder: Path) -> Listing:
     """Size and time of change of everything in a folder."""
     stats = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*")}
@@ -102,11 +83,9 @@ def members(mask: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize(("index", "seed", "train"), [(0, 0, 0), (19, 0, 1), (None, 5, 1)])
-def test_wikics(
-    index: int | None, seed: int, train: int, settings: Settings, cache: Path, root: Path
-) -> None:
+def test_wikics(index: int | None, seed: int, train: int, cache: Path, root: Path) -> None:
     write_wikics(root)
-    data = load_data(settings(name="WikiCS", split_index=index), seed=seed)
+    data = load_data(DataConfig(name="WikiCS", split_index=index), seed=seed)
     torch.testing.assert_close(data.x, torch.tensor(NORMALISED))
     assert data.edge_index.tolist() == UNDIRECTED
     assert data.y.tolist() == [0, 1, 2, 1]
@@ -118,20 +97,9 @@ def test_wikics(
     ]
 
 
-def test_lastfm_asia_has_no_public_split(settings: Settings, cache: Path, root: Path) -> None:
-    write_lastfm(root)
-    with pytest.raises(DataError, match=r"'LastFMAsia' has no public split: use data.split=random"):
-        load_data(settings(name="LastFMAsia"))
-    counts = {"train_per_class": 1, "num_val": 1, "num_test": 1}
-    data = load_data(settings(name="lastfmasia", split="random", **counts))
-    torch.testing.assert_close(data.x, torch.tensor(NORMALISED))
-    assert data.edge_index.tolist() == UNDIRECTED
-    assert [int(data[f"{part}_mask"].sum()) for part in ("train", "val", "test")] == [2, 1, 1]
-
-
-def test_flickr(settings: Settings, cache: Path, root: Path) -> None:
+def test_flickr(cache: Path, root: Path) -> None:
     write_flickr(root)
-    data = load_data(settings(name="Flickr", normalize=False))
+    data = load_data(DataConfig(name="Flickr", normalize=False))
     torch.testing.assert_close(data.x, torch.from_numpy(X))
     assert data.x.dtype == torch.float32
     assert data.edge_index.tolist() == UNDIRECTED
@@ -140,35 +108,26 @@ def test_flickr(settings: Settings, cache: Path, root: Path) -> None:
     assert (members(data.val_mask), members(data.test_mask)) == ([1], [2])
 
 
-def test_actor_has_the_splits_of_geom_gcn(settings: Settings, cache: Path, root: Path) -> None:
+def test_actor_has_the_splits_of_geom_gcn(cache: Path, root: Path) -> None:
     write_actor(root)
-    data = load_data(settings(name="Actor", split="geom-gcn"), seed=13)
+    data = load_data(DataConfig(name="Actor", split="geom-gcn"), seed=13)
     assert data.edge_index.tolist() == UNDIRECTED
     assert [members(data[f"{part}_mask"]) for part in ("train", "val", "test")] == [[3], [0], [1]]
 
 
-def test_amazon_takes_a_name(settings: Settings, cache: Path, root: Path) -> None:
-    write_amazon(root)
-    ratios = {"split": "random", "ratios": [0.5, 0.25, 0.25]}
-    data = load_data(settings(name="Amazon/Photo", **ratios))
-    assert data.x.shape == (4, 3)
-    assert data.edge_index.tolist() == UNDIRECTED
-    assert [int(data[f"{part}_mask"].sum()) for part in ("train", "val", "test")] == [2, 1, 1]
-
-
-def test_karate_club_needs_no_files(settings: Settings, cache: Path) -> None:
+def test_karate_club_needs_no_files(cache: Path) -> None:
     counts = {"train_per_class": 2, "num_val": 5, "num_test": 5}
-    data = load_data(settings(name="KarateClub", split="random", **counts))
+    data = load_data(DataConfig(name="KarateClub", split="random", **counts))
     assert (data.x.shape, data.edge_index.size(1) // 2, data.num_classes) == ((34, 34), 78, 4)
     assert not cache.exists()
 
 
-def test_the_root_is_only_read(settings: Settings, cache: Path, root: Path) -> None:
+def test_the_root_is_only_read(cache: Path, root: Path) -> None:
     write_wikics(root)
     write_flickr(root)
     before = listing(root)
-    load_data(settings(name="WikiCS"))
-    load_data(settings(name="Flickr"))
+    load_data(DataConfig(name="WikiCS"))
+    load_data(DataConfig(name="Flickr"))
     assert listing(root) == before
     # Each folder of the cache has the raw files of its own set, and no others.
     raw = sorted(path.name for path in cache.glob("*/raw/*"))
@@ -176,36 +135,32 @@ def test_the_root_is_only_read(settings: Settings, cache: Path, root: Path) -> N
 
 
 def test_a_second_load_uses_the_cache_and_new_raw_files_are_noticed(
-    settings: Settings, cache: Path, root: Path
+    cache: Path, root: Path
 ) -> None:
     write_wikics(root)
-    first = load_data(settings(name="WikiCS"))
+    first = load_data(DataConfig(name="WikiCS"))
     before = listing(cache)
-    assert torch.equal(load_data(settings(name="WikiCS")).x, first.x)
+    assert torch.equal(load_data(DataConfig(name="WikiCS")).x, first.x)
     assert listing(cache) == before
     raw = root / "WikiCS" / "raw" / "data.json"
     raw.write_text(raw.read_text().replace("[0, 1, 2, 1]", "[1, 0, 2, 10]"))
-    assert load_data(settings(name="WikiCS")).y.tolist() == [1, 0, 2, 10]
+    assert load_data(DataConfig(name="WikiCS")).y.tolist() == [1, 0, 2, 10]
 
 
-def test_broken_raw_files_are_reported_and_leave_nothing(
-    settings: Settings, cache: Path, root: Path
-) -> None:
+def test_broken_raw_files_are_reported_and_leave_nothing(cache: Path, root: Path) -> None:
     write_wikics(root)
     (root / "WikiCS" / "raw" / "data.json").write_text("{}")
     with pytest.raises(DataError, match=r"'WikiCS' cannot be loaded by PyG: KeyError"):
-        load_data(settings(name="WikiCS"))
+        load_data(DataConfig(name="WikiCS"))
     assert list(cache.iterdir()) == []
 
 
-def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
-    settings: Settings, cache: Path, root: Path
-) -> None:
+def test_a_missing_set_says_what_is_missing_where_and_what_to_do(cache: Path, root: Path) -> None:
     raw = root / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     (raw / "ind.cora.x").touch()  # one of eight is there
     with pytest.raises(DataError) as caught:
-        load_data(settings(name="Cora"))
+        load_data(DataConfig(name="Cora"))
     message = str(caught.value)
     assert "no ind.cora.tx, ind.cora.allx, ind.cora.y and 4 more files" in message
     assert str(raw) in message
@@ -216,27 +171,26 @@ def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
     assert sorted(path.name for path in raw.iterdir()) == ["ind.cora.x"]
 
 
-def test_a_missing_split_of_geom_gcn_is_named(settings: Settings, cache: Path, root: Path) -> None:
+def test_a_missing_split_of_geom_gcn_is_named(cache: Path, root: Path) -> None:
     message = r"no geom-gcn-splits/cora_split_0\.6_0\.2_3\.npz.*Planetoid/Cora/geom-gcn/raw.*failed"
     with pytest.raises(DataError, match=message):
-        load_data(settings(name="Cora", split="geom-gcn"), seed=3)
+        load_data(DataConfig(name="Cora", split="geom-gcn"), seed=3)
     assert list(cache.iterdir()) == []
 
 
 def test_a_missing_set_without_any_root_is_reported_too(
-    settings: Settings, cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
     # Flickr's addresses are not to be found on its class: the download itself fails.
     with pytest.raises(DataError, match=r"no adj_full\.npz.*no data root is set.*switched off"):
-        load_data(settings(name="Flickr"))
+        load_data(DataConfig(name="Flickr"))
     with pytest.raises(DataError, match="downloads are switched off"):
-        load_data(settings(name="Flickr"), download=False)
+        load_data(DataConfig(name="Flickr"), download=False)
     assert list(cache.iterdir()) == []
 
 
 def test_what_was_downloaded_is_found_again_without_a_network(
-    settings: Settings,
     cache: Path,
     root: Path,
     tmp_path: Path,
@@ -252,9 +206,9 @@ def test_what_was_downloaded_is_found_again_without_a_network(
 
     monkeypatch.setattr(module, "download_url", fetch)
     monkeypatch.setattr("flower_graph.data.sources.pyg.check_reachable", lambda urls: None)
-    first = load_data(settings(name="WikiCS"))
+    first = load_data(DataConfig(name="WikiCS"))
     served.unlink()
-    again = load_data(settings(name="WikiCS"), download=False)
+    again = load_data(DataConfig(name="WikiCS"), download=False)
     assert torch.equal(first.x, again.x)
     assert list(root.iterdir()) == []
 
@@ -285,3 +239,103 @@ def test_several_graphs_are_refused(count: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(datasets.KarateClub, "__len__", lambda self: len(graphs))
     with pytest.raises(DataError, match="'KarateClub' is not one graph"):
         load_pyg(PygName("KarateClub", None), root=None, download=False)
+
+
+# Graphs of the user: nothing in a file is executed ------------------------------------------------
+
+
+def tensors(**changes: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "x": torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
+        "edge_index": torch.tensor([[0, 1], [1, 2]]),
+        "y": torch.tensor([0, 1, 0]),
+        "train_mask": torch.tensor([True, False, False]),
+    }
+    return {**parts, **changes}
+
+
+def save(path: Path, content: Any) -> Path:
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("wrap", [lambda **parts: Data(**parts), dict])
+def test_a_data_and_a_dict_are_the_same_graph(wrap: Any, tmp_path: Path) -> None:
+    graph = load_file(save(tmp_path / "graph.pt", wrap(**tensors(note="a string is ignored"))))
+    expected = tensors()
+    for key in ("x", "edge_index", "y", "train_mask"):
+        assert torch.equal(getattr(graph, key), expected[key])
+    assert graph.val_mask is None
+    assert graph.num_classes == 2
+
+
+@pytest.mark.parametrize("classes", [5, torch.tensor(5)])
+def test_a_number_of_classes_in_the_file_counts(classes: Any, tmp_path: Path) -> None:
+    graph = load_file(save(tmp_path / "a.pt", Data(**tensors(num_classes=classes))))
+    assert graph.num_classes == 5
+    with pytest.raises(DataError, match=r"y\[1\] is 1: labels must be 0 to 0"):
+        load_file(save(tmp_path / "b.pt", tensors(num_classes=1)))
+
+
+def test_sparse_features_and_labels_in_a_column_are_read(tmp_path: Path) -> None:
+    parts = tensors()
+    content = tensors(x=parts["x"].to_sparse_coo(), y=parts["y"].unsqueeze(1))
+    graph = load_file(save(tmp_path / "graph.pt", content))
+    assert torch.equal(graph.x, parts["x"])
+    assert torch.equal(graph.y, parts["y"])
+
+
+class Harmful:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    content = tensors(extra=Harmful(proof))
+    saved = save(tmp_path / "saved.pt", content)
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps(content, protocol=2))
+    for path in (saved, tmp_path / "pickled.pt", save(tmp_path / "data.pt", Data(**content))):
+        with pytest.raises(DataError, match="not a graph that can be loaded safely"):
+            load_file(path)
+    assert not proof.exists()
+    torch.load(saved, weights_only=False)  # the same file would have done it
+    assert proof.exists()
+
+
+def test_loading_allows_no_class_for_good(tmp_path: Path) -> None:
+    before = set(torch.serialization.get_safe_globals())
+    assert Data in before  # PyG's own doing, which must last
+    load_file(save(tmp_path / "graph.pt", Data(**tensors())))
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (torch.ones(3), "holds a Tensor, not a Data or a dict"),
+        ({"x": torch.ones(3, 2), "y": torch.zeros(3)}, "has no edge_index"),
+        (tensors(x=[[1.0]]), "x is a list, not a tensor"),
+        (tensors(num_classes="two"), "num_classes is 'two'"),
+        (tensors(y=torch.zeros(3, 4, dtype=torch.int64)), "several labels"),
+        (tensors(y=torch.tensor([0, 1])), r"\[2\]: must be int64 \[3\]"),
+    ],
+)
+def test_unfit_content_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load_file(save(tmp_path / "graph.pt", content))
+
+
+def test_missing_empty_and_cut_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file"):
+        load_file(tmp_path / "absent.pt")
+    whole = save(tmp_path / "whole.pt", tensors()).read_bytes()
+    for name, content in (("empty.pt", b""), ("cut.pt", whole[: len(whole) // 2])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"file .*{name} is not a graph"):
+            load_file(tmp_path / name)

@@ -27,7 +27,6 @@ from flower_graph.privacy.local import (
     withhold_measurements,
 )
 from flower_graph.simulation import _identify
-from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 
 BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
 
@@ -51,6 +50,18 @@ def client(rows: np.ndarray) -> Callable[[Message, Context], Message]:
     return answer
 
 
+def replies(norm: float = 1.0, multiplier: float = 1.0, releases: int = 1, **how: Any) -> Any:
+    return PrivateReplies(norm, multiplier, 1e-5, releases, **how)
+
+
+def rows_mod(deviation: float = 1.0, releases: int = 1, norm: float = 1.0) -> PrivateRows:
+    return PrivateRows(ClientNoise(norm, deviation, releases))
+
+
+ZEROS, ONES = np.zeros((2, 2)), np.ones((2, 2))
+BOTH = pytest.mark.parametrize("mod_of", [replies, rows_mod])
+
+
 def released(mod: Any, before: np.ndarray, after: np.ndarray, own: Context | None = None) -> Any:
     reply = mod(request(before), own or context(), client(after))
     return reply.content["arrays"]["public"].numpy()
@@ -59,61 +70,78 @@ def released(mod: Any, before: np.ndarray, after: np.ndarray, own: Context | Non
 # The mod -----------------------------------------------------------------------------------------
 
 
-def test_without_an_epsilon_there_is_no_mod() -> None:
-    assert privacy_mods(PrivacyConfig(), 10) == []
-
-
 def test_the_change_is_clipped_and_the_noise_is_as_wide_as_was_asked_for() -> None:
     before = np.full((300, 40), 5.0)
     after = before.copy()
     after[0, 0] += 1000.0  # a change that is much longer than the norm of 3
-    mod = PrivateReplies(3.0, 0.5, 1e-5, releases=1)
+    mod = replies(3.0, 0.5)
     noise = released(mod, before, after) - before
     assert abs(noise.std() / (0.5 * 2 * 3.0) - 1) < 0.05  # 12,000 draws: a deviation is 0.6 %
     assert abs(noise.mean()) < 0.2
-    still = PrivateReplies(3.0, 1e-9, 1e-5, releases=1)
+    still = replies(3.0, 1e-9)
     assert released(still, before, after)[0, 0] == pytest.approx(8.0, abs=1e-6)
     short = before + np.eye(300, 40)[:1]
-    assert np.allclose(
-        released(PrivateReplies(30.0, 1e-9, 1e-5, releases=1), before, short), short, atol=1e-5
-    )
+    assert np.allclose(released(replies(30.0, 1e-9), before, short), short, atol=1e-5)
 
 
-def test_no_seed_of_the_run_fixes_the_noise_and_none_is_disturbed() -> None:
-    found = []
+@BOTH
+def test_no_seed_fixes_the_noise_and_none_is_disturbed(mod_of: Callable[..., Any]) -> None:
+    def seeding(message: Message, context: Context) -> Message:
+        np.random.seed(5)
+        return client(ONES)(message, context)
+
+    found, seeded = [], []
     for _ in range(2):
         np.random.seed(7)
-        found.append(
-            released(PrivateReplies(1.0, 1.0, 1e-5, releases=1), np.zeros((2, 2)), np.ones((2, 2)))
-        )
+        found.append(released(mod_of(), ZEROS, ONES))
         assert np.random.random() == np.random.RandomState(7).random_sample()
-    assert not np.array_equal(found[0], found[1])
+        reply = mod_of()(request(ZEROS), context(), seeding)
+        seeded.append(reply.content["arrays"]["public"].numpy())
+    assert not np.array_equal(*found)
+    assert not np.array_equal(*seeded)
 
 
-def test_a_client_stops_when_its_budget_is_spent() -> None:
-    mod, own = PrivateReplies(1.0, 1.0, 1e-5, releases=2), context()
+@BOTH
+def test_a_client_stops_when_its_budget_is_spent(mod_of: Callable[..., Any]) -> None:
+    mod, own = mod_of(releases=2), context()
     for _ in range(2):
-        released(mod, np.zeros((2, 2)), np.ones((2, 2)), own)
+        released(mod, ZEROS, ONES, own)
     with pytest.raises(RefusedError, match="budget is spent: 2 of 2"):
-        released(mod, np.zeros((2, 2)), np.ones((2, 2)), own)
-    released(mod, np.zeros((2, 2)), np.ones((2, 2)))  # another client's is its own
+        released(mod, ZEROS, ONES, own)
+    released(mod, ZEROS, ONES)  # another client's is its own
 
 
+@BOTH
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_cannot_be_clipped_is_not_sent(bad: float) -> None:
-    after = np.ones((2, 2))
+def test_what_cannot_be_clipped_is_not_sent(mod_of: Callable[..., Any], bad: float) -> None:
+    after = ONES.copy()
     after[1, 1] = bad
     with pytest.raises(RefusedError, match="its numbers are not finite"):
-        released(PrivateReplies(1.0, 1.0, 1e-5, releases=1), np.zeros((2, 2)), after)
+        released(mod_of(), ZEROS, after)
+
+
+@BOTH
+def test_other_actions_may_send_zeros_and_nothing_else(mod_of: Callable[..., Any]) -> None:
+    message = request(ZEROS)
+    message.metadata.message_type = "train.finish"
+    reply = mod_of()(message, context(), client(ZEROS))
+    assert not reply.content["arrays"]["public"].numpy().any()
+    with pytest.raises(RefusedError, match=r"train\.finish: its arrays have no noise"):
+        mod_of()(message, context(), client(ONES))
+
+    def without(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
+
+    assert mod_of()(message, context(), without).has_content()
 
 
 def test_a_change_of_nothing_is_refused_by_its_name() -> None:
     with pytest.raises(RefusedError, match="nothing changed"):
-        released(PrivateReplies(1.0, 1.0, 1e-5, releases=1), np.ones((2, 2)), np.ones((2, 2)))
+        released(replies(), ONES, ONES)
 
 
 def test_several_clients_behind_one_reply_are_refused() -> None:
-    mod, rows = PrivateReplies(1.0, 1.0, 1e-5, releases=1), np.ones((2, 2))
+    mod, rows = replies(), ONES
     with pytest.raises(RefusedError, match=r"clients \[3, 4\] share a SuperNode"):
         mod(request(rows, clients=[3, 4]), context(), client(rows))
     mod(request(rows, clients=[3]), context(), client(2 * rows))
@@ -124,7 +152,7 @@ def test_several_clients_behind_one_reply_are_refused() -> None:
         return reply
 
     with pytest.raises(RefusedError, match="it speaks for 2 clients"):
-        PrivateReplies(1.0, 1.0, 1e-5, releases=1)(request(rows), context(), of_two)
+        replies()(request(rows), context(), of_two)
     with pytest.raises(ConfigError, match=r"privacy.epsilon: 8: clients \[3, 4\] share"):
         require_one_client(BUDGET, [3, 4])
     require_one_client(BUDGET, [3])
@@ -132,75 +160,44 @@ def test_several_clients_behind_one_reply_are_refused() -> None:
 
 
 def measuring(message: Message, context: Context) -> Message:
-    reply = client(np.ones((2, 2)))(message, context)
+    reply = client(ONES)(message, context)
     record = {"loss": [0.5], "disagreement": [0.25], "judged-val": [0.75], "num-examples": 2}
     reply.content["metrics"] = MetricRecord(record)
     return reply
 
 
 def test_what_a_client_measures_is_withheld_unless_it_is_to_be_reported() -> None:
-    mod = PrivateReplies(1.0, 1.0, 1e-5, releases=2)
-    found = mod(request(np.zeros((2, 2))), context(), measuring).content["metrics"]
+    mod = replies(releases=2)
+    found = mod(request(ZEROS), context(), measuring).content["metrics"]
     for name in ("loss", "disagreement", "judged-val"):
         assert np.isnan(found[name]).all()
     assert found["num-examples"] == 2
-    alone = mod(request(np.zeros((2, 2))), context(), client(np.ones((2, 2))))
+    alone = mod(request(ZEROS), context(), client(ONES))
     assert math.isnan(alone.content["metrics"]["loss"])
-    mod = PrivateReplies(1.0, 1.0, 1e-5, releases=1, withholds=False)
-    found = mod(request(np.zeros((2, 2))), context(), measuring).content["metrics"]
+    mod = replies(withholds=False)
+    found = mod(request(ZEROS), context(), measuring).content["metrics"]
     assert (found["loss"], found["judged-val"]) == ([0.5], [0.75])
 
 
 def test_measurements_of_evaluate_are_left_out() -> None:
-    message = request(np.ones((2, 2)))
+    message = request(ONES)
     message.metadata.message_type = "evaluate"
     found = withhold_measurements(message, context(), measuring).content["metrics"]
     assert dict(found) == {"num-examples": 2}
-    untouched = withhold_measurements(request(np.ones((2, 2))), context(), measuring)
+    untouched = withhold_measurements(request(ONES), context(), measuring)
     assert untouched.content["metrics"]["loss"] == [0.5]
 
 
 def test_in_the_central_form_losses_are_withheld_and_arrays_left_to_the_server() -> None:
     (mod,) = privacy_mods(PrivacyConfig(epsilon=1.0, form="central"), 10)
-    reply = mod(request(np.zeros((2, 2))), context(), measuring)
+    reply = mod(request(ZEROS), context(), measuring)
     assert np.isnan(reply.content["metrics"]["loss"]).all()
     assert (reply.content["arrays"]["public"].numpy() == 1).all()
     central = PrivacyConfig(epsilon=1.0, form="central", measurements="report")
-    assert privacy_mods(central, 10) == []
-
-
-def test_a_client_that_seeds_numpy_does_not_fix_the_noise() -> None:
-    def seeding(message: Message, context: Context) -> Message:
-        np.random.seed(5)
-        return client(np.ones((2, 2)))(message, context)
-
-    found = [
-        PrivateReplies(1.0, 1.0, 1e-5, releases=1)(request(np.zeros((2, 2))), context(), seeding)
-        .content["arrays"]["public"]
-        .numpy()
-        for _ in range(2)
-    ]
-    assert not np.array_equal(*found)
-
-
-def test_other_actions_may_send_no_array() -> None:
-    mod, rows = PrivateReplies(1.0, 1.0, 1e-5, releases=1), np.ones((2, 2))
-    message = request(rows)
-    message.metadata.message_type = "train.other"
-    with pytest.raises(RefusedError, match="its arrays have no noise"):
-        mod(message, context(), client(rows))
-
-    def without(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
-
-    assert mod(message, context(), without).has_content()
+    assert privacy_mods(central, 10) == privacy_mods(PrivacyConfig(), 10) == []
 
 
 # A row for each client --------------------------------------------------------------------------
-
-
-def noise_of(deviation: float, releases: int = 1, norm: float = 1.0) -> ClientNoise:
-    return ClientNoise(norm, deviation, releases)
 
 
 def test_one_row_is_treated_as_flowers_mod_treats_a_reply() -> None:
@@ -208,7 +205,7 @@ def test_one_row_is_treated_as_flowers_mod_treats_a_reply() -> None:
     draw = np.random.default_rng(1)
     for row in (draw.normal(size=(1, 16)) * 3, draw.normal(size=(1, 16)) * 0.01):
         row = row.astype(np.float32)
-        quiet = released(PrivateRows(noise_of(1e-9)), np.zeros((1, 16), np.float32), row)
+        quiet = released(rows_mod(1e-9), np.zeros((1, 16), np.float32), row)
         # A deviation of 1e-9, by the mod's own formula
         epsilon = 2 * math.sqrt(2 * math.log(1.25e5)) / 1e-9
         flowers = released(LocalDpMod(1.0, 2.0, epsilon, 1e-5), np.zeros((1, 16), np.float32), row)
@@ -216,7 +213,7 @@ def test_one_row_is_treated_as_flowers_mod_treats_a_reply() -> None:
         assert quiet.dtype == flowers.dtype == np.float32
     zeros, wide = np.zeros((1, 20_000), np.float32), np.full((1, 20_000), 1e-4, np.float32)
     epsilon = 2 * math.sqrt(2 * math.log(1.25e5)) / 0.5
-    ours = released(PrivateRows(noise_of(0.5)), zeros, wide)
+    ours = released(rows_mod(0.5), zeros, wide)
     theirs = released(LocalDpMod(1.0, 2.0, epsilon, 1e-5), zeros, wide)
     for found in (ours, theirs):
         assert abs(found.std() / 0.5 - 1) < 0.03  # 20,000 draws: a deviation is 0.5 %
@@ -226,34 +223,17 @@ def test_one_row_is_treated_as_flowers_mod_treats_a_reply() -> None:
 def test_rows_of_a_cohort_are_clipped_and_noised_one_by_one() -> None:
     rows = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0], [-30.0, 40.0]], np.float32)
     before = rows.copy()
-    found = released(PrivateRows(noise_of(1e-9)), np.zeros_like(rows), rows)
+    found = released(rows_mod(1e-9), np.zeros_like(rows), rows)
     wanted = [[0.6, 0.8], [0.03, 0.04], [0.0, 0.0], [-0.6, 0.8]]
     assert np.allclose(found, wanted, atol=1e-6)
     assert np.array_equal(rows, before)  # the client's own state stays as it is
-    noise = released(PrivateRows(noise_of(2.0)), np.zeros((400, 50)), np.zeros((400, 50)))
+    noise = released(rows_mod(2.0), np.zeros((400, 50)), np.zeros((400, 50)))
     assert np.allclose(noise.std(1).mean(), 2.0, rtol=0.05)
     assert abs(np.corrcoef(noise[0::2].ravel(), noise[1::2].ravel())[0, 1]) < 0.06
 
 
-def test_noise_on_rows_is_not_fixed_by_a_seed_and_disturbs_none() -> None:
-    found = []
-    for _ in range(2):
-        np.random.seed(7)
-        found.append(released(PrivateRows(noise_of(1.0)), np.zeros((2, 2)), np.ones((2, 2))))
-        assert np.random.random() == np.random.RandomState(7).random_sample()
-    assert not np.array_equal(found[0], found[1])
-
-
-def test_a_cohort_stops_when_its_budget_is_spent() -> None:
-    mod, own = PrivateRows(noise_of(1.0, releases=2)), context()
-    for _ in range(2):
-        released(mod, np.zeros((2, 2)), np.ones((2, 2)), own)
-    with pytest.raises(RefusedError, match="budget is spent: 2 of 2"):
-        released(mod, np.zeros((2, 2)), np.ones((2, 2)), own)
-
-
 def test_a_server_that_names_a_client_twice_gets_nothing() -> None:
-    mod, rows = PrivateRows(noise_of(1.0)), np.ones((2, 2))
+    mod, rows = rows_mod(), ONES
     twice = pack_integers(np.array([4, 4]))
     with pytest.raises(RefusedError, match="names a client twice"):
         mod(request(rows, users=twice), context(), client(rows))
@@ -262,28 +242,13 @@ def test_a_server_that_names_a_client_twice_gets_nothing() -> None:
 
 
 def test_rows_that_cannot_be_protected_are_not_sent() -> None:
-    mod = PrivateRows(noise_of(1.0, releases=9))
-    bad = np.ones((2, 2))
-    bad[1, 1] = np.nan
-    with pytest.raises(RefusedError, match="its numbers are not finite"):
-        released(mod, np.zeros((2, 2)), bad)
-
     def more(message: Message, context: Context) -> Message:
-        reply = client(np.ones((2, 2)))(message, context)
+        reply = client(ONES)(message, context)
         reply.content["average"] = ArrayRecord({"weights": Array(np.ones(3))})
         return reply
 
     with pytest.raises(RefusedError, match=r"'weights'.*only one, with a row a client"):
-        mod(request(np.zeros((2, 2))), context(), more)
-
-
-def test_after_the_last_round_zeros_may_be_sent_and_nothing_else() -> None:
-    mod, zeros = PrivateRows(noise_of(1.0)), np.zeros((2, 2))
-    message = request(zeros)
-    message.metadata.message_type = "train.finish"
-    assert not mod(message, context(), client(zeros)).content["arrays"]["public"].numpy().any()
-    with pytest.raises(RefusedError, match=r"train\.finish: its arrays have no noise"):
-        mod(message, context(), client(zeros + 1))
+        rows_mod()(request(ZEROS), context(), more)
 
 
 # In a run ----------------------------------------------------------------------------------------
@@ -310,18 +275,6 @@ def test_a_run_asks_no_more_often_than_the_budget_is_for() -> None:
     )
     assert [report.answered for report in outcome.reports] == [2, 2, 0]
     assert "budget is spent" in outcome.reports[-1].rejected[0]["reason"]
-
-
-# The config --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("key", "value"), [("name", "local"), ("alignment", "secure")])
-def test_where_noise_has_no_place(key: str, value: str) -> None:
-    config = PPFLConfig(privacy=PrivacyConfig(epsilon=1.0))
-    config.validate()
-    setattr(config.strategy, key, value)
-    with pytest.raises(ConfigError, match=f"privacy.epsilon: 1 adds noise.*{key}={value}"):
-        config.validate()
 
 
 def test_the_module_reads_flowers_mod_as_it_is() -> None:

@@ -6,7 +6,7 @@ import math
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -29,7 +29,6 @@ def exact_epsilon(multiplier: float, delta: float, rounds: int) -> float:
     return float(brentq(excess, 0, 1e4))
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.floats(0.3, 30.0), st.integers(1, 50))
 def test_the_accountant_bounds_the_exact_budget_from_above(multiplier: float, rounds: int) -> None:
     found = accounted(multiplier, 1e-5, rounds)
@@ -61,16 +60,16 @@ def test_what_is_reported() -> None:
     assert 1 < found["epsilon-of-a-round"] < 8
     assert found["delta"] == 1e-5
     assert found["noise"] == 2 * 3.0 * found["noise-multiplier"]
+    assert "not-covered" not in found
+    open_ = PrivacyConfig(epsilon=8.0, measurements="report")
+    assert "accuracies" in spent(open_, 10)["not-covered"]
 
 
-def test_a_budget_that_cannot_be_proven() -> None:
+def test_a_budget_that_cannot_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"privacy.epsilon: 0.001 is less.*delta: 1e-12; at least"
     ):
         noise_multiplier(0.001, 1e-12, 10)
-
-
-def test_without_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"pip install 'flower-graph\[dp\]'"):
         accounted(1.0, 1e-5, 1)
@@ -84,9 +83,3 @@ def test_rounds_add_up_to_the_budget() -> None:
     # Composition of Gaussian noise: as one release with the noise over the root of the rounds.
     alone = accounted(spent(BUDGET, 10)["noise-multiplier"] / 2, 1e-5, 1)
     assert so_far[3] == pytest.approx(alone, rel=1e-9)
-
-
-def test_what_is_outside_the_budget_is_named_where_it_is_reported() -> None:
-    assert "not-covered" not in spent(BUDGET, 10)
-    open_ = PrivacyConfig(epsilon=8.0, measurements="report")
-    assert "accuracies" in spent(open_, 10)["not-covered"]

@@ -1,0 +1,490 @@
+"""Settings: layers, overrides, every method's schema, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_graph.config.load import (
+    describe_config,
+    list_configs,
+    load_config,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
+from flower_graph.config.registry import known_apps, schema_of
+from flower_graph.config.rules import show
+from flower_graph.config.schema import known_keys, settings_of
+from flower_graph.errors import ConfigError
+from flower_graph.strategies.masked_embedding_averaging.config import STRATEGIES
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.structure_fedavg.config import METHODS
+
+KEYS = sorted(known_keys(NFedGNNConfig))
+PAPER_SETS = {"cora", "citeseer", "pubmed", "chameleon", "squirrel", "wiki-cs"}
+
+
+def refusal(*overrides: str, config: str = "quickstart") -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def test_shipped_configs_load_and_say_what_they_are_for() -> None:
+    names = list_configs()
+    assert {"quickstart"} | {f"nfedgnn/{name}" for name in PAPER_SETS} <= set(names)
+    for name in names:
+        folder, slash, _ = name.partition("/")
+        assert load_config(name).app == (folder if slash else "nfedgnn")
+        assert describe_config(name)
+
+
+def test_a_child_config_differs_only_where_it_says_so(tmp_path: Path) -> None:
+    text = "defaults: nfedgnn/cora\nmodel: {name: gat, dropout: 0.6}\n"
+    child = to_dict(load_config(write(tmp_path, "child.yaml", text)))
+    parent = to_dict(load_config("nfedgnn/cora"))
+    assert child != parent
+    parent["model"].update(name="gat", dropout=0.6)
+    assert child == parent
+
+
+def test_layers_override_each_other_in_order(tmp_path: Path) -> None:
+    write(tmp_path, "base.yaml", "defaults: nfedgnn/cora-averaged\nrounds: 7\nseed: 3\n")
+    path = write(tmp_path, "mine.yaml", "defaults: base.yaml\nseed: 4\n")
+    config = load_config(path, ["model.hidden=8", "model.hidden=9"])
+    assert (config.strategy.average_every, config.rounds, config.seed) == (20, 7, 4)
+    assert config.model.hidden == 9
+
+
+def test_values_are_yaml_and_may_name_environment_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert load_config("quickstart", ["data.name=a=b"]).data.name == "a=b"
+    assert load_config("quickstart", ["data={name: Cora, split_index: 3}"]).data.split_index == 3
+    monkeypatch.setenv("MY_GRAPHS", "/graphs")
+    assert load_config("quickstart", ["data.root=${oc.env:MY_GRAPHS}"]).data.root == "/graphs"
+    assert "NOT_THERE" in refusal("data.root=${oc.env:NOT_THERE}")
+
+
+@pytest.mark.parametrize(
+    ("config", "override", "meant"),
+    [
+        ("quickstart", "strategy.reg_wieght=10", "strategy.reg_weight"),
+        ("quickstart", "reg_weight=10", "strategy.reg_weight"),
+        ("quickstart", "Rounds=3", "rounds"),
+        ("quickstart", "data..name=x", "data.name"),
+        ("quickstart", "model.name.x=1", "model.name"),
+        ("quickstart", "model.naem={a: 1}", "model.name"),
+        ("quickstart", "name=gat", "data.name or model.name or strategy.name"),
+        ("fedscem/cora", "min_nodes=3", "partition.min_nodes or strategy.min_nodes"),
+        ("fedgls/cora", "graph.neighbors=3", "graph.neighbours"),
+        ("ppfl/cora-gat", "privacy.clip_norm=3", "privacy.clipping_norm"),
+    ],
+)
+def test_unknown_keys_name_the_nearest(config: str, override: str, meant: str) -> None:
+    said = refusal(override, config=config)
+    assert said.startswith(override.partition("=")[0])
+    assert said.endswith(f"unknown key; did you mean {meant}?")
+
+
+def test_a_hopeless_key_lists_the_known_ones() -> None:
+    assert all(key in refusal("zzz=1") for key in KEYS)
+    assert "model.heads" in refusal("model.zzzzzzz=1")
+    assert "rounds" not in refusal("model.zzzzzzz=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rounds=x", "rounds: 'x' is not a whole number"),
+        ("rounds=1.5", "rounds: 1.5 is not a whole number"),
+        ("rounds=true", "rounds: true is not a whole number"),
+        ("rounds=null", "rounds: null is not a whole number"),
+        ("model.dropout=lots", "model.dropout: 'lots' is not a number"),
+        ("model.user_bias=maybe", "model.user_bias: 'maybe' is not true or false"),
+        ("model.name=[gcn]", "model.name: ['gcn'] is not text"),
+        ("data.split_index=q", "data.split_index: 'q' is not a whole number or null"),
+        ("data.ratios=[a,b,c]", "data.ratios: ['a', 'b', 'c'] is not a list of numbers or null"),
+        ("data.ratios=0.5", "data.ratios: 0.5 is not a list of numbers or null"),
+    ],
+)
+def test_wrong_types_name_key_value_and_type(override: str, words: str) -> None:
+    assert refusal(override) == words
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("model.name=GAT", "gat"),
+        ("data.split=geom_gcn", "geom-gcn"),
+        ("strategy.average_over=holder", "holders"),
+        ("strategy.name=split-gradient-rely", "split-gradient-relay"),
+        ("app=nfedgn", "nfedgnn"),
+        ("app=fedsem", "fedscem"),
+        ("device=cuda:x", "cuda"),
+    ],
+)
+def test_unknown_choices_name_the_nearest(override: str, meant: str) -> None:
+    key, _, value = override.partition("=")
+    text = refusal(override)
+    assert text.startswith(f"{key}: {value!r} is not one of ")
+    assert text.endswith(f"did you mean {meant}?")
+
+
+def test_malformed_overrides() -> None:
+    for override in ("rounds", "rounds=", "=3", "=", "", "rounds= "):
+        assert f"override {override!r}: write key=value" in refusal(override)
+    for override in ("rounds=[1", "data.name=${x", "data.name={a"):
+        assert f"override {override!r}: malformed YAML" in refusal(override)
+    for override in ("data=3", "data=null", "model={}"):
+        key = override.partition("=")[0]
+        assert refusal(override).startswith(f"{key}: a section, not a setting; set {key}.name")
+
+
+def test_unknown_configs_name_the_nearest() -> None:
+    assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
+    known = "fedgls/cora or fedgta/cora or fedpub/cora or fedscem/cora or nfedgnn/cora"
+    assert f"did you mean {known}?" in refusal(config="cora")
+    assert "there are fedgls/citeseer" in refusal(config="zzzzzzzz")
+    assert "unknown" in refusal(config="../conf/quickstart")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds: [1\n", "malformed YAML"),
+        ("a: 1\na: 2\n", "malformed YAML"),
+        ("- 1\n", "a list; a config has keys and values"),
+        ("just words\n", "just words: unknown key"),
+        ("data:\n", "data: a section"),
+        ("strategy:\n  reg_wieght: 1\n", "strategy.reg_wieght: unknown key"),
+        ("rounds: many\n", "rounds: 'many' is not a whole number"),
+        ("defaults: [a, b]\n", "defaults: ['a', 'b'] is not the name of one config"),
+        ("defaults: nfedgnn/coar\n", "did you mean nfedgnn/cora"),
+        ("defaults: nowhere.yaml\n", "No such file"),
+        ("defaults: mine.yaml\n", "is a parent of itself"),
+    ],
+)
+def test_bad_files_name_the_fault_and_the_file(tmp_path: Path, text: str, words: str) -> None:
+    said = refusal(config=write(tmp_path, "mine.yaml", text))
+    assert words in said
+    assert "mine.yaml" in said or "nowhere.yaml" in said or "nfedgnn/coar" in said
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in refusal(config=str(tmp_path / "none.yaml"))
+    (tmp_path / "folder.yaml").mkdir()
+    assert "Is a directory" in refusal(config=str(tmp_path / "folder.yaml"))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8 text" in refusal(config=str(tmp_path / "binary.yaml"))
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "mine.yaml", "# nothing\n")) == NFedGNNConfig()
+
+
+def test_overrides_come_back_as_they_were_given() -> None:
+    given: dict[str, object] = {
+        "rounds": 10**9,
+        "seed": 2**63 - 1,
+        "device": "cuda:1",
+        "strategy.learning_rate": 1e-6,
+        "strategy.reg_weight": 1e6,
+        "model.user_bias": True,
+        "data.ratios": [0.5, 0.25, 0.25],
+        "data.split_index": None,
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    flat = to_dict(load_config("quickstart", parse_overrides(shlex.join(overrides))))
+    for key, value in given.items():
+        section, _, name = key.rpartition(".")
+        found = (flat[section] if section else flat)[name]
+        # Booleans are equal to 0 and 1: types are compared too.
+        assert found == value and type(found) is type(value)
+
+
+def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:
+    of_each_app = {name.partition("/")[0]: name for name in list_configs()}
+    for name in of_each_app.values():
+        section = "gat" if name.startswith("ppfl/") else "strategy"
+        small = f"{section}.weight_decay=1e-7"
+        config = load_config(name, ["data.ratios=[0.5,0.25,0.25]", small])
+        assert load_config(write(tmp_path, "resolved.yaml", to_yaml(config))) == config
+
+
+def test_overrides_are_split_as_a_shell_does() -> None:
+    assert parse_overrides("model.name=gat data.name='my graph.pt'") == [
+        "model.name=gat",
+        "data.name=my graph.pt",
+    ]
+    assert parse_overrides("  ") == []
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        parse_overrides("data.name='x")
+
+
+# What ships -------------------------------------------------------------------------------------
+
+FEDGLS = {
+    "partition.method": "louvain",
+    "partition.ratios": [0.6, 0.2, 0.2],
+    "graph.graphless_ratio": 0.5,
+    "graph.encoder": "attentive",
+    "graph.layers": 2,
+    "graph.similarity": "cosine",
+    "graph.tau": 0.2,
+    "model.hidden": 16,
+    "strategy.name": "structure-fedavg",
+    "strategy.learning_rate": 0.01,
+    "strategy.local_epochs": 5,
+}
+FEDSCEM = {
+    "partition.hops": 2,
+    "partition.clients": 100,
+    "data.normalize": False,
+    "model.hidden": 64,
+    "strategy.learning_rate": 0.0005,
+    "strategy.weight_decay": 5e-5,
+    "strategy.local_epochs": 1,
+    "strategy.proximal": 0.01,
+}
+PPFL = {
+    "model.dimension": 16,
+    "partition.clients": 4,
+    "partition.public_share": 0.4,
+    "partition.private_share": 0.15,
+    "partition.public": "random",
+    "partition.label_noise": 0.0,
+    "judge.folds": 5,
+    "strategy.name": "procrustes-alignment",
+    "strategy.alignment": "pairs",
+    "privacy.epsilon": None,
+}
+WALKS = {"model.name": "deepwalk", "deepwalk.walks": 10, "deepwalk.length": 40}
+WALKS |= {"deepwalk.window": 5}
+SIZES = ("data.name", "partition.clients", "rounds")
+SCALES = ("data.name", "strategy.mu", "strategy.tau", "model.projection", "partition.min_nodes")
+
+
+def named(keys: tuple[str, ...], *values: object) -> dict[str, object]:
+    return dict(zip(keys, values, strict=True))
+
+
+# The papers' settings, but for what was chosen by validation
+SHIPPED: dict[str, dict[str, object]] = {
+    "quickstart": {
+        "data.name": "cora-linqs",
+        "model.name": "gcn",
+        "rounds": 200,
+        "model.hidden": 16,
+        "model.dropout": 0.5,
+        "strategy.learning_rate": 0.1,
+        "strategy.weight_decay": 5e-4,
+    },
+    "nfedgnn/cora-gat": {
+        "model.name": "gat",
+        "model.heads": 8,
+        "model.hidden": 16,
+        "model.dropout": 0.6,
+        "data.name": "Cora",
+        "strategy.learning_rate": 0.01,
+    },
+    "nfedgnn/cora-cnfgnn": {
+        "strategy.reg_weight": 0,
+        "strategy.average_every": 1,
+        "strategy.average_over": "all",
+        "model.user_bias": True,
+    },
+    "fedgls/cora": FEDGLS | named(SIZES, "Cora", 8, 100),
+    "fedgls/cora-linqs": FEDGLS | named(SIZES, "cora-linqs", 8, 100),
+    "fedgls/citeseer": FEDGLS | named(SIZES, "CiteSeer", 8, 100),
+    "fedgls/pubmed": FEDGLS | named(SIZES, "PubMed", 16, 200),
+    "fedgls/flickr": FEDGLS | named(SIZES, "Flickr", 20, 300),
+    "fedgls/ogbn-arxiv": FEDGLS | named(SIZES, "ogbn-arxiv", 16, 2000),
+    "fedscem/cora": FEDSCEM | named(SCALES, "Cora", 20, 1, 256, 20),
+    "fedscem/cora-linqs": FEDSCEM | named(SCALES, "cora-linqs", 20, 1, 256, 20),
+    "fedscem/citeseer": FEDSCEM | named(SCALES, "CiteSeer", 20, 1, 256, 15),
+    "fedscem/pubmed": FEDSCEM | named(SCALES, "PubMed", 2, 1, 256, 80),
+    "fedscem/lastfm-asia": FEDSCEM | named(SCALES, "LastFMAsia", 1, 0.1, 32, 15),
+    **{
+        f"ppfl/{data.lower()}-{model}": PPFL
+        | {"data.name": data, "model.name": model}
+        | (WALKS if model == "deepwalk" else {})
+        for data in ("Cora", "CiteSeer", "cora-linqs")
+        for model in ("deepwalk", "gat")
+    },
+}
+NUMBERS: list[Any] = [-1, 0, 1, 2, 10**6, 2**63]
+# What a rule may refuse, by the type that the setting wants
+TRIED: dict[str, list[Any]] = {
+    "a whole number": NUMBERS,
+    "a number": [*map(float, NUMBERS), 0.5, math.nan, math.inf],
+    "text": ["", "nonsense"],
+    "a list of numbers": [
+        [0.6, 0.4],
+        [0.6, 0.4, 0.0],
+        [0.6, 0.3, 0.2],
+        [-0.1, 0.5, 0.5],
+        [math.nan, 0.1, 0.1],
+    ],
+}
+# Their limits are those of other settings, and are refused where all of them are known.
+WITHOUT_RULES = {"data.nodes", "data.features", "strategy.resolution"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_configs_have_the_papers_settings(name: str) -> None:
+    config: Any = load_config(name)
+    for key, expected in SHIPPED[name].items():
+        value = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        assert value == expected, key
+
+
+# What every schema refuses -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("app", known_apps())
+def test_every_rule_names_key_value_and_what_is_allowed(app: str) -> None:
+    for one in settings_of(schema_of(app)):
+        kind = one.wanted.removesuffix(" or null")
+        if kind.endswith("number") and one.key not in WITHOUT_RULES:
+            assert one.rules, f"{one.key}: any number is allowed"
+        refusing = set()
+        for value in TRIED[kind] if one.rules else ():
+            broken = next((rule for rule in one.rules if not rule.admits(value)), None)
+            if broken is None:
+                continue
+            refusing.add(broken)
+            config = schema_of(app)()
+            place, _, name = one.key.rpartition(".")
+            setattr(getattr(config, place) if place else config, name, value)
+            with pytest.raises(ConfigError) as caught:
+                config.validate()
+            said = str(caught.value)
+            assert said.startswith(f"{one.key}: {show(value)} is not ")
+            assert broken.words in said
+        assert refusing == set(one.rules), f"{one.key}: a rule refuses nothing"
+
+
+@pytest.mark.parametrize("app", known_apps())
+def test_every_schema_starts_with_the_same_keys(app: str) -> None:
+    common = ["app", "seed", "rounds", "device", "checkpoint_every", "data"]
+    assert list(to_dict(schema_of(app)()))[: len(common)] == common
+    # What the server's loop reads, whichever method it runs
+    assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema_of(app)).keys()
+
+
+def test_the_app_decides_which_schema_holds(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("seed: 4\n")
+    for words, app, rounds in (
+        ([], "nfedgnn", 200),
+        (["strategy.tau=2", "app=fedscem", "partition.hops=1"], "fedscem", 400),
+        (["graph.tau=2", "app=fedgls", "partition.clients=3"], "fedgls", 100),
+        (["gat.beta=2", "app=ppfl", "model.name=gat"], "ppfl", 10),
+        (["app=fedscem", "app=nfedgnn"], "nfedgnn", 200),
+    ):
+        config = load_config(str(own), words)
+        assert type(config) is schema_of(app)
+        assert (config.app, config.seed, config.rounds) == (app, 4, rounds)
+
+
+@pytest.mark.parametrize(
+    ("config", "override"),
+    [
+        ("fedscem/cora", "strategy.reg_weight=1"),
+        ("fedscem/cora", "graph.graphless_ratio=0.5"),
+        ("fedgls/cora", "partition.hops=1"),
+        ("fedgls/cora", "gat.beta=1"),
+        ("ppfl/cora-gat", "graph.tau=1"),
+    ],
+)
+def test_settings_of_another_app_are_unknown(config: str, override: str) -> None:
+    said = refusal(override, config=config)
+    assert said.startswith(f"{override.partition('=')[0]}: unknown key")
+
+
+def test_apps_that_are_none() -> None:
+    other = refusal("app=nfedgnn", config="fedscem/cora")
+    assert other.startswith("partition.min_nodes: unknown key")
+    assert refusal("app=[fedscem]") == "app: ['fedscem'] is not text"
+    assert refusal("app=null") == "app: null is not text"
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "said"),
+    [
+        (
+            "quickstart",
+            "data.nodes=3",
+            "data.nodes: 3 is not allowed; it must be at least 7 (data.cl",
+        ),
+        ("quickstart", "data.active=513", "at least 513 (data.active)"),
+        (
+            "quickstart",
+            "strategy.average_over=all strategy.participation=0.5 strategy.average_every=2",
+            "strategy.participation: 0.5",
+        ),
+        ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
+        ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
+        ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
+        ("fedscem/cora", "strategy.patience=5", "strategy.patience: 5 is not allowed with strat"),
+        ("ppfl/cora-gat", "partition.private_share=0.2", "at most 0.15 is left for each client"),
+        ("ppfl/cora-gat", "partition.public_share=0.5", "at most 0.125 is left for each client"),
+        ("ppfl/cora-gat", "partition.ratios=[0.6,0.4]", "three shares"),
+        ("ppfl/cora-gat", "partition.ratios=[0.6,0.4,0]", "the last above 0"),
+        ("ppfl/cora-gat", "partition.ratios=[0,0.4,0.6]", "the first must be above 0"),
+        ("ppfl/cora-gat", "gat.heads=3", "cannot share model.dimension: 16"),
+        ("ppfl/cora-gat", "privacy.epsilon=5 strategy.name=local", "privacy.epsilon: 5 adds noi"),
+        ("ppfl/cora-gat", "privacy.epsilon=5 strategy.alignment=secure", "set privacy.epsilon=nu"),
+        (
+            "ppfl/cora-gat",
+            "strategy.participation=0.5 strategy.alignment=secure",
+            "strategy.participation: 0.5",
+        ),
+        (
+            "ppfl/cora-gat",
+            "strategy.absent=last strategy.alignment=secure",
+            "strategy.absent: last is not",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(config: str, overrides: str, said: str) -> None:
+    assert said in refusal(*overrides.split(), config=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ("quickstart", "rounds=1 model.dropout=0 strategy.reg_weight=0 strategy.participation=1"),
+        ("quickstart", "data.ratios=[0.48,0.32,0.2] data.homophily=1 data.active=512"),
+        # Harmless: nothing is averaged.
+        ("quickstart", "device=cuda:3 strategy.average_over=all strategy.participation=0.5"),
+        ("fedscem/cora", "partition.clients=2 partition.ratios=[1,0,0] strategy.mu=0"),
+        ("fedscem/cora", "strategy.dropout=0 strategy.participation=1 strategy.resolution=32"),
+        ("fedscem/cora", "partition.clients=1 strategy.aggregation=plain"),
+        ("fedscem/cora", "partition.clients=1 strategy.name=self-training"),
+        ("fedscem/cora", "strategy.name=fedavg strategy.patience=5"),
+        ("fedgls/cora", "graph.graphless_ratio=0 model.dropout=0 partition.clients=1"),
+        ("fedgls/cora", "graph.graphless_ratio=1 strategy.weight_decay=0"),
+        ("fedgls/cora", "strategy.prototype_weight=0 strategy.participation=1"),
+        *(("fedscem/cora", f"strategy.name={name} checkpoint_every=10") for name in STRATEGIES),
+        *(("fedgls/cora", f"strategy.name={name} checkpoint_every=5") for name in METHODS),
+    ],
+)
+def test_edges_of_what_is_allowed_are_allowed(config: str, overrides: str) -> None:
+    load_config(config, overrides.split())

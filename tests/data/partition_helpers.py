@@ -1,0 +1,37 @@
+"""What tests of partitions share: graphs, who has which role, and when clients are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flower_graph.data import Graph, csbm, to_undirected
+
+RATIOS = [0.6, 0.2, 0.2]
+# 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour.
+ONE_WAY = [[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]
+EDGES = to_undirected(torch.tensor(ONE_WAY), 6)
+
+
+def large(nodes: int = 200, seed: int = 0, **changes: Any) -> Graph:
+    """Make a graph that is large enough for many clients."""
+    made = csbm(nodes, 3, degree=6.0, features=40, active=5, homophily=0.8, seed=seed)
+    return replace(made, **changes)
+
+
+def roles(client: Any) -> list[list[int]]:
+    """Give a client's nodes for training, validation and test."""
+    masks = (client.train_mask, client.val_mask, client.test_mask)
+    return [client.nodes[mask].tolist() for mask in masks]
+
+
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Compare clients field by field, to the bit."""
+    return all(
+        torch.equal(a, b) if torch.is_tensor(a) else a == b
+        for one, other in zip(some, others, strict=True)
+        for a, b in zip(vars(one).values(), vars(other).values(), strict=True)
+    )
