@@ -8,7 +8,7 @@ import torch
 from flwr.app import RecordDict
 
 from flower_graph.errors import RefusedError
-from flower_graph.privacy.client_noise import ClientNoise
+from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import open_table
 from flower_graph.strategies.masked_embedding_averaging.vector import add_noise
 

@@ -35,7 +35,7 @@ def partition_command(args: argparse.Namespace) -> int:
     # Read before the folder is made, so that a missing data set leaves no empty folder.
     result, cut = _cut_all(configs, args.true_edges)
     if args.supernodes is not None and cut is not None:
-        from flower_graph.data.folders.run_data import check_supernodes  # loads torch
+        from flower_graph.data.folders.party import check_supernodes  # loads torch
 
         check_supernodes(args.supernodes, cut.data.num_clients)
     folder = default_folder(args.config)
@@ -79,7 +79,7 @@ def _write_folders(
     out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
 ) -> str:
     """Write the data folders of one seed, and say what came of it."""
-    from flower_graph.data.folders.run_data import write_run
+    from flower_graph.data.folders.party import write_run
     from flower_graph.data.folders.run_folder import deciding_settings
 
     if cut is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import Graph, normalize_rows, to_undirected
+    from flower_graph.data.graph import Graph, check_data, normalize_rows, to_undirected
     from flower_graph.data.sources.cache import CACHE_VARIABLE, ROOT_VARIABLE
     from flower_graph.data.sources.datasets import DataSettings, describe, load_data, load_graph
     from flower_graph.data.sources.generators import SparseGraph, csbm, csbm_sparse
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ratio_split,
         select_column,
     )
-    from flower_graph.data.validate import check_data
 
 __all__ = [
     "CACHE_VARIABLE",

@@ -27,7 +27,7 @@ from flower_graph.errors import (
 )
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ALIGN_STAGE, RUN_TOKEN, SERVER_ROUND
-from flower_graph.privacy.client_noise import ClientNoise
+from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.messages import UnionRequest
 from flower_graph.secure.sum.messages import (

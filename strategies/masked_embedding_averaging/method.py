@@ -19,8 +19,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.client_noise import ClientNoise, client_noise
-from flower_graph.privacy.local import require_one_client
+from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fed_sage import strategy as fed_sage

@@ -48,7 +48,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.messages.keys import ARRAY_NAMES, HANDLED, NOT_SAVED, SUMS, TOTAL
-from flower_graph.privacy.client_noise import ClientNoise
+from flower_graph.privacy.local import ClientNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds

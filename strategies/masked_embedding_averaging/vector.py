@@ -23,7 +23,7 @@ from flower_graph.engine.graph_batch import ROLES
 from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import UnreadableSumError
-from flower_graph.privacy.client_noise import ClientNoise
+from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared

@@ -15,13 +15,11 @@ from torch import Tensor
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data import load_graph
 from flower_graph.data.cached import cached_data
-from flower_graph.data.folders.party import client_folder, share
-from flower_graph.data.folders.run_data import USERS, node_data, read_matrix
+from flower_graph.data.folders.party import USERS, client_folder, node_data, read_matrix, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
-from flower_graph.privacy.client_noise import client_noise
-from flower_graph.privacy.local import PrivateRows
+from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.strategies.split_gradient_relay.config import APP, NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.strategy import (
     ACTIONS,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from flower_graph.config.common import DataConfig, RunConfig, StrategySection
 from flower_graph.config.load import (
     describe_config,
     list_configs,
@@ -19,8 +23,8 @@ from flower_graph.config.load import (
     to_yaml,
 )
 from flower_graph.config.registry import known_apps, schema_of
-from flower_graph.config.rules import show
-from flower_graph.config.schema import known_keys, settings_of
+from flower_graph.config.rules import NOT_NEGATIVE, Rule, at_least, choice, show
+from flower_graph.config.schema import known_keys, section, setting, settings_of
 from flower_graph.errors import ConfigError
 from flower_graph.strategies.masked_embedding_averaging.config import STRATEGIES
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
@@ -488,3 +492,70 @@ def test_settings_that_do_not_go_together(config: str, overrides: str, said: str
 )
 def test_edges_of_what_is_allowed_are_allowed(config: str, overrides: str) -> None:
     load_config(config, overrides.split())
+
+
+# A stranger's schema: the same vocabulary, and what is checked without a word more ---------------
+
+EVEN = Rule("even", lambda value: value % 2 == 0)
+
+
+@dataclass
+class Model:
+    name: str = setting("gcn", choice("gcn", "sgc"), help="what embeds the nodes")
+    hidden: int = setting(4, at_least(2), EVEN, help="numbers in the hidden layer")
+    steps: list[int] = setting([1, 2], help="hops")
+    scale: float | None = setting(None, NOT_NEGATIVE, help="null: none")
+
+
+@dataclass
+class Strategy(StrategySection):
+    name: str = "mine"
+    timeout: float = 5.0
+
+    def validate(self) -> None:
+        if self.participation < 1 and self.timeout > 100:
+            raise ConfigError("strategy.timeout: too long for a sample")
+
+
+@dataclass
+class Mine(RunConfig):
+    rounds: int = 7
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.5, 0.2, 0.3])
+    model: Model = section(Model)
+    strategy: Strategy = section(Strategy)
+
+
+def test_defaults_hold_and_are_nobody_elses() -> None:
+    first, second = Mine(), Mine()
+    first.validate()
+    first.model.steps.append(3)
+    assert first.data.ratios is not None
+    first.data.ratios.append(0.0)
+    assert second == Mine() and second.model.steps == [1, 2]
+    assert OmegaConf.to_object(OmegaConf.structured(Mine)) == second
+
+
+@pytest.mark.parametrize(
+    ("section_of", "name", "value", "said"),
+    [
+        ("model", "hidden", 3, "model.hidden: 3 is not allowed; it must be even"),
+        ("model", "name", "gcnn", "model.name: 'gcnn' is not one of gcn, sgc; did you mean gcn?"),
+        # A default that is given anew leaves the rules as they are.
+        ("strategy", "timeout", 0.0, "strategy.timeout: 0.0 is not allowed; it must be above 0"),
+        ("strategy", "timeout", 200.0, "too long for a sample"),
+    ],
+)
+def test_rules_of_a_strangers_schema(section_of: str, name: str, value: Any, said: str) -> None:
+    config = Mine()
+    config.strategy.participation = 0.5
+    setattr(getattr(config, section_of), name, value)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        config.validate()
+
+
+def test_what_a_schema_says_can_be_read() -> None:
+    found = {one.key: one for one in settings_of(Mine)}
+    assert (found["rounds"].default, found["rounds"].help) == (7, "rounds of training")
+    assert found["data.split"].default == "random"
+    assert found["model.hidden"].rules[1] is EVEN
+    assert known_keys(Mine)["model.scale"] == "a number or null"

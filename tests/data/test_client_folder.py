@@ -16,7 +16,6 @@ from flower_graph.data.folders.client_folder import (
     load_folder,
     load_overlapping_folder,
 )
-from flower_graph.data.partition.ego_networks import split_per_client
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
 
@@ -159,15 +158,6 @@ def test_words_name_the_nodes_instead_of_numbers() -> None:
     assert ego.nodes.tolist() == [0, 1, 2]
 
 
-def test_a_graph_without_masks_can_be_split() -> None:
-    bare = ego_graph(train_mask=None, test_mask=None, y=torch.tensor([0, 1, -1]))
-    ego = ego_from_data(0, bare, [4, 5, 6])
-    assert not (ego.train_mask | ego.val_mask | ego.test_mask).any()
-    [split] = split_per_client([ego], [0.5, 0.0, 0.5], seed=0)
-    assert (split.train_mask | split.test_mask).tolist() == [True, True, False]
-    assert split.identities == [4, 5, 6]
-
-
 @pytest.mark.parametrize(
     ("changes", "identities", "said"),
     [
@@ -281,16 +271,6 @@ def test_masks_go_before_a_draw(tmp_path: Path) -> None:
     # 6 has no role in the masks and no label here; 2, the only one of class 0, trains.
     assert set(drawn) == {5, 3, 1, 2, 0} and (drawn[5], drawn[3]) == ("test", "train")
     assert set(drawn[node] for node in (1, 0)) == {"train", "val"}
-
-
-def test_label_noise_is_for_training_and_differs_between_clients(tmp_path: Path) -> None:
-    same = [shared(*range(40)) for _ in range(2)]
-    saved(tmp_path, *same)
-    first, second = load_overlapping_folder(tmp_path, [1, 0, 0], 0, label_noise=0.25)
-    for graph in (first, second):
-        assert int((graph.train_y != graph.y).sum()) == 10
-        assert torch.equal(graph.y, graph.nodes % 2)
-    assert not torch.equal(first.train_y, second.train_y)
 
 
 def test_shared_features_are_prepared_and_may_be_sparse(tmp_path: Path) -> None:

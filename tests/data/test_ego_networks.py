@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +13,7 @@ from hypothesis import strategies as st
 from partition_helpers import ONE_WAY, RATIOS, roles, same
 from torch_geometric.utils import k_hop_subgraph
 
-from flower_graph.config.common import DataConfig
-from flower_graph.data import Graph, load_graph, to_undirected
+from flower_graph.data import Graph, to_undirected
 from flower_graph.data.partition.ego_networks import (
     CHUNK,
     ego_networks,
@@ -59,13 +56,6 @@ def test_one_hop_by_hand() -> None:
 def test_edges_in_one_direction_count_in_both() -> None:
     directed = replace(graph(), edge_index=torch.tensor(ONE_WAY))
     assert same(ego_networks(directed, [4], hops=2), ego_networks(graph(), [4], hops=2))
-
-
-def test_a_graph_without_edges_gives_clients_of_one_node() -> None:
-    networks = ego_networks(graph([[], []]), range(6), hops=2)
-    assert [network.nodes.tolist() for network in networks] == [[0], [1], [2], [3], [4], [5]]
-    done = split_per_client(networks, RATIOS, seed=0)
-    assert [roles(network) for network in done] == [[[k], [], []] for k in range(6)]
 
 
 @given(
@@ -198,15 +188,6 @@ def test_the_split_is_the_one_asked_for() -> None:
     loose = partition_egos(data, partition(), 0)
     assert roles(strict[0]) == roles(strict[1])
     assert roles(loose[0]) != roles(loose[1])
-
-
-def test_a_hundred_clients_of_a_large_graph_are_quick(data_root: Path) -> None:
-    data = load_graph(DataConfig(name="PubMed", root=str(data_root)))
-    chosen = partition(clients=100, min_nodes=80)
-    start = time.perf_counter()
-    networks = partition_egos(data, chosen, 0)
-    assert time.perf_counter() - start < 1
-    assert min(network.nodes.numel() for network in networks) >= 80
 
 
 # --- bad input

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.load import load_config, to_dict
-from flower_graph.data.folders.run_data import (
+from flower_graph.data.folders.party import (
     assigned,
     folder_name,
     graph_data,

@@ -18,8 +18,8 @@ from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.privacy import local as local_privacy
 from flower_graph.privacy.accountant import spent
-from flower_graph.privacy.client_noise import ClientNoise
 from flower_graph.privacy.local import (
+    ClientNoise,
     PrivateReplies,
     PrivateRows,
     privacy_mods,

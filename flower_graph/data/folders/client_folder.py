@@ -17,13 +17,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import dense_features, prepare_features, to_undirected
+from flower_graph.data.graph import (
+    PARTS,
+    check_client,
+    check_tensor,
+    dense_features,
+    mask_of,
+    prepare_features,
+    to_undirected,
+)
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.splits import ROLES, Masks, check_roles, stratified_split
-from flower_graph.data.validate import PARTS, check_client, check_tensor, mask_of
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 

@@ -1,33 +1,189 @@
-"""Which data an app works with: all of the run's, or those of the folder that a party was given."""
+"""A run's data, assigned to its parties: written as folders, and what an app works with.
+
+An app works with all of the run's data, or with those of the folder that its party was given. There
+graphs lie as plain tensors by name.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import Context
+from torch import Tensor
 
+from flower_graph import __version__
 from flower_graph.config.common import RunConfig
-from flower_graph.data.folders.run_data import assigned, check_supernodes, read_graph
 from flower_graph.data.folders.run_folder import (
     CLIENTS,
     MANIFEST,
     SERVER,
+    Manifest,
     RunFolder,
     deciding_settings,
     open_folder,
+    write_folder,
 )
-from flower_graph.errors import ConfigError
+from flower_graph.data.graph import Graph, take_rows
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.ops.graph import csr_tensor, pointers
 
 DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"
 HINT = (
     "start the SuperNode with --node-config 'partition-id=0 num-partitions=4', with numbers from 0 "
     "on, or with a data-folder of its own"
 )
+USERS = "users"
+Tensors = dict[str, Tensor]
 T = TypeVar("T")
+# Of a matrix, besides its values: start and columns of each row, and [rows, columns, is dense].
+POINTERS, COLUMNS, FORM = ".pointers", ".columns", ".form"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What the parties of a run hold."""
+
+    num_clients: int  # Of the whole run
+    features: int
+    classes: int
+    # Gives the tensors of some clients, which a range of their numbers names
+    part: Callable[[range], Tensors]
+    server: Tensors = field(default_factory=dict)  # The tensors of the server
+    # What the method's app needs besides
+    server_details: dict[str, Any] = field(default_factory=dict)
+    client_details: dict[str, Any] = field(default_factory=dict)
+
+
+def node_data(graph: Graph) -> RunData:
+    """Give each client one node's features, and the server edges, labels and masks."""
+    held = {"edge_index": graph.edge_index, "y": graph.y}
+    masks = {part: getattr(graph, part) for part in ("train_mask", "val_mask", "test_mask")}
+
+    def part(users: range) -> Tensors:
+        rows = torch.arange(users.start, users.stop)
+        return {USERS: rows, **matrix_tensors("x", take_rows(graph.x, rows))}
+
+    n, f = (int(size) for size in graph.x.shape)
+    return RunData(n, f, graph.num_classes, part, held | masks)
+
+
+def graph_data(graphs: Sequence[Any], classes: int, **details: Any) -> RunData:
+    """Give each client its graph, and the server nothing but counts; ``RunData`` has details."""
+
+    def part(clients: range) -> Tensors:
+        return {
+            f"{client}.{name}": tensor
+            for client in clients
+            for name, tensor in graph_tensors(graphs[client]).items()
+        }
+
+    return RunData(len(graphs), int(graphs[0].x.shape[1]), classes, part, **details)
+
+
+def assigned(part: int, parts: int, count: int) -> range:
+    """Say which of `count` clients the SuperNode `part` of `parts` hosts: neighbouring numbers."""
+    return range(part * count // parts, (part + 1) * count // parts)
+
+
+def check_supernodes(supernodes: int, clients: int) -> None:
+    """Refuse fewer than one SuperNode, and more SuperNodes than clients."""
+    if not 1 <= supernodes <= clients:
+        raise ConfigError(
+            f"num-supernodes: {supernodes} SuperNodes for {clients} clients; at most one each, "
+            "and at least 1 in all"
+        )
+
+
+def write_run(out: Path, settings: dict[str, Any], data: RunData, supernodes: int) -> None:
+    """Write the folder of every party: ``server``, and one for each SuperNode."""
+    check_supernodes(supernodes, data.num_clients)
+    counts = (data.num_clients, data.features, data.classes)
+    versions = {"flower-graph": __version__, "torch": torch.__version__}
+    server = Manifest(SERVER, settings, [], *counts, data.server_details, versions=versions)
+    write_folder(out / "server", server, data.server)
+    for number in range(supernodes):
+        clients = assigned(number, supernodes, data.num_clients)
+        manifest = Manifest(
+            CLIENTS, settings, [*clients], *counts, data.client_details, versions=versions
+        )
+        write_folder(out / folder_name(clients, data.num_clients), manifest, data.part(clients))
+
+
+def folder_name(clients: range, count: int) -> str:
+    """Name a folder by its clients: ``client-0000``, or ``clients-0000-0676``."""
+    width = max(4, len(str(count - 1)))
+    first, last = (f"{number:0{width}}" for number in (clients[0], clients[-1]))
+    return f"client-{first}" if len(clients) == 1 else f"clients-{first}-{last}"
+
+
+def matrix_tensors(name: str, x: Tensor) -> Tensors:
+    """Write a matrix of features as its numbers that are not 0."""
+    # x [n, f]
+    rows, columns = x.shape
+    if x.layout == torch.sparse_csr:
+        start, column, values = x.crow_indices(), x.col_indices(), x.values()
+    elif 3 * int(x.count_nonzero()) > x.numel():
+        return {name: x}
+    else:
+        row, column = x.nonzero(as_tuple=True)
+        start, values = pointers(row, rows), x[row, column]
+    form = torch.tensor([rows, columns, int(x.layout == torch.strided)])
+    return {name: values, name + POINTERS: start, name + COLUMNS: column, name + FORM: form}
+
+
+def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Read what :func:`matrix_tensors` wrote; the same matrix in the same layout."""
+    if name + FORM not in tensors:
+        return tensors[name]
+    rows, columns, is_dense = tensors[name + FORM].tolist()
+    start, column, values = (tensors[key] for key in (name + POINTERS, name + COLUMNS, name))
+    if not is_dense:
+        return csr_tensor(start, column, values, (rows, columns))
+    x = torch.zeros(rows, columns, dtype=values.dtype)
+    x[torch.repeat_interleave(start.diff()), column] = values
+    return x
+
+
+def graph_tensors(graph: Any) -> Tensors:
+    """Write one client's graph: ``EgoNetwork``, ``ClientGraph`` or ``OverlappingGraph``."""
+    result: Tensors = {}
+    for one in fields(graph):
+        value = getattr(graph, one.name)
+        if isinstance(value, int):
+            result[one.name] = torch.tensor(value)
+        elif isinstance(value, Tensor):
+            result |= matrix_tensors("x", value) if one.name == "x" else {one.name: value}
+        elif value is not None:
+            raise TypeError(f"{one.name} is a {type(value).__name__}: no folder can hold it")
+    return result
+
+
+def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where: object) -> T:
+    """Read one client's graph."""
+    start = f"{client}."
+    local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+    values: dict[str, Any] = {}
+    try:
+        for one in fields(kind):  # type: ignore[arg-type]
+            if one.name == "x":
+                values["x"] = read_matrix("x", local)
+            elif one.type in ("int", int):
+                values[one.name] = int(local[one.name])
+            else:
+                needed = "None" not in str(one.type)
+                values[one.name] = local[one.name] if needed else local.get(one.name)
+    except KeyError as error:
+        raise DataError(
+            f"{where}: client {client}: {error} is missing; make the folder anew with "
+            "`flower-graph partition`"
+        ) from error
+    return kind(**values)
 
 
 def client_folder(config: RunConfig, context: Context) -> RunFolder | None:

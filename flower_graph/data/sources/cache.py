@@ -97,18 +97,21 @@ def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def missing_message(
-    label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None
+    label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None, download: bool
 ) -> str:
-    """Say which files of a data set are missing, where they were looked for, and what to do."""
+    """Say which files of a data set are missing, and where; the error itself without download."""
     absent = [file for file in files if root is None or not (root / file).exists()]
     shown = ", ".join(file.name for file in absent[:3])
     more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
     place = "no data root is set" if root is None else f"looked in {root / wanted}"
-    return (
+    missing = (
         f"data set {label!r} is missing: no {shown}{more} ({place}; nor is it in the cache "
         f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}, "
         "or run once with a network."
     )
+    if not download:
+        raise DataError(f"{missing} (downloads are switched off)")
+    return missing
 
 
 def check_reachable(urls: Iterable[str]) -> None:

@@ -10,12 +10,18 @@ import torch
 
 from flower_graph.config.common import SPLITS, DataConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
-from flower_graph.data.graph import Graph, prepare_features, to_undirected
+from flower_graph.data.graph import (
+    Graph,
+    check_data,
+    check_edges,
+    check_features,
+    prepare_features,
+    to_undirected,
+)
 from flower_graph.data.sources.cache import data_root
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import ARXIV, CSBM, LINQS, file_path, pyg_name
-from flower_graph.data.sources.ogb import load_arxiv
-from flower_graph.data.sources.pyg import load_file, load_pyg
+from flower_graph.data.sources.pyg import load_arxiv, load_file, load_pyg
 from flower_graph.data.splits import (
     Masks,
     geom_gcn_file,
@@ -25,7 +31,6 @@ from flower_graph.data.splits import (
     select_column,
     split_number,
 )
-from flower_graph.data.validate import check_data, check_edges, check_features
 from flower_graph.errors import DataError
 
 if TYPE_CHECKING:

@@ -1,19 +1,22 @@
-"""Data sets through the loaders of PyTorch Geometric (PyG), and graphs that users saved.
+"""Data sets through the loaders of PyTorch Geometric (PyG) and ogb, and graphs that users saved.
 
 PyG writes next to the raw files that it reads. So the raw files of one set are
 copied into a folder of the cache, and PyG is given that folder.
 
 Some raw files are pickles (those of Planetoid), which PyG loads as such. A data root
 has to be trusted, other than a file that ``data.name`` names: one saved by ``torch.save``.
+The package ``ogb`` is an optional dependency.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import io
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import SimpleNamespace
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Graph, dense_features
+from flower_graph.data.graph import PARTS, Graph, check_labels, dense_features
 from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
@@ -31,9 +34,16 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.names import PygName
-from flower_graph.data.validate import PARTS, check_labels
+from flower_graph.data.sources.names import ARXIV, PygName
 from flower_graph.errors import DataError
+
+OGB_FOLDER = "ogbn_arxiv"  # the name of ogb's own folder, so that its root can be a data root
+OGB_FILES = (
+    "RELEASE_v1.txt",
+    *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "node-label", "node_year")),
+    *(f"raw/num-{name}-list.csv.gz" for name in ("node", "edge")),
+    *(f"split/time/{name}.csv.gz" for name in ("train", "valid", "test")),
+)
 
 
 class _RawFilesWantedError(Exception):
@@ -143,9 +153,8 @@ def _prepared(
 
     def fetch(folder: Path) -> None:
         below = [PurePath(cls.__name__) / file for file in raw.files]
-        missing = missing_message(label, PurePath(cls.__name__) / raw.folder, below, root)
-        if not download:
-            raise DataError(f"{missing} (downloads are switched off)")
+        wanted = PurePath(cls.__name__) / raw.folder
+        missing = missing_message(label, wanted, below, root, download)
         _download(cls, {"root": str(folder), **arguments}, label, missing)
 
     return cached_folder(_key(label, arguments, "download"), fetch)
@@ -253,3 +262,74 @@ def read_file(path: Path) -> dict[str, Any]:
         if values.get(key) is not None and not isinstance(values[key], Tensor):
             raise DataError(f"file {path}: {key} is a {type(values[key]).__name__}, not a tensor")
     return {str(key): value for key, value in values.items()}
+
+
+def load_arxiv(*, root: Path | None, download: bool) -> Graph:
+    """Load ogbn-arxiv with its split by time."""
+    _ogb()
+    source = None if root is None else root / OGB_FOLDER
+    if source is not None and all((source / name).exists() for name in OGB_FILES):
+        files = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
+        digest = hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+        folder = cached_folder(f"{ARXIV}-{digest}", lambda new: _copy_ogb(source, new))
+    else:
+        folder = cached_folder(f"{ARXIV}-download", lambda new: _fetch_ogb(new, root, download))
+    return _read_ogb(folder)
+
+
+def _ogb() -> Any:
+    try:
+        from ogb.nodeproppred import PygNodePropPredDataset
+    except ImportError as error:
+        raise DataError(
+            f"data set {ARXIV!r} needs the package ogb: pip install flower-graph[ogb] ({error})"
+        ) from error
+    return PygNodePropPredDataset
+
+
+def _copy_ogb(source: Path, folder: Path) -> None:
+    for part in ("raw", "split", "mapping"):
+        copy_tree(source / part, folder / OGB_FOLDER / part)
+    # Without this file ogb takes the folder for an old release and asks what to do.
+    (folder / OGB_FOLDER / "RELEASE_v1.txt").touch()
+    _read_ogb(folder)
+
+
+def _fetch_ogb(folder: Path, root: Path | None, download: bool) -> None:
+    files = [PurePath(OGB_FOLDER) / name for name in OGB_FILES]
+    missing = missing_message(ARXIV, PurePath(OGB_FOLDER), files, root, download)
+    try:
+        check_reachable(["http://snap.stanford.edu/"])
+    except OSError as error:
+        raise DataError(f"{missing} The download failed: {error}") from error
+    _read_ogb(folder)
+
+
+def _read_ogb(folder: Path) -> Graph:
+    loader = _ogb()
+    try:
+        # PyG's classes are needed to read what ogb has saved with torch.save.
+        with _unattended(), stall_limit(), pyg_classes_allowed():
+            dataset = loader(name=ARXIV, root=str(folder))
+            data, split = dataset[0], dataset.get_idx_split()
+    # ogb leaves the process by exit() when a question is answered with no.
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"data set {ARXIV!r} cannot be loaded by ogb: {reason}") from error
+    for part, ogb_name in (("train", "train"), ("val", "valid"), ("test", "test")):
+        mask = torch.zeros(data.x.size(0), dtype=torch.bool)
+        mask[split[ogb_name]] = True
+        data[f"{part}_mask"] = mask
+    return graph_from(data, ARXIV, int(dataset.num_classes))
+
+
+@contextmanager
+def _unattended() -> Iterator[None]:
+    """Let no question of ogb wait for an answer: its ``input()`` fails instead."""
+    before = sys.stdin
+    sys.stdin = io.StringIO()
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        sys.stdin = before
