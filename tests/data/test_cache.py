@@ -106,7 +106,7 @@ def test_copies_of_read_only_files_can_be_removed_again(tmp_path: Path) -> None:
     assert copy.stat().st_mode & 0o200
 
 
-# Hosts -------------------------------------------------------------------------------------------
+# Hosts ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

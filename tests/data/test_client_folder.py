@@ -126,7 +126,7 @@ def test_a_missing_or_empty_folder_is_refused(tmp_path: Path) -> None:
             load(tmp_path, RATIOS, 0)
 
 
-# Ego-networks ------------------------------------------------------------------------------------
+# Ego-networks -----------------------------------------------------------------------------------
 
 
 def ego_graph(**changes: Any) -> Data:
@@ -182,7 +182,7 @@ def test_identities_that_come_twice_are_counted_and_not_named() -> None:
     assert "secret" not in str(e.value)
 
 
-# Clients that share nodes ------------------------------------------------------------------------
+# Clients that share nodes -----------------------------------------------------------------------
 
 LATE = [0.0, 0.0, 1.0]  # all nodes are judged: what a test needs that is not about roles
 

@@ -1,4 +1,4 @@
-"""From a config to a checked graph: real sets, splits, generated graphs, own files."""
+"""From a name and a config to a checked graph: real sets, splits, generated graphs, own files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,96 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, csbm, describe, load_data, load_graph
+from flower_graph.data.sources.names import (
+    check_name,
+    file_path,
+    folder_path,
+    known_names,
+    pyg_name,
+)
 from flower_graph.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("pubmed", ("Planetoid", "PubMed")),
+        ("planetoid/citeseer", ("Planetoid", "CiteSeer")),
+        ("Squirrel", ("WikipediaNetwork", "squirrel")),
+        ("wikics", ("WikiCS", None)),
+        ("CitationFull/cora_ml", ("CitationFull", "Cora_ML")),
+        # Not in any table of ours: PyG's own list of classes.
+        ("heterophilousgraphdataset/Minesweeper", ("HeterophilousGraphDataset", "Minesweeper")),
+        ("Reddit2", ("Reddit2", None)),
+    ],
+)
+def test_names_stand_for_classes_of_pyg(name: str, expected: tuple[str, str | None]) -> None:
+    assert pyg_name(name) == expected
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Corra", "'Cora'"),
+        ("cora-linq", "'cora-linqs'"),
+        ("Amazon/Foto", "'Amazon/Photo'"),
+        ("Redit", "'Reddit'"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(DataError, match=f"data.name = '{name}'.*did you mean {near}"):
+        check_name(name)
+
+
+def test_names_like_no_other_are_refused_with_the_list() -> None:
+    for name in ("", "/", "qqqqqqqq"):
+        with pytest.raises(DataError, match="Known: cora-linqs, csbm"):
+            check_name(name)
+
+
+def test_known_names_are_known() -> None:
+    names = known_names()
+    assert {"cora-linqs", "csbm", "Cora", "chameleon", "ogbn-arxiv", "Amazon/Photo"} <= set(names)
+    assert len(set(names)) == len(names)
+    for name in names:
+        check_name(name)
+
+
+def test_a_name_is_a_file_when_it_looks_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Coauthor" / "CS").mkdir(parents=True)  # a folder is no saved graph
+    (tmp_path / "graphs").mkdir()
+    (tmp_path / "graphs" / "mine").touch()
+    (tmp_path / "Cora").touch()  # no separator: the data set
+    assert file_path("graphs/mine") == Path("graphs/mine")
+    assert file_path("absent.pt") == Path("absent.pt")
+    assert file_path("graphs/absent") is None
+    assert file_path("Coauthor/CS") is None
+    assert file_path("Cora") is None
+    with pytest.raises(DataError, match=r"'absent\.pt': there is no such file"):
+        check_name("absent.pt")
+
+
+def test_a_name_is_a_folder_when_it_has_saved_graphs_or_a_slash_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("clients", "Planetoid/Cora/raw", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "clients" / "a.pt").write_bytes(b"")
+    assert folder_path("clients") == folder_path("clients/") == Path("clients")
+    assert folder_path(str(tmp_path / "clients")) == tmp_path / "clients"
+    assert folder_path("absent/") == Path("absent")
+    # Raw data that has the name of a data set, and what is a file
+    for name in ("Planetoid/Cora", "empty", "absent", "Cora", "clients/a.pt"):
+        assert folder_path(name) is None
+
+
+# Graphs -----------------------------------------------------------------------------------------
+
 
 COUNTS = ("nodes", "edges", "features", "classes", "isolated", "train", "val", "test")
 REAL = [
@@ -95,13 +184,6 @@ def test_random_splits_depend_on_split_seed_and_not_on_the_seed() -> None:
     assert members(first)[0] != members(other)[0]
     ratios = describe(load_graph(DataConfig(split="random", ratios=[0.6, 0.2, 0.2])))
     assert [ratios[part] for part in ("train", "val", "test")] == [1625, 541, 542]
-
-
-def test_normalisation_can_be_left_out() -> None:
-    raw = load_graph(DataConfig(normalize=False)).x
-    rows = load_graph(DataConfig(normalize=True)).x
-    assert raw.sum(1).max() == 30
-    torch.testing.assert_close(rows * raw.sum(1, keepdim=True), raw)
 
 
 def test_generated_graphs() -> None:

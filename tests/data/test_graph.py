@@ -119,7 +119,7 @@ def test_features_are_prepared_as_the_config_says(presence, normalize, row):
     assert x.tolist() == [[0.0, -2.0, 6.0]]
 
 
-# Checks before training --------------------------------------------------------------------------
+# Checks before training -------------------------------------------------------------------------
 
 
 def graph(**changes: Any) -> Graph:

@@ -279,26 +279,12 @@ def test_wrong_labels_are_as_many_as_asked_and_for_training_alone() -> None:
     assert not torch.equal(first.train_y, second.train_y)
 
 
-@given(
-    labels=st.lists(st.sampled_from([-1, 0, 2, 7]), min_size=1, max_size=30),
-    share=st.floats(0, 0.99),
-    seed=st.integers(0, 999),
-)
-def test_a_wrong_label_is_one_of_the_other_classes(
-    labels: list[int], share: float, seed: int
-) -> None:
-    y = torch.tensor(labels)
-    noisy = noisy_labels(y, y >= 0, torch.tensor([0, 2, 7]), share, generator=chance(seed))
-    assert int((noisy != y).sum()) == round(share * int((y >= 0).sum()))
-    assert torch.isin(noisy[y >= 0], torch.tensor([0, 2, 7])).all()
-    assert bool((noisy[y < 0] == -1).all())
-
-
 def test_all_other_classes_are_equally_likely() -> None:
     y = torch.full((9000,), 5)
     noisy = noisy_labels(y, y > 0, torch.tensor([1, 4, 5, 6]), 2 / 3, generator=chance())
     counts = torch.bincount(noisy, minlength=7)
     assert int(counts[5]) == 3000
+    assert int(counts[[1, 4, 5, 6]].sum()) == 9000
     assert counts[[1, 4, 6]].tolist() == pytest.approx([2000] * 3, abs=150)  # over 4 deviations
 
 

@@ -176,7 +176,7 @@ def test_a_missing_folder_and_the_folder_of_the_other_role(tmp_path: Path) -> No
             open_folder(tmp_path / role, SETTINGS, other)
 
 
-# Which settings decide ---------------------------------------------------------------------------
+# Which settings decide --------------------------------------------------------------------------
 
 
 def deciding(name: str, *overrides: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def test_where_a_file_lies_does_not_matter(tmp_path: Path) -> None:
     assert deciding("nfedgnn/cora", here) != deciding("nfedgnn/cora", "data.name=other.pt")
 
 
-# Tensors -----------------------------------------------------------------------------------------
+# Tensors ----------------------------------------------------------------------------------------
 
 
 def sparse(x: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
         graph_tensors(replace(ego_network(), names=("a",) * 6))
 
 
-# Dealing -----------------------------------------------------------------------------------------
+# Dealing ----------------------------------------------------------------------------------------
 
 
 def test_every_client_is_in_one_folder(tmp_path: Path) -> None:

@@ -1,23 +1,29 @@
-"""Noise on what clients send: how much, from where, how often, and what is left out."""
+"""Noise on what clients send and on their mean: how much, from where, how often, what it costs."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp.mod import LocalDpMod
+from hypothesis import given
+from hypothesis import strategies as st
 from public_helpers import run, still_member
-from scipy.stats import kstest
+from scipy.optimize import brentq
+from scipy.stats import kstest, norm
 
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.messages.arrays import pack_integers
-from flower_graph.privacy import local as local_privacy
-from flower_graph.privacy.accountant import spent
+from flower_graph.privacy.accountant import accounted, noise_multiplier, spent, spent_until
+from flower_graph.privacy.central import CentralNoise, central_noise
 from flower_graph.privacy.local import (
     ClientNoise,
     PrivateReplies,
@@ -26,9 +32,84 @@ from flower_graph.privacy.local import (
     require_one_client,
     withhold_measurements,
 )
-from flower_graph.simulation import _identify
+from flower_graph.report.rounds import RoundReport
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.simulation import InProcessGrid, _identify
+
+# The budget -------------------------------------------------------------------------------------
+
 
 BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
+
+
+def exact_epsilon(multiplier: float, delta: float, rounds: int) -> float:
+    """Balle and Wang (ICML 2018), theorem 8, for rounds that add up to one Gaussian release."""
+    mu = math.sqrt(rounds) / multiplier
+
+    def excess(epsilon: float) -> float:
+        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        return float(norm.cdf(a) - math.exp(epsilon + norm.logcdf(b)) - delta)
+
+    return float(brentq(excess, 0, 1e4))
+
+
+@given(st.floats(0.3, 30.0), st.integers(1, 50))
+def test_the_accountant_bounds_the_exact_budget_from_above(multiplier: float, rounds: int) -> None:
+    found = accounted(multiplier, 1e-5, rounds)
+    # Mironov's conversion, which every better one stays below: rho + 2 sqrt(rho log(1 / delta))
+    rho = rounds / (2 * multiplier**2)
+    assert exact_epsilon(multiplier, 1e-5, rounds) <= found
+    assert found <= 1.01 * (rho + 2 * math.sqrt(rho * math.log(1e5)))
+
+
+@pytest.mark.parametrize("rounds", [1, 10])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0, 1000.0])
+def test_the_noise_is_the_least_within_the_budget(epsilon: float, rounds: int) -> None:
+    found = noise_multiplier(epsilon, 1e-5, rounds)
+    assert accounted(found, 1e-5, rounds) <= epsilon
+    assert accounted(found * 0.999, 1e-5, rounds) > epsilon
+
+
+def test_flowers_own_formula_promises_too_much_where_epsilon_is_large() -> None:
+    def of_formula(epsilon: float) -> float:
+        return exact_epsilon(math.sqrt(2 * math.log(1.25e5)) / epsilon, 1e-5, 1)
+
+    assert of_formula(0.9) < 0.9
+    assert of_formula(20.0) > 20.0
+
+
+def test_what_is_reported() -> None:
+    found = spent(BUDGET, 10)
+    assert 7.99 < found["epsilon"] <= 8
+    assert 1 < found["epsilon-of-a-round"] < 8
+    assert found["delta"] == 1e-5
+    assert found["noise"] == 2 * 3.0 * found["noise-multiplier"]
+    assert "not-covered" not in found
+    open_ = PrivacyConfig(epsilon=8.0, measurements="report")
+    assert "accuracies" in spent(open_, 10)["not-covered"]
+
+
+def test_a_budget_that_cannot_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"privacy.epsilon: 0.001 is less.*delta: 1e-12; at least"
+    ):
+        noise_multiplier(0.001, 1e-12, 10)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ConfigError, match=r"pip install 'flower-graph\[dp\]'"):
+        accounted(1.0, 1e-5, 1)
+
+
+def test_rounds_add_up_to_the_budget() -> None:
+    so_far = [spent_until(BUDGET, 10, last)["epsilon"] for last in range(1, 11)]
+    assert so_far == sorted(set(so_far))
+    assert so_far[0] == spent(BUDGET, 10)["epsilon-of-a-round"]
+    assert so_far[-1] == spent(BUDGET, 10)["epsilon"]
+    # Composition of Gaussian noise: as one release with the noise over the root of the rounds.
+    alone = accounted(spent(BUDGET, 10)["noise-multiplier"] / 2, 1e-5, 1)
+    assert so_far[3] == pytest.approx(alone, rel=1e-9)
+
+
+# Noise of clients -------------------------------------------------------------------------------
 
 
 def request(rows: np.ndarray, **config: Any) -> Message:
@@ -67,7 +148,7 @@ def released(mod: Any, before: np.ndarray, after: np.ndarray, own: Context | Non
     return reply.content["arrays"]["public"].numpy()
 
 
-# The mod -----------------------------------------------------------------------------------------
+# The mod ----------------------------------------------------------------------------------------
 
 
 def test_the_change_is_clipped_and_the_noise_is_as_wide_as_was_asked_for() -> None:
@@ -251,7 +332,7 @@ def test_rows_that_cannot_be_protected_are_not_sent() -> None:
         rows_mod()(request(ZEROS), context(), more)
 
 
-# In a run ----------------------------------------------------------------------------------------
+# In a run ---------------------------------------------------------------------------------------
 
 
 def test_a_run_under_noise_shows_nobodys_embeddings() -> None:
@@ -279,7 +360,100 @@ def test_a_run_asks_no_more_often_than_the_budget_is_for() -> None:
 
 def test_the_module_reads_flowers_mod_as_it_is() -> None:
     """The mod's formula is turned round here; if Flower changes it, this must be read again."""
-    found = local_privacy.LocalDpMod(3.0, 6.0, 2.0, 1e-5)
+    found = LocalDpMod(3.0, 6.0, 2.0, 1e-5)
     reply = found(request(np.zeros((400, 50))), context(), client(np.zeros((400, 50)) + 1e-9))
     wanted = 6.0 * math.sqrt(2 * math.log(1.25e5)) / 2.0
     assert abs(reply.content["arrays"]["public"].numpy().std() / wanted - 1) < 0.05
+
+
+# Noise of the server ----------------------------------------------------------------------------
+
+
+SIZE = 4000
+QUIET = 1e-9
+
+
+class Mover(NumPyClient):
+    """Adds a number to the model's first entry, and has as many nodes as it likes."""
+
+    def __init__(self, change: float, nodes: int, clients: int) -> None:
+        self.change, self.nodes, self.clients = change, nodes, clients
+
+    def fit(self, parameters, config):
+        values = parameters[0].copy()
+        values[0] += self.change
+        return [values], self.nodes, {"clients": self.clients}
+
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {}
+
+
+class Simple(ReportedFedAvg):
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        names = ("loss", "cross_entropy", "regulariser")
+        names += ("train_accuracy", "val_accuracy", "test_accuracy")
+        return dict.fromkeys(names, math.nan)
+
+
+def averaged(
+    noise: CentralNoise | None, changes: list[float], nodes: list[int], clients: list[int]
+) -> tuple[np.ndarray, list[RoundReport]]:
+    def client_fn(context: Context) -> Mover:
+        place = int(context.node_config["partition-id"])
+        return Mover(changes[place], nodes[place], clients[place])
+
+    strategy, reports = Simple(), list[RoundReport]()
+    strategy.central_noise = noise
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=len(changes))
+    start = ArrayRecord({"w": Array(np.ones(SIZE, np.float32))})
+    strategy.start(grid, start, 1, timeout=5.0, on_round=reports.append)
+    return strategy.weights()["w"], reports
+
+
+def test_each_client_is_clipped_and_counts_once() -> None:
+    """Nobody's nodes give it more weight: the sensitivity would grow with them."""
+    found, _ = averaged(CentralNoise(2.0, QUIET), [100.0, 1.0, -1.0], [1000, 1, 1], [1, 1, 1])
+    assert found[0] == pytest.approx(1 + (2.0 + 1.0 - 1.0) / 3, abs=1e-5)
+    assert np.allclose(found[1:], 1.0, atol=1e-5)
+    without, _ = averaged(None, [100.0, 1.0, -1.0], [1000, 1, 1], [1, 1, 1])
+    assert without[0] > 90
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_mean"), [([0.0] * 2, 2), ([0.0] * 5, 5), ([math.nan, 0.0, 0.0], 2)]
+)
+def test_the_noise_is_for_the_clients_in_the_mean(changes: list[float], in_mean: int) -> None:
+    """Where one is missing, Flower's wrapper by itself would add noise for all that were asked."""
+    ones = [1] * len(changes)
+    found, reports = averaged(CentralNoise(2.0, 0.5), changes, ones, ones)
+    wanted = 0.5 * 2 * 2.0 / in_mean  # the multiplier, of a sensitivity of 2 C / n
+    assert abs((found - 1).std() / wanted - 1) < 0.06  # 4,000 draws: a deviation is 1.1 %
+    reasons = [one["reason"] for one in reports[0].rejected]
+    assert len(reasons) == len(changes) - in_mean and all("NaN" in each for each in reasons)
+
+
+def test_a_client_that_changes_nothing_takes_part_and_a_supernode_of_several_does_not() -> None:
+    found, reports = averaged(CentralNoise(1.0, QUIET), [0.0, 1.0], [1, 1], [1, 1])
+    assert found[0] == pytest.approx(1.5, abs=1e-5)
+    assert reports[0].rejected == []
+    found, reports = averaged(CentralNoise(1.0, QUIET), [1.0, 0.5], [1, 1], [3, 1])
+    assert found[0] == pytest.approx(1.5, abs=1e-5)
+    assert "speaks for 3 clients" in reports[0].rejected[0]["reason"]
+
+
+def test_the_servers_noise_is_not_fixed_by_a_seed() -> None:
+    found = []
+    for _ in range(2):
+        np.random.seed(3)
+        found.append(averaged(CentralNoise(1.0, 1.0), [0.0, 0.0], [1, 1], [1, 1])[0])
+    assert not np.array_equal(*found)
+
+
+def test_it_is_built_from_the_budget() -> None:
+    privacy = PrivacyConfig(epsilon=3.0, clipping_norm=0.5, form="central")
+    found = central_noise(privacy, 7)
+    assert found is not None
+    assert found.clipping_norm == 0.5
+    assert found.noise_multiplier == noise_multiplier(3.0, 1e-5, 7)
+    assert central_noise(PrivacyConfig(epsilon=3.0), 7) is None
+    assert central_noise(PrivacyConfig(form="central"), 7) is None
