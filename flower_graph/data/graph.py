@@ -205,8 +205,7 @@ def check_client(data: Any) -> None:
     taken = data.y < 0  # a node without a label has no part
     for part in PARTS:
         mask = mask_of(data, part)
-        if mask.shape != (count,) or mask.dtype != torch.bool:
-            raise DataError(f"{part} is {mask.dtype} {list(mask.shape)}: must be bool [{count}]")
+        check_mask(part, mask, count)
         if (taken & mask).any():
             node = int((taken & mask).nonzero()[0])
             raise DataError(f"{part}: node {node} has no label or is in another mask too")
@@ -270,8 +269,7 @@ def check_labels(y: Tensor, num_nodes: int, num_classes: int | None) -> None:
 def check_masks(masks: dict[str, Tensor], num_nodes: int) -> None:
     """Check that the three parts exist, have nodes and share none."""
     for key, mask in masks.items():
-        if mask.shape != (num_nodes,) or mask.dtype != torch.bool:
-            raise DataError(f"{key} is {mask.dtype} {list(mask.shape)}: must be bool [{num_nodes}]")
+        check_mask(key, mask, num_nodes)
         if not mask.any():
             raise DataError(f"{key} is empty: every part needs at least one node")
     for (first, left), (second, right) in combinations(masks.items(), 2):
@@ -281,3 +279,9 @@ def check_masks(masks: dict[str, Tensor], num_nodes: int) -> None:
                 f"{first} and {second} overlap in {int(both.sum())} nodes, "
                 f"the first is node {int(both.nonzero()[0])}"
             )
+
+
+def check_mask(key: str, mask: Tensor, num_nodes: int) -> None:
+    """Check that a mask has one bit a node."""
+    if mask.shape != (num_nodes,) or mask.dtype != torch.bool:
+        raise DataError(f"{key} is {mask.dtype} {list(mask.shape)}: must be bool [{num_nodes}]")

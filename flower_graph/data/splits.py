@@ -205,11 +205,6 @@ def split_number(count: int, index: int | None, seed: int) -> int:
     return index
 
 
-def geom_gcn_file(folder: Path, name: str, fold: int) -> Path:
-    """Return the path of one split of geom-gcn, whether it exists or not."""
-    return folder / f"{name.lower()}_split_0.6_0.2_{fold}.npz"
-
-
 def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     """Read one split file of geom-gcn; some of them leave nodes out.
 

@@ -187,7 +187,8 @@ class PrivateRows:
         if message.metadata.message_type != PROTECTED:
             return _without_arrays(message, call_next(message, context))
         users = _entry(message, USERS)
-        if isinstance(users, bytes) and _has_double(unpack_integers(users, USERS)):
+        named = unpack_integers(users, USERS) if isinstance(users, bytes) else np.zeros(0)
+        if np.unique(named).size != named.size:
             raise RefusedError("the message names a client twice, which would send two vectors")
         self.noise.count(context.state)
         reply = call_next(message, context)
@@ -244,7 +245,9 @@ def _withhold_losses(message: Message, context: Context, call_next: ClientAppCal
 def _checked(request: Message, reply: Message) -> Message:
     """Refuse what the mod cannot scale, or would treat as one client's."""
     if reply.has_content():
-        _refuse_several(reply)
+        clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
+        if clients != 1:
+            raise RefusedError(f"it speaks for {clients!s:.20} clients; {_ONE_EACH}")
         before, after = _numbers(request), _numbers(reply)
         refuse_infinite(after)
         if np.array_equal(before, after):
@@ -269,13 +272,6 @@ def _silent(reply: Message) -> Message:
     return reply
 
 
-def _refuse_several(reply: Message) -> None:
-    """Refuse a reply that says that it speaks for several clients."""
-    clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
-    if clients != 1:
-        raise RefusedError(f"it speaks for {clients!s:.20} clients; {_ONE_EACH}")
-
-
 def _numbers(message: Message) -> NDArray[Any]:
     """Lay all arrays of a message in one line."""
     records = message.content.array_records.values()
@@ -285,10 +281,6 @@ def _numbers(message: Message) -> NDArray[Any]:
 
 def _entry(message: Message, key: str) -> object:
     return message.content.config_records.get(CONFIG, ConfigRecord()).get(key)
-
-
-def _has_double(values: NDArray[np.int64]) -> bool:
-    return bool(np.unique(values).size != values.size)
 
 
 _ONE_EACH = "give each client a SuperNode of its own"

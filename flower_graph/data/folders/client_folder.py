@@ -20,6 +20,7 @@ from torch import Tensor
 from flower_graph.data.graph import (
     PARTS,
     check_client,
+    check_mask,
     check_tensor,
     dense_features,
     mask_of,
@@ -243,9 +244,7 @@ def _checked_public(values: SimpleNamespace) -> Tensor | None:
     if public is None:
         return None
     check_tensor(values, "public")
-    if public.shape != values.y.shape or public.dtype != torch.bool:
-        wanted = f"must be bool [{values.y.numel()}]"
-        raise DataError(f"public is {public.dtype} {list(public.shape)}: {wanted}")
+    check_mask("public", public, values.y.numel())
     return torch.as_tensor(public)
 
 

@@ -8,8 +8,6 @@ but where the function's name says so.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -40,8 +38,11 @@ def louvain(
     source, target = to_undirected(edge_index, n)
     pairs = torch.stack([source, target], dim=1)[source < target]
     graph = igraph.Graph(n, pairs.numpy())
-    with _igraph_draws_from(random.Random(derive_seed(seed, "louvain"))):
+    igraph.set_random_number_generator(random.Random(derive_seed(seed, "louvain")))
+    try:
         result = graph.community_multilevel(resolution=resolution)
+    finally:
+        igraph.set_random_number_generator(random)  # Python's, which is igraph's default
     if len(result) < clients:
         raise DataError(
             f"partition.clients = {clients}: Louvain found {len(result)} communities; use fewer "
@@ -61,18 +62,6 @@ def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
         held[client].append(part)
         sizes[client] += part.numel()
     return [torch.cat(local).sort().values for local in held]
-
-
-@contextmanager
-def _igraph_draws_from(chance: random.Random) -> Iterator[None]:
-    """Give igraph its random numbers, and afterwards back those of Python, its default."""
-    import igraph
-
-    igraph.set_random_number_generator(chance)
-    try:
-        yield
-    finally:
-        igraph.set_random_number_generator(random)
 
 
 def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor]:

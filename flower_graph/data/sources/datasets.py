@@ -24,7 +24,6 @@ from flower_graph.data.sources.names import ARXIV, CSBM, LINQS, file_path, pyg_n
 from flower_graph.data.sources.pyg import load_arxiv, load_file, load_pyg
 from flower_graph.data.splits import (
     Masks,
-    geom_gcn_file,
     geom_gcn_split,
     random_split,
     ratio_split,
@@ -172,7 +171,7 @@ def _read_pyg(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Mas
         graph = load_pyg(name, root=root, download=download)
         return graph, _own_masks(graph)
     fold = split_number(FOLDS, config.split_index, seed)
-    file = geom_gcn_file(Path(SPLIT_FOLDER), str(name.member), fold)
+    file = Path(SPLIT_FOLDER) / f"{str(name.member).lower()}_split_0.6_0.2_{fold}.npz"
     if root is not None and (root / file).is_file():
         graph = load_pyg(name, root=root, download=download)
         return graph, geom_gcn_split(root / file, graph.x.size(0))
