@@ -1,4 +1,4 @@
-"""The contextual stochastic block model: sizes, structure, determinism, learnability."""
+"""The contextual stochastic block model: sizes, structure, determinism."""
 
 from __future__ import annotations
 

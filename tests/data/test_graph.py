@@ -21,7 +21,6 @@ from flower_graph.data.graph import (
     dense_features,
     normalize_rows,
     prepare_features,
-    row_entries,
     take_rows,
     to_undirected,
 )
@@ -53,13 +52,6 @@ def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(
     assert taken.layout == torch.sparse_csr
     assert torch.equal(taken.to_dense(), take_rows(x, rows))
     assert torch.equal(take_rows(x, rows), x[rows])
-
-
-def test_entries_of_rows_by_hand() -> None:
-    start = torch.tensor([0, 2, 2, 5])  # two entries, none, three
-    place, entry = row_entries(start, torch.tensor([2, 0, 1]))
-    assert place.tolist() == [0, 0, 0, 1, 1]
-    assert entry.tolist() == [2, 3, 4, 0, 1]
 
 
 def test_rows_are_divided_by_their_sum_of_absolute_values() -> None:
