@@ -15,7 +15,7 @@ from flwr.app import Array, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedMedian, FedProx
 from flwr.serverapp.strategy.strategy import Strategy
 
-from flower_graph.config.robust import Robust
+from flower_graph.config.common import Robust
 from flower_graph.errors import NoClientsError
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.server.averaging import ReportedFedAvg

@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from plain_structure import FEDGLS
 from structure_helpers import client_app, settings_of
 
-from flower_graph.config.load import load_config
 from flower_graph.config.common import ROBUST, Robust
+from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
