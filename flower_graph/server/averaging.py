@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.config.robust import Robust
+from flower_graph.config.common import Robust
 from flower_graph.errors import CheckpointError
 from flower_graph.messages.fields import read_not_saved
 from flower_graph.privacy.central import CentralNoise
