@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.slots import open_table
+from flower_graph.secure.align.client import open_table
 from flower_graph.strategies.masked_embedding_averaging.vector import add_noise
 
 HELD = {4: [0, -1, 2], 7: [1, 2], 9: [-1]}

@@ -9,10 +9,8 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.plaintext_client import (
-    PlaintextAlignmentClient,
-    PolynomialAlignmentClient,
-)
+from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
+from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.strategies.masked_embedding_averaging import secrets as ego_secrets
 from flower_graph.strategies.masked_embedding_averaging.secrets import EgoSecrets
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.secure.align.slots import SlotTable, open_table
+from flower_graph.secure.align.client import SlotTable, open_table
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,

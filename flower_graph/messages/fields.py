@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, one_line
-from flower_graph.messages.arrays import pack_integers, unpack_integers
+from flower_graph.messages.arrays import IntArray, pack_integers, unpack_integers
 from flower_graph.messages.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
 from flower_graph.messages.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
@@ -304,7 +304,7 @@ class Ragged(Exact):
         return split_rows(numbers, sizes)
 
 
-def split_rows(values: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
+def split_rows(values: NDArray[Any], sizes: Sequence[int] | IntArray) -> list[NDArray[Any]]:
     """Cut rows that lie one behind the other into parts."""
     return list(np.split(values, np.cumsum(sizes)[:-1]))
 

@@ -23,25 +23,20 @@ LEARNING_RATE, WEIGHT_DECAY = "learning-rate", "weight-decay"
 AVERAGE_OVER, WEIGHT_SHAPE = "average-over", "weight-shape"
 # Secure sum: setting up; and three stages whose entries may share one message, so each stage has
 # its own
-SUM_RUN, SUM_CHANNEL_KEYS = "sum-run", "sum-channel-keys"
+SUM_RUN = "sum-run"
 SUM_STATE, MASKED_SUM = "secure-sum", "masked-sum"
 PREPARE_RUN = "prepare-run"
 MASK_LENGTH = "mask-length"
-MASK_REFUSED, MASK_LEFT_OUT = "mask-refused", "mask-left-out"
-UNMASK_RUN, UNMASK_CLIENTS = "unmask-run", "unmask-clients"
-UNMASK_SHARES = "unmask-shares"
-# Alignment of identities: the stage that a request is for and its number within the run; clients
-# and, for each, how many rows of the next entry are its own; points
-ALIGN_STAGE, ALIGN_EPOCH = "align-stage", "align-epoch"
-ALIGN_CLIENTS, ALIGN_SIZES = "align-clients", "align-sizes"
-ALIGN_POINTS = "align-points"
+UNMASK_RUN = "unmask-run"
+# Alignment of identities: the stage that a request is for; clients; points
+ALIGN_STAGE, ALIGN_CLIENTS, ALIGN_POINTS = "align-stage", "align-clients", "align-points"
 # ... and in the forms that hide nothing
 ALIGN_PRIME, ALIGN_COEFFICIENTS = "align-prime", "align-coefficients"
-ALIGN_PEERS, ALIGN_COUNTS, ALIGN_IDENTITIES = "align-peers", "align-counts", "align-identities"
+ALIGN_IDENTITIES = "align-identities"
 # LocalSage+ and FedSage+: encoded nodes that miss neighbours; how many nodes each client has of
 # these and how many neighbours each misses; correct predictions and nodes by split; losses
 CLIENTS, ROWS, MISSING = "clients", "rows", "missing"
-COUNTS, LOSSES, EPOCH, OTHERS, SHARE = "counts", "losses", "epoch", "others", "share"
+COUNTS, LOSSES, EPOCH, SHARE = "counts", "losses", "epoch", "share"
 HIDDEN_SIZE, LOCAL_EPOCHS = "hidden-size", "local-epochs"
 NUM_FEATURES, NUM_CLASSES = "num-features", "num-classes"
 # FedSCem: sums by slot and counts of holders, both ways; a full model, both ways; how the sums are

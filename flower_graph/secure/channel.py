@@ -154,9 +154,9 @@ def packet_context(run_id: bytes, number: int, dealer: int, holder: int) -> byte
     return context(b"packet", run_id, number, dealer, holder)
 
 
-def seed_context(run_id: bytes, number: int, client: int) -> bytes:
-    """Return what the commitment to a client's seed is for."""
-    return context(b"seed", run_id, number, client)
+def commit_to_seed(run_id: bytes, number: int, client: int, seed: bytes) -> bytes:
+    """Commit to a client's seed."""
+    return commitment(context(b"seed", run_id, number, client), seed)
 
 
 def share_contexts(run_id: bytes, number: int, dealer: int) -> tuple[bytes, bytes]:
@@ -166,6 +166,14 @@ def share_contexts(run_id: bytes, number: int, dealer: int) -> tuple[bytes, byte
         context(b"share of the seed", run_id, number, dealer),
         context(b"share of the mask key", run_id, number, dealer),
     )
+
+
+def commit_to_shares(
+    contexts: tuple[bytes, bytes], holder: bytes, shares: Sequence[bytes]
+) -> list[bytes]:
+    """Commit to the shares of seed and mask key that a holder has, by its ``name_bytes``."""
+    pairs = zip(contexts, shares, strict=True)
+    return [commitment(what_for + holder, share) for what_for, share in pairs]
 
 
 def name_bytes(client: int) -> bytes:

@@ -17,13 +17,8 @@ from flower_graph.messages import keys
 from flower_graph.messages.arrays import unpack_integers
 from flower_graph.secure.align.identities import canonical, hash_to_group
 from flower_graph.secure.align.messages import BLIND, BlindReply
-from flower_graph.secure.align.plaintext_messages import (
-    IDENTITIES,
-    POLYNOMIALS,
-    PlainReply,
-    PolynomialReply,
-)
-from flower_graph.secure.align.polynomial import evaluate
+from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
+from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
 from flower_graph.strategies.masked_embedding_averaging.config import FEDSCEM, FedSCemConfig
 
 Identities = Sequence[int | str]

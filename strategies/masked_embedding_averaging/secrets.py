@@ -17,10 +17,8 @@ from flwr.app import ConfigRecord, Context
 from flower_graph.client.state import IN_PROCESS
 from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.plaintext_client import (
-    PlaintextAlignmentClient,
-    PolynomialAlignmentClient,
-)
+from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
+from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.strategies.masked_embedding_averaging.messages import FORMS, NO_SLOTS

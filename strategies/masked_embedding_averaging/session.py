@@ -24,10 +24,8 @@ from flower_graph.errors import AlignmentError, NoClientsError
 from flower_graph.messages.arrays import read_array
 from flower_graph.messages.fields import read_handled
 from flower_graph.messages.keys import SUMS, TOTAL
-from flower_graph.secure.align.plaintext_server import (
-    PlaintextAlignmentServer,
-    PolynomialAlignmentServer,
-)
+from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
+from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply

@@ -1,7 +1,7 @@
 """A client's vector: embeddings by slot, ones for the slots it holds, measurements, weights.
 
 Written as words of a ring, under two kinds of pads that the server does not know
-(``secure.align.slots``), or as plain float64. Clients whose numbers do not fit are left out
+(``secure.align.client``), or as plain float64. Clients whose numbers do not fit are left out
 one by one, never clipped.
 """
 
@@ -24,7 +24,7 @@ from flower_graph.engine.metrics import Metrics
 from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 from flower_graph.strategies.masked_embedding_averaging.messages import METRIC_NAMES, Layout, Sums

@@ -16,7 +16,7 @@ from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.messages.averaging import ClientMean
 from flower_graph.messages.codec import Message, fields_of
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
-from flower_graph.secure.align import plaintext_messages as plaintext
+from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.messages import BlindReply, EvaluateReply, Hosts
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
@@ -34,8 +34,8 @@ SHAPES = {name: (2, 3) for name in (*sage.FEATURE_NAMES, *sage.CLASSIFIER_NAMES)
 VALUES: dict[type, dict[str, Any]] = {
     UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
-    plaintext.PolynomialRequest: {"prime": PRIME},
-    plaintext.PairRequest: {"prime": PRIME},
+    polynomial.PolynomialRequest: {"prime": PRIME},
+    polynomial.PairRequest: {"prime": PRIME},
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     sage.SageScores: {"counts": np.array([[[1, 0, 0], [2, 1, 0]]] * 2)},
@@ -47,8 +47,8 @@ VALUES: dict[type, dict[str, Any]] = {
 # What their reader knows
 KNOWN: dict[type, dict[str, Any]] = {
     MaskedReply: {"total": np.arange(3, dtype="<u8")},
-    plaintext.PolynomialReply: {"prime": PRIME},
-    plaintext.PatternReply: {"w": 2},
+    polynomial.PolynomialReply: {"prime": PRIME},
+    polynomial.PatternReply: {"w": 2},
     SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
@@ -119,7 +119,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case fields.Block():
             return rng.integers(256, size=shape, dtype=np.uint8)
         case fields.Exact():
-            is_residue = isinstance(field, plaintext.Modular)
+            is_residue = isinstance(field, polynomial.Modular)
             return rng.integers(1, PRIME, shape).astype(np.uint64 if is_residue else np.int64)
         case codec.Tensor():
             return rng.random(shape).astype(np.float32)

@@ -13,9 +13,10 @@ from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.codec import Reading, fields_of
 from flower_graph.messages.fields import Block
 from flower_graph.secure.align import messages as align
-from flower_graph.secure.align import plaintext_messages as plaintext
+from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.messages import BlindReply, EvaluateReply
-from flower_graph.secure.align.plaintext_messages import PatternReply, PlainReply
+from flower_graph.secure.align.plaintext import PlainReply
+from flower_graph.secure.align.polynomial import PatternReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
@@ -45,7 +46,7 @@ def keys_of(*kinds: type) -> set[str]:
 
 
 def test_the_alignments_keys_are_nobody_elses() -> None:
-    kinds = [one for module in (align, plaintext) for one in vars(module).values()]
+    kinds = [one for module in (align, plaintext, polynomial) for one in vars(module).values()]
     messages = [one for one in kinds if getattr(one, "down", ()) or getattr(one, "up", ())]
     assert len(messages) > 10
     assert all(key.startswith("align-") for key in keys_of(*messages))
@@ -101,7 +102,7 @@ def test_numbers_that_do_not_agree() -> None:
     with pytest.raises(MalformedReplyError, match="unmask-shares: expected 99 bytes, got 66"):
         UnmaskReply.from_config(replace(reply, shares=shares[:2]).to_config())
     with pytest.raises(MalformedReplyError, match="no client"):
-        UnmaskReply.from_config(reply.to_config() | {keys.UNMASK_CLIENTS: b""})
+        UnmaskReply.from_config(reply.to_config() | {"unmask-clients": b""})
     for numbers in ([3, 3], []):
         clients = np.array(numbers, np.int64)
         local = KeyReply(RUN, clients, np.zeros((clients.size, 32), np.uint8))
@@ -110,10 +111,10 @@ def test_numbers_that_do_not_agree() -> None:
     masked = MaskedReply(RUN, 7, CLIENTS, np.zeros(1, "<u8"), np.array([[3, 5]]))
     config = masked.to_config()
     with pytest.raises(MalformedReplyError, match="3 numbers are no pairs"):
-        MaskedReply.from_config(config | {keys.MASK_REFUSED: bytes(24)}, total=masked.total)
+        MaskedReply.from_config(config | {"mask-refused": bytes(24)}, total=masked.total)
     for bad in (["x:why"], ["why"], 5):
         with pytest.raises(MalformedReplyError, match="number:reason"):
-            MaskedReply.from_config(config | {keys.MASK_LEFT_OUT: bad}, total=masked.total)
+            MaskedReply.from_config(config | {"mask-left-out": bad}, total=masked.total)
 
 
 def test_ring() -> None:

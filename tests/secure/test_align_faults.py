@@ -13,9 +13,7 @@ from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.keys import (
     ALIGN_CLIENTS,
-    ALIGN_EPOCH,
     ALIGN_POINTS,
-    ALIGN_SIZES,
     ALIGN_STAGE,
 )
 from flower_graph.secure.align.messages import BlindRequest, EvaluateRequest
@@ -102,7 +100,7 @@ def test_a_key_holder_lost_before_others_join_starts_all_again() -> None:
     alignment.run(
         lambda node, config: (
             None
-            if config[ALIGN_STAGE] == "evaluate" and config[ALIGN_EPOCH] == 1
+            if config[ALIGN_STAGE] == "evaluate" and config["align-epoch"] == 1
             else alignment.reply(node, config)
         )
     )
@@ -135,10 +133,10 @@ def _blinded(alignment: Alignment) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({ALIGN_CLIENTS: pack_integers(np.array([0, 3]))}, r"points of clients \[0, 3\]"),
-        ({ALIGN_EPOCH: 2}, "in alignment 2"),
-        ({ALIGN_SIZES: pack_integers(np.array([16, 32]))}, "sizes"),
-        ({ALIGN_SIZES: pack_integers(np.array([32]))}, "1 sizes for 2 clients"),
+        ({ALIGN_CLIENTS: pack_integers(np.array([0, 3]))}, r"align-clients: \[0 3\]"),
+        ({"align-epoch": 2}, "align-epoch 2, expected 1"),
+        ({"align-sizes": pack_integers(np.array([16, 32]))}, "sizes"),
+        ({"align-sizes": pack_integers(np.array([32]))}, "1 sizes for 2 clients"),
     ],
 )
 def test_malformed_blocks_are_refused(change: dict[str, Any], message: str) -> None:
@@ -164,7 +162,7 @@ def test_too_few_products_are_refused() -> None:
     node, request = next(iter(alignment.server.requests().items()))
     assert isinstance(request, EvaluateRequest)
     reply = alignment.reply(node, request.to_config())
-    with pytest.raises(MalformedReplyError, match="95 points in alignment 1, expected 96"):
+    with pytest.raises(MalformedReplyError, match="align-points: expected 3072 bytes, got 3040"):
         alignment.server.take(node, reply | {ALIGN_POINTS: reply[ALIGN_POINTS][32:]})
 
 

@@ -15,15 +15,14 @@ from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.keys import (
     ALIGN_CLIENTS,
     ALIGN_COEFFICIENTS,
-    ALIGN_COUNTS,
     ALIGN_IDENTITIES,
 )
-from flower_graph.secure.align.plaintext_client import (
+from flower_graph.secure.align.plaintext import (
     PlaintextAlignmentClient,
-    PolynomialAlignmentClient,
-)
-from flower_graph.secure.align.plaintext_server import (
     PlaintextAlignmentServer,
+)
+from flower_graph.secure.align.polynomial import (
+    PolynomialAlignmentClient,
     PolynomialAlignmentServer,
 )
 
@@ -165,7 +164,7 @@ def test_clients_that_disagree_about_an_intersection_are_an_error() -> None:
     for node, request in server.requests().items():
         reply = hosts[node].answer(request.to_config())
         if node == 2:
-            reply[ALIGN_COUNTS] = pack_integers(np.array([1, 7]))
+            reply["align-counts"] = pack_integers(np.array([1, 7]))
         server.take(node, reply)
     with pytest.raises(AlignmentError, match="in which others count"):
         server.publications()

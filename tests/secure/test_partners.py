@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.secure.partners import partners, plan
+from flower_graph.secure.sum.server import partners, plan
 
 
 @given(m=st.integers(2, 60), seed=st.integers(0, 1000), data=st.data())

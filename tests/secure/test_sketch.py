@@ -81,9 +81,9 @@ def test_what_is_no_sum_of_tables_is_not_read(seed: int) -> None:
 
 def test_ten_thousand_tokens_take_less_than_a_second() -> None:
     total = insert(tokens(10_000), cells_for(10_000))
-    start = time.perf_counter()
+    start = time.process_time()
     assert peel(total) is not None
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("cells", [0, -4, 6])

@@ -9,8 +9,7 @@ from sum_helpers import LENGTH, Lost, World
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import new_key, split_secret
-from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.client_round import ClientRound
+from flower_graph.secure.sum.client import ClientRound, SumClient
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,

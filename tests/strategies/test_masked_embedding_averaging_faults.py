@@ -28,7 +28,6 @@ from flwr.app import RecordDict
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import AlignmentError, CheckpointError, NoClientsError
-from flower_graph.messages.keys import SUM_CHANNEL_KEYS, UNMASK_SHARES
 from flower_graph.storage import checkpoint
 
 Change = Callable[[RecordDict], None]
@@ -217,7 +216,7 @@ def wrong_bytes(key: str) -> Change:
 
 
 def test_a_wrong_share_is_named_and_its_client_left_out() -> None:
-    script = {(2, "both", 3): wrong_bytes(UNMASK_SHARES)}
+    script = {(2, "both", 3): wrong_bytes("unmask-shares")}
     outcome = run(seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script))
     (entry,) = outcome.reports[1].rejected
     assert entry == {"client": 103, "reason": "round 3: it sent a wrong share"}
@@ -227,7 +226,7 @@ def test_a_wrong_share_is_named_and_its_client_left_out() -> None:
 
 
 def test_a_wrong_channel_key_is_named_and_its_client_left_out() -> None:
-    script = {(2, "hello", 1): wrong_bytes(SUM_CHANNEL_KEYS)}
+    script = {(2, "hello", 1): wrong_bytes("sum-channel-keys")}
     outcome: Outcome = run(
         seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script), alignment="plain"
     )

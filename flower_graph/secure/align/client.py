@@ -4,13 +4,29 @@ Stages, in the order in which ``align_server`` asks for them: *blind* the identi
 everybody's blinded points, if a key-holder is among the clients; take the answers and add up the
 table of tokens (*union*); look up the slots in what is *published*. A stage that is asked for twice
 gives the same again, except for the random points that fill up a block.
+
+A slot is the place of one identity in the vectors that clients add up. All holders of a slot know
+a secret key of it that nobody else knows, and from it, in every round, the same *pad*. Holders add
+the pad to what they send, so that the sum over *c* of them holds the pad *c* times: the server adds
+up without seeing even the sum, and holders take the pad out again.
+
+All clients of a run, holders or not, also have one *group key* in common. Its stream, added by
+every client everywhere, hides from the server which slots had how many holders in a round; without
+it, a sum with one client fewer would tell which slots that client holds.
+
+With *C* contributors, *c* of them holders, a holder sends ``(x + pad) · 2^g + group`` and any other
+client ``group``; the sum is ``(Σx + c · pad) · 2^g + C · group`` modulo 2^64. ``C · group`` has as
+many zeros at its end as *C* has, and hides all that stands above them: so ``2^g >= C`` leaves the
+server nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from abc import ABC
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +34,13 @@ from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.codec import Message
 from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align import identities as ids
 from flower_graph.secure.align.identities import KEY
 from flower_graph.secure.align.messages import (
-    BLIND,
-    EVALUATE,
     POINT,
-    PUBLISH,
     TOKEN,
-    UNION,
     BlindReply,
     BlindRequest,
     Bytes2D,
@@ -37,12 +50,95 @@ from flower_graph.secure.align.messages import (
     UnionRequest,
 )
 from flower_graph.secure.align.sketch import Words, insert
-from flower_graph.secure.align.slots import SlotTable, slot_table
-from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.channel import KEY_BYTES, framed, pieces, rows_of
+
+DOMAIN = b"flower-graph/pad/1/"
 
 
-class AlignmentClient:
+@dataclass(frozen=True)
+class SlotTable:
+    """The slots that the clients of one SuperNode hold."""
+
+    num_slots: int  # How many there are over all clients
+    # [n_c] slot of each of a client's nodes, -1 for a node that no other client holds
+    by_client: Mapping[int, NDArray[np.int64]]
+    held: NDArray[np.int64]  # [s] distinct slots of these clients, ascending
+    # [s, 32] their secret keys; [0, 32] in the forms of alignment that have none
+    keys: Bytes2D = field(repr=False)
+    # What all clients of the run have in common; empty in the forms that have none
+    group_key: bytes = field(repr=False)
+    # Pads that were made last: a round's are put on, and taken off again at the next message.
+    _made: dict[bytes, tuple[tuple[Any, ...], Words]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
+        """Return the pads of one round."""
+        if len(self.keys) != self.held.size:
+            raise ValueError("slots aligned in the clear have no keys, and so no pads")
+
+        def make() -> bytes:
+            base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round)), []
+            for key in pieces(self.keys):
+                stream = base.copy()
+                stream.update(key)
+                pads.append(stream.digest(8 * width))
+            return b"".join(pads)
+
+        return self._once(b"slot", (run_id, server_round, width), make).reshape(-1, width)
+
+    def group_pad(self, run_id: bytes, server_round: int, length: int) -> NDArray[np.uint64]:
+        """Return ``[length]`` numbers of one round that all clients have in common."""
+        # Arguments and errors are those of ``pads``.
+        if not self.group_key:
+            raise ValueError("clients aligned in the clear have no common key, and so no pad")
+
+        def make() -> bytes:
+            context = _context(run_id, b"group", server_round)
+            return hashlib.shake_128(context + self.group_key).digest(8 * length)
+
+        return self._once(b"group", (run_id, server_round, length), make)
+
+    def _once(self, kind: bytes, what: tuple[Any, ...], make: Callable[[], bytes]) -> Words:
+        """Return the words of a kind that were made last, or make others; read-only."""
+        if self._made.get(kind, (None,))[0] != what:
+            self._made[kind] = what, np.frombuffer(make(), "<u8")
+        return self._made[kind][1]
+
+
+class AnyAlignmentClient(ABC):
+    """What the clients' half of each form has: messages of several stages, which it answers."""
+
+    # What is answered, and by which method
+    stages: ClassVar[tuple[tuple[type[Message], str], ...]]
+    _identities: Mapping[int, Any]
+
+    def answer(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the message of any stage; empty where there is nothing to say."""
+        for kind, method in self.stages:
+            if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
+                reply = getattr(self, method)(kind.from_config(config))
+                return reply.to_config() if isinstance(reply, Message) else {}
+        stage = config.get(ALIGN_STAGE)
+        raise RefusedError(f"{ALIGN_STAGE} {stage!r:.60} is unknown to this alignment")
+
+    def _known(self, clients: IntArray) -> None:
+        strange = [client for client in clients.tolist() if client not in self._identities]
+        if strange:
+            raise RefusedError(f"asked for clients {strange!s:.60} that are not hosted here")
+
+
+class AlignmentClient(AnyAlignmentClient):
     """Aligns the identities of the clients that one SuperNode hosts."""
+
+    # After *union* the caller adds ``sketch`` to the secure sum; after *publish* there are
+    # ``slots``.
+    stages = (
+        (BlindRequest, "blind"),
+        (EvaluateRequest, "evaluate"),
+        (UnionRequest, "finish"),
+        (PublishedTokens, "publish"),
+    )
 
     def __init__(self, run_id: bytes, identities: Mapping[int, Iterable[object]]) -> None:
         self._run_id = run_id
@@ -64,23 +160,6 @@ class AlignmentClient:
         self._group_key = b""
         self._order = np.zeros((0, TOKEN), np.uint8)
         self._table: SlotTable | None = None
-
-    def answer(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the message of any stage; for *union* and *publish* there is nothing to say."""
-        # After *union* the caller adds ``sketch`` to the secure sum; after *publish* there are
-        # ``slots``.
-        stage = config.get(ALIGN_STAGE)
-        if stage == BLIND:
-            return self.blind(BlindRequest.from_config(config)).to_config()
-        if stage == EVALUATE:
-            return self.evaluate(EvaluateRequest.from_config(config)).to_config()
-        if stage == UNION:
-            self.finish(UnionRequest.from_config(config))
-        elif stage == PUBLISH:
-            self.publish(PublishedTokens.from_config(config))
-        else:
-            raise RefusedError(f"{ALIGN_STAGE} {stage!r:.60} is unknown to this alignment")
-        return {}
 
     def blind(self, request: BlindRequest) -> BlindReply:
         """Blind the identities of the request's clients."""
@@ -212,11 +291,6 @@ class AlignmentClient:
             self._tokens.clear()
             self._keys.clear()
 
-    def _known(self, clients: IntArray) -> None:
-        strange = [client for client in clients.tolist() if client not in self._identities]
-        if strange:
-            raise RefusedError(f"asked for clients {strange!s:.60} that are not hosted here")
-
     def _digest(self) -> Bytes2D:
         """Fingerprint of the run and the identities, to know the state's owner again."""
         whole = hashlib.sha256(self._run_id)
@@ -228,3 +302,41 @@ class AlignmentClient:
 
 def _joined(blocks: list[Bytes2D], width: int) -> Bytes2D:
     return np.concatenate([np.zeros((0, width), np.uint8), *blocks])
+
+
+def slot_table(
+    order: Bytes2D,
+    tokens: Mapping[int, Bytes2D],
+    keys: Mapping[int, Bytes2D],
+    group_key: bytes,
+) -> SlotTable:
+    """Look up the slots of a SuperNode's clients."""
+    # order [s, 12]
+    place = {token: slot for slot, token in enumerate(pieces(order))}
+    by_client = {
+        client: np.array([place.get(token, -1) for token in pieces(rows)], np.int64)
+        for client, rows in tokens.items()
+    }
+    if not by_client:
+        return open_table(len(order), {}, group_key)
+    slots = np.concatenate(list(by_client.values()))
+    held, first = np.unique(slots, return_index=True)
+    all_keys = np.concatenate([keys[client] for client in by_client])
+    first, held = first[held >= 0], held[held >= 0]
+    return SlotTable(len(order), by_client, held, all_keys[first], group_key)
+
+
+def open_table(
+    num_slots: int, by_client: Mapping[int, NDArray[np.int64]], group_key: bytes = b""
+) -> SlotTable:
+    """Return the table of slots that were agreed on in the clear: without keys."""
+    slots: Sequence[NDArray[np.int64]] = [*by_client.values(), np.zeros(0, np.int64)]
+    held = np.unique(np.concatenate(slots))
+    return SlotTable(
+        num_slots, by_client, held[held >= 0], np.zeros((0, KEY_BYTES), np.uint8), group_key
+    )
+
+
+def _context(run_id: bytes, purpose: bytes, server_round: int) -> bytes:
+    """Return what a stream is for; the key that follows is always 32 bytes long."""
+    return DOMAIN + framed(run_id, purpose) + server_round.to_bytes(8, "big")

@@ -15,15 +15,30 @@ probability *n* / 10^8.)
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flower_graph.errors import AlignmentError, MalformedReplyError
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.codec import Entries, Message, Reading
+from flower_graph.messages.fields import Block, Exact, Whole, split_rows
+from flower_graph.messages.keys import ALIGN_STAGE
+from flower_graph.secure.align.identities import canonical
+from flower_graph.secure.align.messages import Bytes2D
+from flower_graph.secure.align.plaintext import CLIENTS, NUM_SLOTS, SIZES, OpenClient, OpenServer
+from flower_graph.secure.channel import rows_of
 
 Residues = NDArray[np.uint64]  # below 2^31, so that products fit
 
 IDENTITY_LIMIT = 1 << 30
 PRIME_RANGE = (3 << 29, 1 << 31)
+POLYNOMIALS, PAIRS, SECTIONS = "polynomials", "pairs", "sections"
+PRIME = Whole("align-prime", "the modulus", least=1)
+COEFFICIENTS = "align-coefficients"
 
 
 def random_prime(low: int, high: int) -> int:
@@ -121,3 +136,230 @@ def slots(
             result[place] = following[pattern]
             following[pattern] += 1
     return result
+
+
+@dataclass(frozen=True)
+class Modular(Exact):
+    """Numbers below a prime of 31 bits, which the message or its reader has."""
+
+    type = "bytes (uint32)"
+
+    def encode(self, value: Any) -> bytes:
+        """Write the numbers row by row."""
+        data: bytes = value.astype("<u4").tobytes()
+        return data
+
+    def unpack(self, value: Any) -> Residues:
+        """Read the bytes."""
+        if not isinstance(value, bytes) or len(value) % 4:
+            raise self.refuse("rows of 4 bytes", value)
+        return np.frombuffer(value, "<u4").astype(np.uint64)
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Refuse what is not below the prime."""
+        numbers = super().decode(value, name, reading)
+        prime = reading.values.get("prime", reading.known.get("prime"))
+        if numbers.size and numbers.max() >= prime:
+            raise MalformedReplyError(f"the coefficient {numbers.max()} is not below {prime}")
+        return numbers
+
+
+@dataclass
+class PolynomialRequest(Message, down="train.align", fixed={ALIGN_STAGE: POLYNOMIALS}):
+    """Server to client: the polynomials of these clients modulo ``prime``."""
+
+    prime: Annotated[int, PRIME]
+    clients: Annotated[IntArray, CLIENTS]
+
+
+@dataclass
+class PolynomialReply(Message, up="train.align"):
+    """Client to server: coefficients of the clients, ``sizes`` each, below ``prime``."""
+
+    clients: Annotated[IntArray, CLIENTS]
+    sizes: Annotated[IntArray, SIZES]
+    coefficients: Annotated[Residues, Modular(COEFFICIENTS, "`polynomials`")]
+
+
+@dataclass
+class PairRequest(Message, down="train.align", fixed={ALIGN_STAGE: PAIRS}):
+    """Server to client: each client's polynomial added to those of all others."""
+
+    prime: Annotated[int, PRIME]
+    clients: Annotated[IntArray, CLIENTS]
+    places: Annotated[
+        IntArray, Exact("align-slots", "`pairs`: the clients' places among all `m`", shape="c")
+    ]
+    # The client itself is not among the *m - 1*
+    sums: Annotated[
+        Residues,
+        Modular(
+            COEFFICIENTS,
+            "`pairs`: sums with the others' polynomials",
+            shape="c o d",
+            sent=(
+                ("o", Whole("align-peers", "`pairs`: `o = m − 1`", least=0)),
+                ("d", Whole("align-counts", "`pairs`: coefficients of a polynomial", least=0)),
+            ),
+        ),
+    ]
+
+
+@dataclass
+class PatternReply(Message, up="train.align"):
+    """Client to server: how many of its identities each set of clients has in common."""
+
+    clients: Annotated[IntArray, CLIENTS]
+    sizes: Annotated[IntArray, SIZES]
+    # Bits: which of all *m* clients hold them; the reader knows ``w``, ``ceil(m / 8)``
+    patterns: Annotated[
+        Bytes2D,
+        Block("align-patterns", "`pairs`: which clients hold something together", shape="n w"),
+    ]
+    counts: Annotated[
+        IntArray, Exact("align-counts", "`pairs`: how many identities each pattern has", shape="m")
+    ]
+
+    def check(self, known: Entries) -> None:
+        """Refuse patterns without a count above zero each."""
+        if self.counts.size != len(self.patterns) or (self.counts < 1).any():
+            raise MalformedReplyError(
+                f"{self.counts.size} counts for {len(self.patterns)} patterns"
+            )
+
+
+@dataclass
+class SectionOrder(Message, down="train", fixed={ALIGN_STAGE: SECTIONS}):
+    """Server to client: the first slot of every pattern; how many slots in all."""
+
+    num_slots: Annotated[int, NUM_SLOTS]
+    patterns: Annotated[
+        Bytes2D,
+        Block(
+            "align-patterns",
+            "`sections`: the patterns",
+            shape="n w",
+            sent=(("w", Whole("align-peers", "`sections`: bytes of a pattern", least=1)),),
+        ),
+    ]
+    first: Annotated[IntArray, Exact("align-slots", "`sections`: first slot of each pattern")]
+
+
+class PolynomialAlignmentClient(OpenClient):
+    """The paper's alignment, for the clients of one SuperNode; identities are small integers."""
+
+    stages = (
+        (PolynomialRequest, "polynomials"),
+        (PairRequest, "patterns"),
+        (SectionOrder, "order"),
+    )
+
+    def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
+        super().__init__(identities)
+        for client, local in identities.items():
+            canonical(local, f"client {client}")
+        self._identities = {
+            int(client): check_identities(client, local) for client, local in identities.items()
+        }
+
+    def polynomials(self, request: PolynomialRequest) -> PolynomialReply:
+        """Return the coefficients of the clients' polynomials."""
+        self._known(request.clients)
+        clients = request.clients.tolist()
+        rows = [polynomial(self._identities[client], request.prime) for client in clients]
+        sizes = np.array([row.size for row in rows], np.int64)
+        return PolynomialReply(request.clients, sizes, np.concatenate(rows))
+
+    def patterns(self, request: PairRequest) -> PatternReply:
+        """Find out who shares each identity, and count the identities of each pattern."""
+        self._known(request.clients)
+        distinct, counts = [], []
+        for client, place, sums in zip(
+            request.clients.tolist(), request.places.tolist(), request.sums, strict=True
+        ):
+            local = patterns(self._identities[client], sums, place, request.prime)
+            self._patterns[client] = local
+            pattern, count = np.unique(local, axis=0, return_counts=True)
+            distinct.append(pattern)
+            counts.append(count)
+        sizes = np.array([len(pattern) for pattern in distinct], np.int64)
+        return PatternReply(
+            request.clients, sizes, np.concatenate(distinct), np.concatenate(counts)
+        )
+
+    def order(self, message: SectionOrder) -> None:
+        """Take the common order of sections."""
+        first = message.first.tolist()
+        start = {p.tobytes(): slot for p, slot in zip(message.patterns, first, strict=True)}
+        self._num_slots = message.num_slots
+        self._slots = {
+            client: slots(self._identities[client], local, start)
+            for client, local in self._patterns.items()
+        }
+
+
+class PolynomialAlignmentServer(OpenServer):
+    """Leads the paper's alignment: polynomials, their pairwise sums, sizes of intersections."""
+
+    def _begin(self) -> None:
+        self._prime = random_prime(*PRIME_RANGE)
+        self.polynomials: dict[int, Residues] = {}  # what the server sees of each client
+        self._everyone: list[int] = []  # clients with polynomials, in the order of the patterns
+        self._counts: dict[int, dict[bytes, int]] = {}
+
+    def _next_stage(self) -> dict[int, Message]:
+        missing = [client for client in self._node if client not in self.polynomials]
+        if missing:
+            return {
+                node: PolynomialRequest(self._prime, np.array(clients, np.int64))
+                for node, clients in self._by_node(missing).items()
+            }
+        if not self._everyone:
+            self._everyone = sorted(self.polynomials)
+        waiting = [client for client in self._node if client not in self._counts]
+        return {node: self._pairs(clients) for node, clients in self._by_node(waiting).items()}
+
+    def _pairs(self, clients: list[int]) -> PairRequest:
+        degree = max(row.size for row in self.polynomials.values())
+        table = np.zeros((len(self._everyone), degree), np.uint64)
+        for place, client in enumerate(self._everyone):
+            table[place, : self.polynomials[client].size] = self.polynomials[client]
+        places = [self._everyone.index(client) for client in clients]
+        sums = np.stack([pair_sums(table, place, self._prime) for place in places])
+        return PairRequest(self._prime, np.array(clients), np.array(places), sums)
+
+    def _take(self, request: Any, config: Mapping[str, Any]) -> None:
+        if isinstance(request, PolynomialRequest):
+            reply = PolynomialReply.from_config(config, clients=request.clients, prime=self._prime)
+            rows = split_rows(reply.coefficients, reply.sizes)
+            self.polynomials |= zip(reply.clients.tolist(), rows, strict=True)
+            return
+        width = -(-len(self._everyone) // 8)
+        answer = PatternReply.from_config(config, clients=request.clients, w=width)
+        for client, found, counts in zip(
+            answer.clients.tolist(),
+            split_rows(answer.patterns, answer.sizes),
+            split_rows(answer.counts, answer.sizes),
+            strict=True,
+        ):
+            names = [pattern.tobytes() for pattern in found]
+            self._counts[client] = dict(zip(names, counts.tolist(), strict=True))
+
+    def publications(self) -> dict[int, SectionOrder]:
+        """Return the order of sections; ``AlignmentError`` if clients disagree about one."""
+        counts: dict[bytes, int] = {}
+        for client, local in self._counts.items():
+            for pattern, count in local.items():
+                if counts.setdefault(pattern, count) != count:
+                    raise AlignmentError(
+                        f"client {client} counts {count} identities in an intersection in which "
+                        f"others count {counts[pattern]}"
+                    )
+        start = sections(counts)
+        width = max(map(len, counts), default=1)
+        message = SectionOrder(
+            sum(counts[pattern] for pattern in start),
+            rows_of(start, -1, width),
+            np.array(list(start.values()), np.int64),
+        )
+        return dict.fromkeys(self._by_node(self._counts), message)

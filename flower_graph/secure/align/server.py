@@ -19,13 +19,16 @@ the next *epoch*.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
+from flower_graph.messages.fields import split_rows
 from flower_graph.secure.align.identities import add, invalid_points
 from flower_graph.secure.align.messages import (
     POINT,
@@ -39,7 +42,7 @@ from flower_graph.secure.align.messages import (
     UnionRequest,
 )
 from flower_graph.secure.align.sketch import MAX_CLIENTS, Words, cells_for, peel
-from flower_graph.secure.align.slots import order_tokens
+from flower_graph.secure.channel import pieces, rows_of
 
 # One alone could try out identities, so with two or more clients there is never only one.
 KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
@@ -47,14 +50,60 @@ KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
 FIRST_SHARE, MAX_DOUBLINGS = 2, 4
 
 
-class AlignmentServer:
+Request = TypeVar("Request")
+
+
+class AnyAlignmentServer(ABC, Generic[Request]):
+    """What the server of each form has: who is where, and who was asked."""
+
+    def __init__(self) -> None:
+        self.blamed: list[tuple[int, str]] = []  # client and reason
+        self._node: dict[int, int] = {}  # of every client
+        self._asked: dict[int, Request] = {}
+
+    def move(self, old: int, node: int) -> None:
+        """Know a SuperNode by another id from now on."""
+        self._node = {client: node if at == old else at for client, at in self._node.items()}
+
+    def requests(self) -> dict[int, Request]:
+        """Return the messages of the next stage; none when all answers are there."""
+        # What was asked before and is not answered by now counts as lost.
+        unanswered, self._asked = self._asked, {}
+        self._drop(unanswered)
+        self._asked = self._next_stage()
+        return dict(self._asked)
+
+    def take(self, node: int, config: Mapping[str, Any]) -> None:
+        """Take the reply to a request; ``MalformedReplyError`` if it cannot be used."""
+        request = self._asked.get(node)
+        if request is None:
+            raise MalformedReplyError("it was not asked, or has answered already")
+        self._take(request, config)
+        del self._asked[node]
+
+    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        nodes: dict[int, list[int]] = {}
+        for client in clients:
+            nodes.setdefault(self._node[client], []).append(client)
+        return nodes
+
+    @abstractmethod
+    def _drop(self, unanswered: Mapping[int, Request]) -> None: ...
+
+    @abstractmethod
+    def _next_stage(self) -> dict[int, Request]: ...
+
+    @abstractmethod
+    def _take(self, request: Request, config: Mapping[str, Any]) -> None: ...
+
+
+class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold."""
 
     def __init__(self, run_id: bytes) -> None:
+        super().__init__()
         self.epoch = 1
-        self.blamed: list[tuple[int, str]] = []  # client and reason
         self._run_id = run_id
-        self._node: dict[int, int] = {}  # of every client
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
@@ -63,7 +112,6 @@ class AlignmentServer:
         self._dropped: set[int] = set()  # clients that failed as key-holders
         # By key-holders that answered together: products of all that is blinded, in its order.
         self._answers: dict[tuple[int, ...], Bytes2D] = {}
-        self._asked: dict[int, BlindRequest | EvaluateRequest] = {}
         self._doublings = 0
         self._order = np.zeros((0, TOKEN), np.uint8)
 
@@ -76,10 +124,6 @@ class AlignmentServer:
         if len(self._node) > MAX_CLIENTS:
             raise ValueError(f"{len(self._node)} clients, at most {MAX_CLIENTS} can be aligned")
 
-    def move(self, old: int, node: int) -> None:
-        """Know a SuperNode by another id from now on."""
-        self._node = {client: node if at == old else at for client, at in self._node.items()}
-
     def forget(self, clients: Iterable[int]) -> None:
         """Strike off clients who have lost what they kept, so that they can enrol again."""
         # If one held a share of the key, nobody's tokens can be compared with new ones.
@@ -89,30 +133,6 @@ class AlignmentServer:
                 del known[client]
         if gone & set(self._holders):
             self._restart()
-
-    def requests(self) -> dict[int, BlindRequest | EvaluateRequest]:
-        """Return the messages of the next stage; none when all answers are there."""
-        # What was asked before and is not answered by now counts as lost.
-        self._drop_unanswered()
-        requests: dict[int, BlindRequest | EvaluateRequest] = {}
-        if self._pending:
-            for node, clients in self._by_node(self._pending).items():
-                requests[node] = BlindRequest(self.epoch, np.array(clients, np.int64))
-        elif self._blinded:
-            requests |= self._evaluate_requests()
-        self._asked = dict(requests)
-        return requests
-
-    def take(self, node: int, config: Mapping[str, Any]) -> None:
-        """Take the reply to a request."""
-        request = self._asked.get(node)
-        if request is None:
-            raise MalformedReplyError("it was not asked, or has answered already")
-        if isinstance(request, BlindRequest):
-            self._take_blind(request, BlindReply.from_config(config))
-        else:
-            self._take_evaluate(request, EvaluateReply.from_config(config))
-        del self._asked[node]
 
     @property
     def settled(self) -> bool:
@@ -179,21 +199,15 @@ class AlignmentServer:
         points = sum(self._sizes.values()) + sum(len(b) for b in self._evaluated.values())
         return cells_for(points * 2**self._doublings // FIRST_SHARE)
 
-    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        nodes: dict[int, list[int]] = {}
-        for client in clients:
-            nodes.setdefault(self._node[client], []).append(client)
-        return nodes
-
     def _leave_out(self, client: int, reason: str) -> None:
         """Forget a client, so that it may enrol again, and say why."""
         self._node.pop(client, None)
         self._pending.pop(client, None)
         self.blamed.append((client, reason))
 
-    def _drop_unanswered(self) -> None:
+    def _drop(self, unanswered: Mapping[int, BlindRequest | EvaluateRequest]) -> None:
         lost: list[int] = []
-        for node, request in self._asked.items():
+        for node, request in unanswered.items():
             if isinstance(request, BlindRequest):
                 for client in request.clients.tolist():
                     if client in self._pending:
@@ -202,19 +216,31 @@ class AlignmentServer:
                 # Nor is there hope for another key-holder on the same machine.
                 self._dropped |= {client for client, at in self._node.items() if at == node}
                 lost += request.holders.tolist()
-        self._asked = {}
         if self._blinded:  # the key is needed again: whoever was left out since has its share
             lost += [holder for holder in self._holders if holder not in self._node]
         if lost:
             self._lose_holders(lost, "did not answer as key-holder")
 
-    def _take_blind(self, request: BlindRequest, reply: BlindReply) -> None:
-        if reply.epoch != request.epoch or not np.array_equal(reply.clients, request.clients):
-            raise MalformedReplyError(
-                f"points of clients {reply.clients.tolist()!s:.60} in alignment {reply.epoch}, "
-                f"asked for {request.clients.tolist()!s:.60} in {request.epoch}"
-            )
-        blocks = np.split(reply.points, np.cumsum(reply.sizes)[:-1])
+    def _next_stage(self) -> dict[int, BlindRequest | EvaluateRequest]:
+        if not self._pending:
+            return dict(self._evaluate_requests()) if self._blinded else {}
+        return {
+            node: BlindRequest(self.epoch, np.array(clients, np.int64))
+            for node, clients in self._by_node(self._pending).items()
+        }
+
+    def _take(self, request: BlindRequest | EvaluateRequest, config: Mapping[str, Any]) -> None:
+        if isinstance(request, BlindRequest):
+            known = {"epoch": request.epoch, "clients": request.clients}
+            self._take_blind(BlindReply.from_config(config, **known))
+        else:
+            reply = EvaluateReply.from_config(config, epoch=request.epoch, n=len(request.points))
+            self._answers[tuple(request.holders.tolist())] = reply.points
+            if set(self._holders) == set(chain.from_iterable(self._answers)):
+                self._add_up()
+
+    def _take_blind(self, reply: BlindReply) -> None:
+        blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
             wrong = invalid_points(block)
             if wrong:
@@ -235,16 +261,6 @@ class AlignmentServer:
             for node, holders in self._by_node(waiting).items()
         }
 
-    def _take_evaluate(self, request: EvaluateRequest, reply: EvaluateReply) -> None:
-        if reply.epoch != request.epoch or reply.points.shape != request.points.shape:
-            raise MalformedReplyError(
-                f"{len(reply.points)} points in alignment {reply.epoch}, expected "
-                f"{len(request.points)} in {request.epoch}"
-            )
-        self._answers[tuple(request.holders.tolist())] = reply.points
-        if set(self._holders) == set(chain.from_iterable(self._answers)):
-            self._add_up()
-
     def _add_up(self) -> None:
         """Add up the key-holders' answers and hand every client its own."""
         # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
@@ -256,8 +272,8 @@ class AlignmentServer:
                 del self._answers[holders]
             self._lose_holders(list(chain(*wrong)), "its answer is not in the group")
             return
-        ends = np.cumsum([len(block) for block in self._blinded.values()])[:-1]
-        self._evaluated |= dict(zip(self._blinded, np.split(total, ends), strict=True))
+        blocks = split_rows(total, [len(block) for block in self._blinded.values()])
+        self._evaluated |= dict(zip(self._blinded, blocks, strict=True))
         self._blinded.clear()
         self._answers.clear()
 
@@ -297,3 +313,14 @@ class AlignmentServer:
                 f"the key, at least {enough} must"
             )
         return chosen
+
+
+def order_tokens(
+    order: Bytes2D, tokens: Bytes2D, counts: NDArray[np.int64], least: int = 2
+) -> Bytes2D:
+    """Append to the order of slots those tokens that enough clients hold."""
+    # order [s, 12], tokens [t, 12], counts [t]
+    known = set(pieces(order))
+    shared = pieces(np.ascontiguousarray(tokens[counts >= least]))
+    fresh = [token for token in shared if token not in known]
+    return np.concatenate([order, rows_of(fresh, -1, order.shape[1])])

@@ -12,25 +12,21 @@ refused, as is a round that is not newer than the last.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.messages.keys import PREPARE_RUN, UNMASK_RUN
 from flower_graph.secure import channel
-from flower_graph.secure.channel import (
-    COMMITMENT_BYTES,
-    KEY_BYTES,
-    SHARE_BYTES,
-    Agreements,
-    pieces,
-    rows_of,
-)
+from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
-from flower_graph.secure.sum.client_round import ClientRound, read_rounds, write_rounds
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -48,6 +44,89 @@ from flower_graph.secure.sum.messages import (
 )
 
 KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
+# What is saved of a round: numbers, arrays, and those that are written into after they were read
+NUMBERS = ("number", "threshold", "minimum", "is_masked")
+ARRAYS = ("clients", "partners", "is_foreign", "seeds", "private", "public", "secrets")
+CHANGING = ("held", "has")
+
+
+@dataclass
+class ClientRound:
+    """The secrets of a SuperNode's clients in one round, and what they hold of others."""
+
+    number: int  # As in PrepareRequest
+    threshold: int
+    minimum: int
+    is_masked: bool  # Whether the sum has left, so that no key may be used again
+    clients: Integers  # [p] own clients that take part
+    partners: Integers  # [p, k] their partners, and which of them are at other SuperNodes
+    is_foreign: NDArray[np.bool_]
+    seeds: Bytes = field(repr=False)  # [p, 32] seeds of the self masks, and mask keys
+    private: Bytes = field(repr=False)
+    public: Bytes
+    # [f, 32] what the channel keys agree on, for each foreign pair
+    secrets: Bytes = field(repr=False)
+    # [p, k, 2, 33] shares of the partners' seeds and mask keys that our clients hold, and [p, k]
+    # which are there
+    held: Bytes = field(repr=False)
+    has: NDArray[np.bool_]
+
+    @classmethod
+    def begin(
+        cls, request: PrepareRequest, is_foreign: NDArray[np.bool_], secrets: Bytes
+    ) -> ClientRound:
+        """Make the seeds and mask keys of a round."""
+        p, k = request.partners.shape
+        pairs = [channel.new_key() for _ in range(p)]
+        seeds = [os.urandom(KEY_BYTES) for _ in range(p)]
+        return cls(
+            request.server_round,
+            request.threshold,
+            request.minimum,
+            False,
+            request.clients,
+            request.partners,
+            is_foreign,
+            rows_of(seeds, p, KEY_BYTES),
+            rows_of([private for private, _ in pairs], p, KEY_BYTES),
+            rows_of([public for _, public in pairs], p, KEY_BYTES),
+            secrets,
+            np.zeros((p, k, 2, SHARE_BYTES), np.uint8),
+            ~is_foreign,
+        )
+
+    @property
+    def k(self) -> int:
+        """Number of partners of a client."""
+        return int(self.partners.shape[1])
+
+    def rows(self, clients: Integers) -> Integers:
+        """Return the rows of some own clients; ``RefusedError`` for one that has none."""
+        places = {client: row for row, client in enumerate(self.clients.tolist())}
+        result = [places.get(client, -1) for client in clients.tolist()]
+        if -1 in result:
+            client = clients[result.index(-1)]
+            raise RefusedError(f"client {client} was not prepared here for round {self.number}")
+        return np.array(result, np.int64)
+
+    def foreign_pairs(self, request: MaskRequest, rows: Integers) -> tuple[Integers, Integers]:
+        """Return rows and columns of the live partners elsewhere, in the request's order."""
+        if request.live.shape != (rows.size, self.k):
+            raise RefusedError(f"live has shape {request.live.shape}, not {(rows.size, self.k)}")
+        index, column = np.nonzero(request.live & self.is_foreign[rows])
+        if index.size != request.packets.shape[0]:
+            raise RefusedError(
+                f"{request.packets.shape[0]} packets for {index.size} foreign partners"
+            )
+        return rows[index], column
+
+    def deliver(self, shares: Bytes) -> None:
+        """Hand the shares ``[p, k, 2, 33]`` of our dealers to those holders that are ours too."""
+        row, column = np.nonzero(~self.is_foreign)
+        holders, mirrored = self.rows(self.partners[row, column]), self.k - 1 - column
+        if (self.partners[holders, mirrored] != self.clients[row]).any():
+            raise RefusedError("the partners are not mirrored")
+        self.held[holders, mirrored] = shares[row, column]
 
 
 class SumClient:
@@ -63,7 +142,7 @@ class SumClient:
         self._public = rows_of([public for _, public in pairs], -1, KEY_BYTES)
         self._rounds: dict[int, ClientRound] = {}
         self._last = -1  # the newest round that was prepared
-        self._agreed = Agreements()
+        self._agreed = channel.Agreements()
 
     @property
     def clients(self) -> list[int]:
@@ -114,7 +193,7 @@ class SumClient:
             )
         kept.is_masked = True
         masked = np.array(total)
-        self._add_masks(kept, request, rows, is_present, masked)
+        add_streams(masked, self._masks(kept, request, rows, rows[is_present]))
         return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
 
     def turn(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,28 +225,39 @@ class SumClient:
 
     def to_bytes(self) -> bytes:
         """Write the state; it holds secrets."""
-        others = {
+        arrays = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "last": np.array([self._last]),
             "clients": np.array(self.clients, np.int64),
             "channels": rows_of(self._channels.values(), -1, KEY_BYTES),
             "public": self._public,
         }
-        return write_rounds(self._rounds.values(), others)
+        for number, kept in self._rounds.items():
+            numbers = [getattr(kept, name) for name in NUMBERS]
+            arrays[f"{number}/numbers"] = np.array(numbers, np.int64)
+            for name in (*ARRAYS, *CHANGING):
+                arrays[f"{number}/{name}"] = np.ascontiguousarray(getattr(kept, name))
+        return bytes(save(arrays))
 
     @classmethod
     def from_bytes(cls, state: bytes) -> SumClient:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
-        host._agreed = Agreements()
-        host._rounds, others = read_rounds(state)
+        host._agreed, host._rounds = channel.Agreements(), {}
         try:
-            host.run_id, host._last = others["run"].tobytes(), int(others["last"][0])
-            channels = zip(others["clients"].tolist(), others["channels"], strict=True)
+            arrays = load(state)
+            for name in [name for name in arrays if name.endswith("/numbers")]:
+                number, threshold, minimum, is_masked = arrays[name].tolist()
+                fixed = [arrays[f"{number}/{part}"] for part in ARRAYS]
+                changing = [arrays[f"{number}/{part}"].copy() for part in CHANGING]
+                head = (number, threshold, minimum, bool(is_masked))
+                host._rounds[number] = ClientRound(*head, *fixed, *changing)
+            host.run_id, host._last = arrays["run"].tobytes(), int(arrays["last"][0])
+            channels = zip(arrays["clients"].tolist(), arrays["channels"], strict=True)
             host._channels = {client: private.tobytes() for client, private in channels}
-            host._public = others["public"].astype(np.uint8, copy=False)
-        except (KeyError, ValueError, IndexError) as error:
-            raise StateLostError(f"the state of the secure sum lacks {error}") from error
+            host._public = arrays["public"].astype(np.uint8, copy=False)
+        except (SafetensorError, KeyError, ValueError, IndexError) as error:
+            raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
         return host
 
     def _round(self, run_id: bytes, number: int) -> ClientRound:
@@ -214,22 +304,17 @@ class SumClient:
         for row, dealer in enumerate(kept.clients.tolist()):
             seeds = channel.split_secret(kept.seeds[row].tobytes(), kept.threshold, kept.k)
             mask_keys = channel.split_secret(kept.private[row].tobytes(), kept.threshold, kept.k)
-            of_seed, of_key = channel.share_contexts(self.run_id, kept.number, dealer)
+            contexts = channel.share_contexts(self.run_id, kept.number, dealer)
             holders = [names[holder] for holder in kept.partners[row].tolist()]
-            for holder, seed, mask_key in zip(holders, seeds, mask_keys, strict=True):
-                shares += [seed, mask_key]
-                commitments.append(channel.commitment(of_seed + holder, seed))
-                commitments.append(channel.commitment(of_key + holder, mask_key))
+            for holder, *both in zip(holders, seeds, mask_keys, strict=True):
+                shares += both
+                commitments += channel.commit_to_shares(contexts, holder, both)
         shape = (*kept.partners.shape, 2)
         return rows_of(shares, *shape, SHARE_BYTES), rows_of(commitments, *shape, COMMITMENT_BYTES)
 
     def _commit_to_seeds(self, kept: ClientRound) -> Bytes:
-        result = [
-            channel.commitment(
-                channel.seed_context(self.run_id, kept.number, client), seed.tobytes()
-            )
-            for client, seed in zip(kept.clients.tolist(), kept.seeds, strict=True)
-        ]
+        seeds = zip(kept.clients.tolist(), pieces(kept.seeds), strict=True)
+        result = [channel.commit_to_seed(self.run_id, kept.number, *seed) for seed in seeds]
         return rows_of(result, -1, COMMITMENT_BYTES)
 
     def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
@@ -251,11 +336,10 @@ class SumClient:
 
     def _receive(self, kept: ClientRound, request: MaskRequest, rows: Integers) -> Integers:
         """Open the packets of the partners; return the (client, partner) pairs that failed."""
-        pairs = kept.foreign_pairs(request, rows)
+        row, column = kept.foreign_pairs(request, rows)
         secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
         kept.has = np.zeros_like(kept.has)
         kept.has[rows] = request.live & ~kept.is_foreign[rows]
-        row, column = pairs
         holders, dealers = kept.clients[row].tolist(), kept.partners[row, column].tolist()
         parts = zip(
             holders,
@@ -269,60 +353,35 @@ class SumClient:
         opened = []
         for holder, dealer, secret, round_key, packet, promised in parts:
             plain = channel.unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
-            if (
-                plain is not None
-                and self._committed(kept.number, dealer, holder, plain) != promised
-            ):
-                plain = None
-            opened.append(plain)
-        good = np.array([plain is not None for plain in opened], np.bool_)
-        result = rows_of([plain for plain in opened if plain is not None], -1, 2, SHARE_BYTES)
-        kept.held[row[good], column[good]] = result
+            both = (plain[:SHARE_BYTES], plain[SHARE_BYTES:]) if plain else (b"", b"")
+            contexts = channel.share_contexts(self.run_id, kept.number, dealer)
+            found = channel.commit_to_shares(contexts, channel.name_bytes(holder), both)
+            opened.append(b"".join(both if b"".join(found) == promised else ()))
+        good = np.array([plain != b"" for plain in opened], np.bool_)
+        kept.held[row[good], column[good]] = rows_of(opened, -1, 2, SHARE_BYTES)
         kept.has[row[good], column[good]] = True
         return np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
 
     def _packet(self, kept: ClientRound, dealer: int, holder: int) -> bytes:
         return channel.packet_context(self.run_id, kept.number, dealer, holder)
 
-    def _committed(self, number: int, dealer: int, holder: int, plain: bytes) -> bytes:
-        """Return the commitments that belong to a packet's two shares."""
-        of_seed, of_key = channel.share_contexts(self.run_id, number, dealer)
-        name = channel.name_bytes(holder)
-        return channel.commitment(of_seed + name, plain[:SHARE_BYTES]) + channel.commitment(
-            of_key + name, plain[SHARE_BYTES:]
-        )
-
-    def _add_masks(
-        self,
-        kept: ClientRound,
-        request: MaskRequest,
-        rows: Integers,
-        is_present: NDArray[np.bool_],
-        masked: RingArray,
-    ) -> None:
-        """Add the self masks, and the masks against live partners at other SuperNodes."""
+    def _masks(
+        self, kept: ClientRound, request: MaskRequest, rows: Integers, chosen: Integers
+    ) -> list[tuple[bytes, int]]:
+        """Give the self masks, and the masks against live partners at other SuperNodes."""
         number, run_id = kept.number, self.run_id
-        chosen = rows[is_present]
-        masks = [
-            (channel.self_mask_key(seed, run_id, number, client), 1)
-            for seed, client in zip(
-                pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True
-            )
-        ]
+        seeds = zip(pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True)
+        masks = [(channel.self_mask_key(seed, run_id, number, c), 1) for seed, c in seeds]
         row, column = kept.foreign_pairs(request, rows)
         for own_row in np.intersect1d(chosen, row).tolist():
             mine = row == own_row
-            local, others = (
-                int(kept.clients[own_row]),
-                kept.partners[own_row, column[mine]].tolist(),
-            )
-            secrets = channel.agree(
-                kept.private[own_row].tobytes(), pieces(request.round_keys[mine])
-            )
+            local, private = int(kept.clients[own_row]), kept.private[own_row].tobytes()
+            others = kept.partners[own_row, column[mine]].tolist()
+            secrets = channel.agree(private, pieces(request.round_keys[mine]))
             for other, secret in zip(others, secrets, strict=True):
                 key = channel.pair_mask_key(secret, run_id, number, local, other)
                 masks.append((key, channel.pair_sign(local, other)))
-        add_streams(masked, masks)
+        return masks
 
 
 def _check_total(request: MaskRequest, total: RingArray) -> None:

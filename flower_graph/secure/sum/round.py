@@ -346,8 +346,8 @@ class Unmasking:
         self._secrets[row] = secret
         if of.kinds[row] != SEED:
             return bool(channel.public_key(secret) == of.round_keys[row].tobytes())
-        what_for = channel.seed_context(of.run_id, of.number, int(of.clients[row]))
-        return bool(channel.commitment(what_for, secret) == of.seed_commitments[row].tobytes())
+        commitment = channel.commit_to_seed(of.run_id, of.number, int(of.clients[row]), secret)
+        return bool(commitment == of.seed_commitments[row].tobytes())
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
         of = self._round

@@ -1,0 +1,224 @@
+"""Alignment that hides nothing: all identities go to the server as they are.
+
+Its halves are driven like ``AlignmentServer`` and ``AlignmentClient``, without a union to sum:
+``requests`` until there are none, then ``publications``; when some enrol later, all start again.
+There are no slot keys: the server sees the sums of what is added up by these slots. What
+``flower_graph.secure.align.polynomial`` has in common with this form is here.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from flower_graph.errors import MalformedReplyError, StateLostError
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.codec import Entries, Message, Reading
+from flower_graph.messages.fields import Clients, Exact, Sizes, Whole, Word, split_rows
+from flower_graph.messages.keys import ALIGN_STAGE
+from flower_graph.secure.align.client import AnyAlignmentClient, SlotTable, open_table
+from flower_graph.secure.align.identities import canonical
+from flower_graph.secure.align.server import AnyAlignmentServer
+
+IDENTITIES, ORDER = "identities", "order"
+CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c")
+SIZES = Sizes("align-sizes", "rows of each client in what follows", shape="c")
+NUM_SLOTS = Whole("align-counts", "`sections`, `order`: how many slots")
+
+
+@dataclass(frozen=True)
+class Names(Word):
+    """A list of different words for each client, as JSON."""
+
+    def encode(self, value: Any) -> str:
+        """Write the lists."""
+        return json.dumps(value)
+
+    def write(self, value: Any, to: Any) -> None:
+        """Write the lists, even if there are none."""
+        to.config[self.key] = self.encode(value)
+
+    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+        """Refuse what is no list of lists of words; whose they are is checked by the message."""
+        try:
+            return json.loads("" if value is None else value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise MalformedReplyError(f"{self.key} cannot be read: {error}") from error
+
+
+@dataclass
+class PlainRequest(Message, down="train.align", fixed={ALIGN_STAGE: IDENTITIES}):
+    """Server to client: the identities of these clients, as they are."""
+
+    clients: Annotated[IntArray, CLIENTS]
+
+
+@dataclass
+class PlainReply(Message, up="train.align"):
+    """Client to server: each client's identities, written as ``i:5`` or ``s:abc``."""
+
+    clients: Annotated[IntArray, CLIENTS]
+    identities: Annotated[
+        list[list[str]],
+        Names("align-identities", "`identities`: JSON, a list of strings for each client"),
+    ]
+
+    def check(self, known: Entries) -> None:
+        """Refuse what is not one list for each client, and an identity that comes twice at one."""
+        if not isinstance(self.identities, list) or len(self.identities) != self.clients.size:
+            raise MalformedReplyError("align-identities: not one list for each client")
+        for client, local in zip(self.clients.tolist(), self.identities, strict=True):
+            if not isinstance(local, list) or not all(isinstance(name, str) for name in local):
+                raise MalformedReplyError(f"client {client}: its identities are no list of strings")
+            if len(set(local)) < len(local):
+                raise MalformedReplyError(f"client {client} has an identity twice")
+
+
+@dataclass
+class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
+    """Server to client: the slots of the clients' nodes, and how many slots in all."""
+
+    num_slots: Annotated[int, NUM_SLOTS]
+    clients: Annotated[IntArray, CLIENTS]
+    sizes: Annotated[IntArray, SIZES]
+    slots: Annotated[IntArray, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
+
+
+class OpenClient(AnyAlignmentClient):
+    """What the clients of both forms have: slots and their state between messages."""
+
+    def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
+        self._num_slots = 0
+        self._slots: dict[int, NDArray[np.int64]] = {}
+        self._patterns: dict[int, NDArray[np.uint8]] = {}
+
+    @property
+    def slots(self) -> SlotTable:
+        """The clients' slots, once they are agreed on."""
+        return open_table(self._num_slots, self._slots)
+
+    def to_bytes(self) -> bytes:
+        """Write everything that the next message needs."""
+        arrays: dict[str, NDArray[Any]] = {"num-slots": np.array([self._num_slots])}
+        arrays |= {f"slots/{client}": slots for client, slots in self._slots.items()}
+        arrays |= {f"patterns/{client}": local for client, local in self._patterns.items()}
+        return bytes(save(arrays))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
+        """Read what ``to_bytes`` wrote."""
+        host = cls(identities)
+        for name, value in load(data).items():
+            kind, _, client = name.partition("/")
+            if kind == "num-slots":
+                host._num_slots = int(value[0])
+            elif int(client) not in host._identities:
+                raise StateLostError(f"the alignment's state has client {client}, not hosted here")
+            elif kind == "slots":
+                host._slots[int(client)] = value
+            else:
+                host._patterns[int(client)] = value
+        return host
+
+
+class PlaintextAlignmentClient(OpenClient):
+    """Identities in the clear, for the clients of one SuperNode."""
+
+    stages = ((PlainRequest, "identities"), (PlainOrder, "order"))
+
+    def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
+        super().__init__(identities)
+        self._identities = {
+            int(client): [name.decode() for name in canonical(local, f"client {client}")]
+            for client, local in identities.items()
+        }
+
+    def identities(self, request: PlainRequest) -> PlainReply:
+        """Return the clients' identities."""
+        self._known(request.clients)
+        local = [self._identities[client] for client in request.clients.tolist()]
+        return PlainReply(request.clients, local)
+
+    def order(self, message: PlainOrder) -> None:
+        """Take the slots."""
+        self._known(message.clients)
+        parts = split_rows(message.slots, message.sizes)
+        self._num_slots = message.num_slots
+        self._slots = dict(zip(message.clients.tolist(), parts, strict=True))
+
+
+class OpenServer(AnyAlignmentServer[Message]):
+    """What the servers of both forms have; if a client is new, all begin again."""
+
+    settled = True  # there is no union to wait for
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin()
+
+    def enroll(self, node: int, clients: Iterable[int]) -> None:
+        """Note where clients are; if one is new, all begin again."""
+        for client in clients:
+            if client not in self._node:
+                self._begin()
+            self._node[client] = node
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Strike off clients who have lost what they kept, so that they can enrol again."""
+        self._node = {c: at for c, at in self._node.items() if c not in set(clients)}
+
+    @property
+    def aligned(self) -> list[int]:
+        """Clients that have slots."""
+        return sorted(self._node)
+
+    def _drop(self, unanswered: Mapping[int, Any]) -> None:
+        for request in unanswered.values():
+            for client in request.clients.tolist():
+                del self._node[client]
+                self.blamed.append((client, "did not answer the alignment"))
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+
+class PlaintextAlignmentServer(OpenServer):
+    """Sees all identities and numbers those that two clients hold."""
+
+    def _begin(self) -> None:
+        self._identities: dict[int, list[str]] = {}
+
+    def _next_stage(self) -> dict[int, Message]:
+        missing = [client for client in self._node if client not in self._identities]
+        return {
+            node: PlainRequest(np.array(clients, np.int64))
+            for node, clients in self._by_node(missing).items()
+        }
+
+    def _take(self, request: Any, config: Mapping[str, Any]) -> None:
+        reply = PlainReply.from_config(config, clients=request.clients)
+        self._identities |= zip(reply.clients.tolist(), reply.identities, strict=True)
+
+    def publications(self) -> dict[int, PlainOrder]:
+        """Return the slots of every node's clients."""
+        holders = Counter(chain.from_iterable(self._identities.values()))
+        shared = sorted(name for name, count in holders.items() if count >= 2)
+        order = {name: slot for slot, name in enumerate(shared)}
+        messages = {}
+        for node, clients in self._by_node(self._identities).items():
+            local = [self._identities[client] for client in clients]
+            slots = [order.get(name, -1) for name in chain.from_iterable(local)]
+            sizes = np.array([len(names) for names in local], np.int64)
+            messages[node] = PlainOrder(
+                len(order), np.array(clients, np.int64), sizes, np.array(slots, np.int64)
+            )
+        return messages
