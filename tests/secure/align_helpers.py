@@ -8,9 +8,20 @@ from typing import Any
 import numpy as np
 
 from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.plaintext import PlaintextAlignmentClient, PlaintextAlignmentServer
+from flower_graph.secure.align.polynomial import (
+    PolynomialAlignmentClient,
+    PolynomialAlignmentServer,
+)
 from flower_graph.secure.align.server import AlignmentServer
 
 RUN = b"run-1"
+DATA = {0: [1, 2, 3], 5: [3, 4], 2: [7, 2, 3, 9]}
+FORMS: dict[str, tuple[Any, Any]] = {
+    "psi": (AlignmentClient, AlignmentServer),
+    "polynomial": (PolynomialAlignmentClient, PolynomialAlignmentServer),
+    "plain": (PlaintextAlignmentClient, PlaintextAlignmentServer),
+}
 Data = Mapping[int, Sequence[object]]
 Answer = Callable[[int, dict[str, Any]], dict[str, Any] | None]
 
@@ -22,22 +33,26 @@ class Alignment:
     return None for silence. Hosts are written to bytes and read again between messages.
     """
 
-    def __init__(self, data: Data, nodes: Sequence[Sequence[int]], run_id: bytes = RUN) -> None:
-        self.run_id, self.data, self.nodes = run_id, dict(data), dict(enumerate(nodes, 1))
-        self.hosts = {
-            node: AlignmentClient(run_id, {client: data[client] for client in clients})
-            for node, clients in self.nodes.items()
-        }
-        self.server = AlignmentServer(run_id)
+    def __init__(
+        self, data: Data, nodes: Sequence[Sequence[int]], run_id: bytes = RUN, form: str = "psi"
+    ) -> None:
+        self.kind, server = FORMS[form]
+        self.run = (run_id,) if form == "psi" else ()
+        self.data, self.nodes = dict(data), dict(enumerate(nodes, 1))
+        self.hosts = {node: self.kind(*self.run, self.own(node)) for node in self.nodes}
+        self.server = server(*self.run)
         self.received: list[dict[str, Any]] = []
         self.totals: list[Any] = []
 
+    def own(self, node: int) -> dict[int, Sequence[object]]:
+        """Return the identities of a node's clients."""
+        return {client: self.data[client] for client in self.nodes[node]}
+
     def reply(self, node: int, config: dict[str, Any]) -> dict[str, Any]:
         """Let a host answer, from its state as bytes."""
-        own = {client: self.data[client] for client in self.nodes[node]}
-        host = AlignmentClient.from_bytes(self.hosts[node].to_bytes(), self.run_id, own)
-        self.hosts[node] = host
-        return host.answer(config)
+        state = self.hosts[node].to_bytes()
+        self.hosts[node] = self.kind.from_bytes(state, *self.run, self.own(node))
+        return self.hosts[node].answer(config)
 
     def exchange(self, answer: Answer | None = None) -> dict[int, Any]:
         """Run one stage; return its requests."""
@@ -61,18 +76,15 @@ class Alignment:
             self.totals.append(total)
             self.server.take_union(total, present)
 
-    def run(self, answer: Answer | None = None) -> None:
-        """Align whoever is enrolled, to the end."""
-        while self.exchange(answer):
-            pass
-        self.union()
-        for node, message in self.server.publications().items():
-            self.reply(node, message.to_config())
-
-    def enroll(self, *nodes: int) -> None:
-        """Enrol nodes; all of them without arguments."""
+    def align(self, answer: Answer | None = None, *nodes: int, absent: Iterable[int] = ()) -> None:
+        """Enrol some nodes, by default all, and align whoever is enrolled, to the end."""
         for node in nodes or self.nodes:
             self.server.enroll(node, self.nodes[node])
+        while self.exchange(answer):
+            pass
+        self.union(absent)
+        for node, message in self.server.publications().items():
+            self.reply(node, message.to_config())
 
     def slots(self) -> dict[object, int]:
         """Return the slot of every identity, after checking that all holders agree."""
@@ -82,6 +94,21 @@ class Alignment:
                 for identity, slot in zip(self.data[client], slots.tolist(), strict=True):
                     assert found.setdefault(identity, slot) == slot
         return found
+
+    def agree(self, clients: Iterable[int]) -> bool:
+        """Whether slots are numbered through, and are those that these clients share."""
+        present = {client: self.data[client] for client in clients}
+        placed = {identity: slot for identity, slot in self.slots().items() if slot >= 0}
+        numbered = sorted(placed.values()) == list(range(len(placed)))
+        aligned = self.server.aligned == sorted(present)
+        return numbered and aligned and placed.keys() == shared(present)
+
+
+def aligned(data: Data, nodes: Sequence[Sequence[int]], run_id: bytes = RUN) -> Alignment:
+    """Align all."""
+    alignment = Alignment(data, nodes, run_id)
+    alignment.align()
+    return alignment
 
 
 def shared(data: Data) -> set[object]:

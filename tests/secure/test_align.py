@@ -6,54 +6,126 @@ from typing import Any
 
 import numpy as np
 import pytest
-from align_helpers import RUN, Alignment, shared
+from align_helpers import DATA, FORMS, RUN, Alignment, aligned, shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
+from flower_graph.messages.arrays import pack_integers
 from flower_graph.secure.align import identities as ids
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.messages import PublishedTokens
 from flower_graph.secure.align.sketch import peel
 
-DATA = {0: [1, 2, 3], 5: [3, 4], 2: [7, 2, 3, 9]}
+# Every form of alignment
 
 
-def aligned(data: dict[int, Any], nodes: list[list[int]], run_id: bytes = RUN) -> Alignment:
-    alignment = Alignment(data, nodes, run_id)
-    alignment.enroll()
-    alignment.run()
-    return alignment
-
-
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("nodes", [[[0, 5, 2]], [[0, 2], [5]], [[5], [2], [0]]])
-def test_shared_identities_get_slots_and_others_none(nodes: list[list[int]]) -> None:
-    alignment = aligned(DATA, nodes)
+def test_shared_identities_get_slots_and_others_none(nodes: list[list[int]], form: str) -> None:
+    alignment = Alignment(DATA, nodes, form=form)
+    alignment.align()
+    # The polynomials' order: first what all three hold, then the pair's.
     slots = alignment.slots()
-    assert sorted((slots.pop(2), slots.pop(3))) == [0, 1]
-    assert set(slots.values()) == {-1}
-    assert alignment.server.num_slots == 2
-    assert alignment.server.aligned == [0, 2, 5]
+    orders = {"psi": slots, "polynomial": {3: 0, 2: 1}, "plain": {2: 0, 3: 1}}
+    assert slots == {1: -1, 4: -1, 7: -1, 9: -1} | orders[form]
+    assert alignment.agree([0, 2, 5])
     assert alignment.server.blamed == []
 
 
+@pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=8, deadline=None)
 @given(
-    st.dictionaries(
-        st.integers(0, 100),
-        st.lists(st.text(max_size=2), max_size=6, unique=True),
-        min_size=1,
-        max_size=5,
+    data=st.dictionaries(
+        st.integers(0, 9), st.lists(st.integers(0, 9), unique=True), min_size=1, max_size=10
     ),
-    st.integers(1, 3),
+    nodes=st.integers(1, 3),
 )
-def test_any_sets_dealt_in_any_way(data: dict[int, list[str]], nodes: int) -> None:
+def test_any_sets_dealt_in_any_way(form: str, data: dict[int, Any], nodes: int) -> None:
     clients = sorted(data)
-    alignment = aligned(data, [own for i in range(nodes) if (own := clients[i::nodes])])
-    slots = alignment.slots()
-    placed = {identity for identity, slot in slots.items() if slot >= 0}
-    assert placed == shared(data)
-    assert sorted(slot for slot in slots.values() if slot >= 0) == list(range(len(placed)))
+    dealt = [own for first in range(nodes) if (own := clients[first::nodes])]
+    alignment = Alignment(data, dealt, form=form)
+    alignment.align()
+    assert alignment.agree(clients)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_who_is_silent_is_named_and_left_out_and_may_come_back(form: str) -> None:
+    alignment = Alignment(DATA | {9: [9, 1]}, [[0, 9], [5, 2]], form=form)
+    alignment.align(lambda node, config: alignment.reply(node, config) if node != 2 else None)
+    why = "did not blind its identities" if form == "psi" else "did not answer the alignment"
+    assert alignment.server.blamed == [(5, why), (2, why)]
+    assert alignment.agree([0, 9])
+    alignment.align()
+    assert alignment.agree([0, 2, 5, 9])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_later_clients_are_aligned_with_all(form: str) -> None:
+    data = {**DATA, 8: [9, 4, 50], 9: [50]}
+    alignment = Alignment(data, [[0, 2], [5], [8, 9]], form=form)
+    alignment.align(None, 1, 2)
+    before = {i: s for i, s in alignment.slots().items() if s >= 0}
+    alignment.received.clear()
+    alignment.align()
+    assert alignment.agree(data)
+    if form == "psi":  # the others begin again
+        after = alignment.slots()
+        assert {i: after[i] for i in before} == before
+        # Only the newcomers blind; key-holders see their points alone.
+        assert max(len(_points(message)) for message in alignment.received) == 32
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_second_uncalled_and_foreign_answers_are_refused(form: str) -> None:
+    alignment = Alignment(DATA, [[0, 5, 2]], form=form)
+    alignment.server.enroll(1, [0, 5, 2])
+    reply = alignment.reply(1, alignment.server.requests()[1].to_config())
+    with pytest.raises(MalformedReplyError, match=r"align-clients: \[0 5 4\]"):
+        alignment.server.take(1, reply | {"align-clients": pack_integers(np.array([0, 5, 4]))})
+    alignment.server.take(1, reply)  # nothing of the other has been taken
+    for sender in (1, 99):
+        with pytest.raises(MalformedReplyError, match="not asked, or has answered already"):
+            alignment.server.take(sender, reply)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_refuses_what_it_cannot_answer(form: str) -> None:
+    alignment = Alignment(DATA, [[0, 5, 2]], form=form)
+    alignment.server.enroll(1, [0, 5, 2])
+    request = alignment.server.requests()[1].to_config()
+    with pytest.raises(RefusedError, match="stage 'sing' is unknown"):
+        alignment.reply(1, {"align-stage": "sing"})
+    with pytest.raises(RefusedError, match=r"clients \[7\] that are not hosted"):
+        alignment.reply(1, request | {"align-clients": b"\7" + bytes(7)})
+    alignment.server.take(1, alignment.reply(1, request))
+    alignment.align()
+    state = alignment.hosts[1].to_bytes()
+    with pytest.raises(StateLostError, match=r"other identities|not hosted here"):
+        alignment.kind.from_bytes(state, *alignment.run, {0: [1, 2, 3]})
+    with pytest.raises(ValueError, match="client 4 has identities twice: numbers 0 and 1"):
+        alignment.kind(*alignment.run, {1: [1], 4: [2, 2]})
+
+
+# Blinded identities
+
+
+def test_what_else_a_host_of_blinded_identities_refuses() -> None:
+    alignment = aligned(DATA, [[0, 5, 2]])
+    host = alignment.hosts[1]
+    with pytest.raises(ValueError, match=r"clients \[7\] have no tokens"):
+        host.sketch(8, [0, 7])
+    with pytest.raises(StateLostError, match="alignment 2"):
+        host.publish(PublishedTokens(2, np.zeros((0, 12), np.uint8)))
+    order = alignment.server.publications()[1].tokens
+    with pytest.raises(RefusedError, match="change the order"):
+        host.publish(PublishedTokens(1, order[::-1]))
+    with pytest.raises(StateLostError):
+        AlignmentClient.from_bytes(host.to_bytes(), b"other", alignment.own(1))
+    with pytest.raises(StateLostError):
+        AlignmentClient.from_bytes(host.to_bytes(), RUN, {**DATA, 5: [3, 5]})
+    with pytest.raises(ValueError, match="clients 1 and 4 have identities of different types"):
+        AlignmentClient(RUN, {1: [1], 4: ["1"]})
 
 
 def test_holders_share_keys_and_all_share_the_group_key() -> None:
@@ -100,16 +172,12 @@ def _points(message: dict[str, Any]) -> list[bytes]:
 def test_no_identity_is_in_any_byte_that_the_server_receives() -> None:
     words = {0: ["patient-0417", "patient-1138"], 1: ["patient-1138", "patient-2001"]}
     alignment = aligned(words, [[0], [1]])
-    received = b"".join(
-        value
-        for message in alignment.received
-        for value in message.values()
-        if isinstance(value, bytes)
-    ) + b"".join(total.tobytes() for total in alignment.totals)
+    parts = [value for message in alignment.received for value in message.values()]
+    parts += [total.tobytes() for total in alignment.totals]
+    received = b"".join(part for part in parts if isinstance(part, bytes))
     assert len(received) > 1000
     for identity in shared(words) | {"patient-0417"}:
-        assert isinstance(identity, str)
-        assert identity.encode() not in received
+        assert str(identity).encode() not in received
 
 
 def test_what_the_server_receives_has_the_same_shape_for_other_data_of_the_same_size() -> None:
@@ -125,51 +193,3 @@ def test_what_the_server_receives_has_the_same_shape_for_other_data_of_the_same_
     base = shapes({0: [*range(17)], 1: [*range(10, 30)], 2: [*range(5, 36)]})
     assert base == shapes({0: [*range(31)], 1: [*range(900, 917)], 2: [*range(5, 25)]})
     assert base != shapes({0: [*range(32)], 1: [*range(10, 30)], 2: [*range(5, 36)]})
-
-
-def test_later_clients_keep_existing_slots_in_place() -> None:
-    data = {**DATA, 8: [9, 4, 50], 9: [50]}
-    alignment = Alignment(data, [[0, 2], [5], [8, 9]])
-    alignment.enroll(1, 2)
-    alignment.run()
-    before = {i: s for i, s in alignment.slots().items() if s >= 0}
-    alignment.received.clear()
-    alignment.enroll()
-    alignment.run()
-    after = alignment.slots()
-    assert {i: after[i] for i in before} == before
-    assert {i for i, s in after.items() if s >= 0} == shared(data) == {2, 3, 4, 9, 50}
-    # Only the newcomers blind; key-holders see their points alone.
-    assert max(len(_points(message)) for message in alignment.received) == 32
-
-
-def test_state_of_other_identities_is_refused() -> None:
-    host = AlignmentClient(RUN, DATA)
-    data = host.to_bytes()
-    with pytest.raises(StateLostError):
-        AlignmentClient.from_bytes(data, RUN, {**DATA, 5: [3, 5]})
-    with pytest.raises(StateLostError):
-        AlignmentClient.from_bytes(data, b"other", DATA)
-
-
-def test_a_host_refuses_what_it_cannot_answer() -> None:
-    alignment = aligned(DATA, [[0, 5, 2]])
-    host = alignment.hosts[1]
-    with pytest.raises(RefusedError, match="stage"):
-        host.answer({"align-stage": "sing"})
-    with pytest.raises(RefusedError, match=r"clients \[7\] that are not hosted"):
-        host.answer({"align-stage": "blind", "align-epoch": 1, "align-clients": b"\7" + bytes(7)})
-    with pytest.raises(ValueError, match=r"clients \[7\] have no tokens"):
-        host.sketch(8, [0, 7])
-    with pytest.raises(StateLostError, match="alignment 2"):
-        host.publish(PublishedTokens(2, np.zeros((0, 12), np.uint8)))
-    order = alignment.server.publications()[1].tokens
-    with pytest.raises(RefusedError, match="change the order"):
-        host.publish(PublishedTokens(1, order[::-1]))
-
-
-def test_bad_identities_are_named_with_their_client() -> None:
-    with pytest.raises(ValueError, match="client 4 has identities twice: numbers 0 and 1"):
-        AlignmentClient(RUN, {1: [1], 4: [2, 2]})
-    with pytest.raises(ValueError, match="clients 1 and 4 have identities of different types"):
-        AlignmentClient(RUN, {1: [1], 4: ["1"]})
