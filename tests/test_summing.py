@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.ring import Ring, encode_sum
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import ACTIONS, SecureSum, SecureSumClient
 from flower_graph.server.exchange import Exchange
@@ -41,22 +40,15 @@ def make(nodes, hosted, odd=None, **options):
 
 @pytest.mark.parametrize(("nodes", "hosted"), [(1, 12), (4, 3), (12, 1), (2, 1)])
 def test_sums_over_rounds(nodes, hosted):
-    _, secure = make(nodes, hosted)
-    m = nodes * hosted
+    grid, secure = make(nodes, hosted)
+    m, sent, push = nodes * hosted, [], grid.push_messages
+    grid.push_messages = lambda messages: sent.append(messages) or push(messages)
     for server_round in (4, 5, 6):
+        sent.clear()
         summed = secure.sum(server_round, 2, {"scale": 0.5 * server_round})
+        assert len(sent) == 2 or server_round == 4, "two exchanges a round, after enrolment"
         assert summed.contributors.tolist() == list(range(m))
         assert summed.values.tolist() == [m * (m - 1) / 2, m * 0.5 * server_round]
-
-
-def test_two_exchanges_a_round():
-    grid, secure = make(3, 2)
-    secure.sum(1, 2)
-    sent = []
-    push = grid.push_messages
-    grid.push_messages = lambda messages: sent.append(messages) or push(messages)
-    secure.sum(2, 2)
-    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(
@@ -65,6 +57,7 @@ def test_two_exchanges_a_round():
         (np.array([np.nan, 1]), "a number is outside .*-1000 to 1000"),
         (np.array([1, 1000.5]), "a number is outside .*-1000 to 1000"),
         (np.zeros(3), r"shape \(3,\), expected \(2,\)"),
+        (None, r"no vector, expected \(2,\)"),
     ],
 )
 def test_clients_without_a_usable_vector_are_left_out(vector, reason):
@@ -73,11 +66,6 @@ def test_clients_without_a_usable_vector_are_left_out(vector, reason):
     assert summed.values.tolist() == [42, 9]
     [(client, why)] = secure.server.blamed
     assert client == 3 and re.search(reason, why)
-
-
-def test_encode_sum_without_a_vector():
-    total, left_out = encode_sum(Ring.fit(2, 4, 1), {1: np.ones(1)}, [1, 2], 1)
-    assert total.tolist() == [1] and left_out == {2: "no vector, expected (1,)"}
 
 
 def test_a_node_that_fails_is_left_out_and_returns():
@@ -90,20 +78,16 @@ def test_a_node_that_fails_is_left_out_and_returns():
     assert secure.sum(3, 2).contributors.size == 8
 
 
-def test_a_node_that_lost_its_state_is_left_out():
+def test_a_node_that_lost_its_state_is_left_out_and_too_few_skip():
     grid, secure = make(8, 1)
     secure.sum(1, 2)
-    next(iter(grid.contexts.values())).state.clear()
+    contexts = list(grid.contexts.values())
+    contexts[0].state.clear()
     summed = secure.sum(2, 2)
     assert summed.contributors.size == 7 and summed.values[1] == 7
-
-
-def test_too_few_skip():
-    grid, secure = make(4, 1)
-    secure.sum(1, 2)
-    for context in list(grid.contexts.values())[:2]:
+    for context in contexts[:5]:
         context.state.clear()
-    assert isinstance(secure.sum(2, 2), Skipped)
+    assert isinstance(secure.sum(3, 2), Skipped)
     assert isinstance(make(1, 1)[1].sum(1, 2), Skipped)
 
 
@@ -111,6 +95,8 @@ def test_in_four_steps_with_some_of_the_nodes():
     grid, secure = make(5, 1)
     nodes = list(grid.contexts)[:3]
     assert secure.prepare(1, nodes) == [0, 1, 2]
+    with pytest.raises(MalformedReplyError, match="arrays/masked-sum is missing"):
+        secure.take(nodes[0], RecordDict())
     for node, entries in secure.requests(2).items():
         client = Numbered(grid.contexts[node], [nodes.index(node)])
         reply, answer = client.masked(entries, {nodes.index(node): np.array([2.0, -1.0])})
@@ -123,12 +109,6 @@ def test_in_four_steps_with_some_of_the_nodes():
     assert summed.values.tolist() == [6, -3] and summed.contributors.tolist() == [0, 1, 2]
     # Those that may take part from now on are not in the sum that is ready.
     assert secure.prepare(2, grid.contexts) == [0, 1, 2]
-
-
-def test_reply_without_the_sum():
-    _, secure = make(2, 1)
-    with pytest.raises(MalformedReplyError, match="arrays/masked-sum is missing"):
-        secure.take(1, RecordDict())
 
 
 def test_the_documents_example(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,6 +28,8 @@ def test_primes() -> None:
     drawn = {paper.random_prime(*paper.PRIME_RANGE) for _ in range(20)}
     assert len(drawn) > 10
     assert all(3 << 29 <= p < 1 << 31 and paper.is_prime(p) for p in drawn)
+    for _ in range(50):  # no random root is an identity
+        assert paper.IDENTITY_LIMIT <= paper.random_prime(paper.IDENTITY_LIMIT, PRIME) < PRIME
 
 
 def test_equation_12_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,16 +42,21 @@ def test_equation_12_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
 
 
-def test_patterns_and_order_by_hand() -> None:
-    sets = [array(9, 4, 2), array(4, 2), array(2, 7)]
-    table = np.zeros((3, 5), np.uint64)
+def patterns(sets: list[np.ndarray]) -> tuple[list[np.ndarray], list[Any]]:
+    """Give the patterns of each client's identities, as bytes and as bits."""
+    table = np.zeros((len(sets), max(own.size for own in sets) + 2), np.uint64)
     for row, own in zip(table, sets, strict=True):
         row[: own.size + 2] = paper.polynomial(own, PRIME)
     found = [
         paper.patterns(own, paper.pair_sums(table, place, PRIME), place, PRIME)
         for place, own in enumerate(sets)
     ]
-    bits = [np.unpackbits(own, axis=1)[:, :3].tolist() for own in found]
+    return found, [np.unpackbits(own, axis=1)[:, : len(sets)].tolist() for own in found]
+
+
+def test_patterns_and_order_by_hand() -> None:
+    sets = [array(9, 4, 2), array(4, 2), array(2, 7)]
+    found, bits = patterns(sets)
     assert bits[0] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert bits[2] == [[1, 1, 1], [0, 0, 1]]
     counts = {b"\x80": 1, b"\xc0": 1, b"\xe0": 1, b"\x20": 1}
@@ -62,18 +71,8 @@ def test_patterns_and_order_by_hand() -> None:
 @given(st.lists(st.sets(st.integers(0, 30), max_size=9), min_size=2, max_size=10))
 def test_patterns_say_exactly_who_holds_what(sets: list[set[int]]) -> None:
     owns = [array(*own) for own in sets]
-    table = np.zeros((len(sets), max(own.size for own in owns) + 2), np.uint64)
-    for row, own in zip(table, owns, strict=True):
-        row[: own.size + 2] = paper.polynomial(own, PRIME)
-    for place, own in enumerate(owns):
-        found = paper.patterns(own, paper.pair_sums(table, place, PRIME), place, PRIME)
-        bits = np.unpackbits(found, axis=1)[:, : len(sets)].astype(bool).tolist()
+    for own, bits in zip(owns, patterns(owns)[1], strict=True):
         assert bits == [[identity in other for other in sets] for identity in own.tolist()]
-
-
-def test_no_random_root_is_an_identity() -> None:
-    for _ in range(50):
-        assert paper.IDENTITY_LIMIT <= paper.random_prime(paper.IDENTITY_LIMIT, PRIME) < PRIME
 
 
 @pytest.mark.parametrize("identity", [-1, 1 << 30, "5", 2.0])
