@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import io
-import pickle
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -61,22 +58,6 @@ def test_objects_are_refused_on_the_way_out() -> None:
         encode_array("x", [1.0])  # type: ignore[arg-type]
 
 
-class Bomb:
-    def __reduce__(self) -> tuple[object, ...]:
-        return (pytest.fail, ("pickle was loaded",))
-
-
-def test_pickles_are_refused_on_the_way_in() -> None:
-    stream = io.BytesIO()
-    np.save(stream, np.array([Bomb()], dtype=object), allow_pickle=True)
-    array = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=stream.getvalue())
-    with pytest.raises(ValueError, match="needs pickle; refused"):
-        decode_array("x", array)
-    bare = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match="'x' is not in NumPy's format"):
-        decode_array("x", bare)
-
-
 def fake(good: Array, **changes: object) -> Array:
     fields = {"dtype": good.dtype, "shape": good.shape, "stype": good.stype, "data": good.data}
     return Array(**(fields | changes))  # type: ignore[call-overload,no-any-return]
@@ -96,16 +77,6 @@ def test_arrays_that_lie_are_refused() -> None:
     for match, array in refused.items():
         with pytest.raises(ValueError, match=match):
             decode_array("x", array)
-
-
-def test_a_shape_too_large_for_memory_is_refused_before_anything_is_allocated() -> None:
-    good = encode_array("x", np.zeros(2, np.float32))
-    shape = (2**40, 2**40)
-    head = io.BytesIO()
-    described = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(head, described)
-    with pytest.raises(ValueError, match=f"its shape needs {2**82}"):
-        decode_array("x", fake(good, shape=shape, data=head.getvalue() + bytes(8)))
 
 
 @given(st.binary(max_size=200))
@@ -133,29 +104,19 @@ def test_numbers_of_other_types_are_read(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("value", [1e9, -1e9, 2**20 + 1, 2**63 - 1, -(2**63)])
-def test_a_number_that_is_too_large_is_refused(value: float) -> None:
+def test_a_number_that_is_too_large_is_refused_but_not_a_word_of_a_ring(value: float) -> None:
+    values = np.array([-MAX_NUMBER, 0, value])
     with pytest.raises(MalformedReplyError, match=r"at most 1\.04858e"):
-        read(np.array([0, 0, value]))
-
-
-def test_words_of_a_ring_may_be_anything() -> None:
-    words = np.array([0, 1, 2**64 - 1], np.uint64)
-    assert (read(words, None) == words).all()
+        read(values)
+    assert (read(values, None) == values).all()
     assert read(np.full(3, -MAX_NUMBER)).tolist() == [-(2.0**20)] * 3
 
 
-@pytest.mark.parametrize("values", [[], [0], [-1, 2**63 - 1, -(2**63)]])
-def test_integers_there_and_back(values: list[int]) -> None:
-    data = pack_integers(np.array(values, np.int64))
-    assert len(data) == 8 * len(values)
-    assert unpack_integers(data, "users").tolist() == values
-
-
-def test_integers_are_little_endian() -> None:
+def test_integers_there_and_back() -> None:
     assert pack_integers(np.array([1, 258], np.int32)) == bytes([1, *[0] * 7, 2, 1, *[0] * 6])
-
-
-@pytest.mark.parametrize("data", [b"1234567", None, "12345678", [1]])
-def test_other_bytes_are_no_integers(data: object) -> None:
-    with pytest.raises(MalformedReplyError, match="users: expected 64-bit integers as bytes"):
-        unpack_integers(data, "users")
+    for values in ([], [0], [-1, 2**63 - 1, -(2**63)]):
+        data = pack_integers(np.array(values, np.int64))
+        assert unpack_integers(data, "users").tolist() == values
+    for other in (b"1234567", None, "12345678", [1]):
+        with pytest.raises(MalformedReplyError, match="users: expected 64-bit integers as bytes"):
+            unpack_integers(other, "users")

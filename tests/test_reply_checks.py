@@ -61,7 +61,9 @@ def check(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL
 
 
 def test_good_replies_come_in_the_order_of_the_requests():
-    assert check(content(), content(), content()) == ([1, 2, 3], {})
+    wide = content(arrays(b=np.ones(4, np.float64)))
+    assert check(content(), wide, content()) == ([1, 2, 3], {})
+    assert check(content({}), content(), model=ArrayRecord())[0] == [1], "none travel"
 
 
 @pytest.mark.parametrize(
@@ -86,27 +88,18 @@ def test_malformed_arrays_are_left_out(values: dict[str, Any], reason: str):
     assert reasons.keys() == {2} and reason in reasons[2]
 
 
-def test_wider_numbers_will_do():
-    assert check(content(arrays(b=np.ones(4, np.float64))))[0] == [1]
-
-
-def test_an_array_that_cannot_be_read():
+def test_records_that_are_too_many_or_missing_or_cannot_be_read():
     bad = content()
-    record = bad.array_records["arrays"]
-    record["b"] = Array("float32", (4,), "numpy.ndarray", b"no array")
-    nodes, reasons = check(content(), bad)
-    assert nodes == [1] and "arrays/b cannot be read" in reasons[2]
-
-
-def test_records_that_are_too_many_or_missing():
+    bad["arrays"]["b"] = Array("float32", (4,), "numpy.ndarray", b"no array")
     two = content()
     two["more"] = ArrayRecord()
     other = RecordDict({"weights": two["arrays"], "metrics": two["metrics"]})
     plenty = content()
     plenty["more"] = MetricRecord({"num-examples": 3})
     none = RecordDict({"arrays": two["arrays"]})
-    nodes, reasons = check(content(), two, other, plenty, none)
+    nodes, reasons = check(content(), two, other, plenty, none, bad)
     assert nodes == [1]
+    assert "arrays/b cannot be read" in reasons.pop(6)
     assert reasons == {
         2: "array records ['arrays', 'more'], expected ['arrays']",
         3: "array records ['weights'], expected ['arrays']",
@@ -128,14 +121,9 @@ def test_silence_and_errors():
     error = Error(0, "ValueError: no\nweights\x07 here")
     nodes, reasons = check(content(), None, error)
     assert nodes == [1]
-    assert reasons == {
-        2: "no reply within 2.5 s",
-        3: "error reply: ValueError: no weights? here",
-    }
-
-
-def test_an_error_in_the_name_of_the_grid_is_the_nodes():
-    sent = asked(7)
+    said = "error reply: ValueError: no weights? here"
+    assert reasons == {2: "no reply within 2.5 s", 3: said}
+    sent = asked(7)  # an error in the name of the grid is the node's
     reply = Message(Error(3, "node is gone"), reply_to=sent[0])
     reply.metadata.__dict__["_src_node_id"] = 1
     found = check_replies(sent, [reply], MODEL, 1)
@@ -151,10 +139,7 @@ def test_metrics_as_most_have_them():
     answers = [content(metrics=metrics) for metrics in (fewer, common, short, common)]
     nodes, reasons = check(*answers)
     assert nodes == [2, 4]
-    assert reasons == {
-        1: "metrics are not as in the other replies: ['by-role']",
-        3: "metrics are not as in the other replies: ['by-role']",
-    }
+    assert reasons == dict.fromkeys((1, 3), "metrics are not as in the other replies: ['by-role']")
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, [1.0, math.nan]])
@@ -166,14 +151,12 @@ def test_measurements_are_finite(loss: Any):
     assert check(one, other) == ([1, 2], {})
 
 
-def test_clients_that_their_node_left_out_are_named():
+def test_clients_that_their_node_left_out_are_named_as_far_as_the_report_has_room():
     why = ["client 3: weights are not finite", "client 5:\nlost"]
     nodes, reasons = check(content(**{"left-out": why[:1]}), content(**{"left-out": why[1]}))
     assert nodes == [1, 2]
     assert reasons == {1: "client 3: weights are not finite", 2: "client 5: lost"}
 
-
-def test_a_node_cannot_fill_the_report():
     sent = asked(1)
     long = content(**{"left-out": ["x" * 10_000] * (MAX_NAMED + 7)})
     found = check_replies(sent, [Message(long, reply_to=sent[0])], MODEL, 1)
@@ -182,29 +165,12 @@ def test_a_node_cannot_fill_the_report():
     assert max(len(entry.reason) for entry in found.rejected) <= 300
 
 
-def test_no_arrays_where_none_travel():
-    assert check(content({}), content(), model=ArrayRecord())[0] == [1]
-
-
-def test_weight_of_a_reply():
+@pytest.mark.parametrize(("said", "clients"), [(None, 1), (5, 5), (0, 1), (2.5, 1), (2**40, 1)])
+def test_weight_and_clients_that_a_reply_speaks_for(said, clients):
     (message,) = asked(1)
-    assert weight_of(Message(content(), reply_to=message)) == 3
-
-
-@pytest.mark.parametrize(
-    ("said", "clients"),
-    [
-        ({}, 1),
-        ({"clients": 5}, 5),
-        ({"clients": 0}, 1),
-        ({"clients": 2.5}, 1),
-        ({"clients": 2**40}, 1),
-    ],
-)
-def test_clients_that_a_reply_speaks_for(said, clients):
-    (message,) = asked(1)
-    answer = content(metrics={"num-examples": 3, **said})
-    assert clients_of(Message(answer, reply_to=message)) == clients
+    metrics = {"num-examples": 3} | ({} if said is None else {"clients": said})
+    reply = Message(content(metrics=metrics), reply_to=message)
+    assert (weight_of(reply), clients_of(reply)) == (3, clients)
 
 
 ANSWERS = {

@@ -10,17 +10,14 @@ import pytest
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages import keys
 from flower_graph.messages.arrays import pack_integers
-from flower_graph.messages.codec import Reading, fields_of
-from flower_graph.messages.fields import Block
+from flower_graph.messages.codec import fields_of
 from flower_graph.secure.align import messages as align
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.messages import BlindReply, EvaluateReply
-from flower_graph.secure.align.plaintext import PlainReply
 from flower_graph.secure.align.polynomial import PatternReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
-    KeyReply,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -62,12 +59,6 @@ def test_stages_of_the_sum_share_no_key() -> None:
     assert not keys_of(PrepareReply) & keys_of(UnmaskReply)
 
 
-@pytest.mark.parametrize("data", [None, "text", b"12345", 7])
-def test_rows_must_be_whole(data: object) -> None:
-    with pytest.raises(MalformedReplyError, match="points: expected rows of 2 bytes"):
-        Block("points", shape="n 2").decode(data, "points", Reading({}, {}, []))
-
-
 @pytest.mark.parametrize("epoch", [None, 0, -1, True, 1.0, 2**32])
 def test_epochs_are_positive_numbers(epoch: object) -> None:
     config = EvaluateReply(1, POINTS).to_config() | {"align-epoch": epoch}
@@ -90,12 +81,6 @@ def test_counts_must_fit_their_patterns() -> None:
             PatternReply.from_config(wrong, w=12)
 
 
-def test_identities_are_one_list_of_different_names_for_each_client() -> None:
-    for names, why in (([["i:1"]], "one list"), ([["i:1"], ["i:2", "i:2"]], "identity twice")):
-        with pytest.raises(MalformedReplyError, match=why):
-            PlainReply.from_config(PlainReply(CLIENTS, names).to_config())
-
-
 def test_numbers_that_do_not_agree() -> None:
     shares = np.zeros((3, 33), np.uint8)
     reply = UnmaskReply(RUN, 7, CLIENTS, KINDS, shares)
@@ -103,11 +88,6 @@ def test_numbers_that_do_not_agree() -> None:
         UnmaskReply.from_config(replace(reply, shares=shares[:2]).to_config())
     with pytest.raises(MalformedReplyError, match="no client"):
         UnmaskReply.from_config(reply.to_config() | {"unmask-clients": b""})
-    for numbers in ([3, 3], []):
-        clients = np.array(numbers, np.int64)
-        local = KeyReply(RUN, clients, np.zeros((clients.size, 32), np.uint8))
-        with pytest.raises(MalformedReplyError, match="client"):
-            KeyReply.from_config(local.to_config())
     masked = MaskedReply(RUN, 7, CLIENTS, np.zeros(1, "<u8"), np.array([[3, 5]]))
     config = masked.to_config()
     with pytest.raises(MalformedReplyError, match="3 numbers are no pairs"):
