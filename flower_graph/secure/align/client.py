@@ -23,6 +23,7 @@ server nothing.
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +155,8 @@ class AlignmentClient(AnyAlignmentClient):
                 "throughout"
             )
         self._epoch = 0
-        self._secrets = {client: ids.new_secret() for client in self._identities}
+        # From these a client's blinds and its share of the key follow.
+        self._secrets = {client: os.urandom(KEY) for client in self._identities}
         self._tokens: dict[int, Bytes2D] = {}
         self._keys: dict[int, Bytes2D] = {}
         self._group_key = b""

@@ -62,11 +62,6 @@ def _canonical(identity: object, number: int, owner: str) -> bytes:
     )
 
 
-def new_secret() -> bytes:
-    """Draw 32 random bytes, from which a client's blinds and its share of the key follow."""
-    return os.urandom(32)
-
-
 def scalar(secret: bytes, purpose: bytes, number: int) -> bytes:
     """Derive a scalar from a secret; independent for every purpose and number."""
     wide = hashlib.blake2b(

@@ -186,11 +186,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return dict.fromkeys(self._by_node(self._sizes), message)
 
     @property
-    def num_slots(self) -> int:
-        """How many identities are held by at least two clients."""
-        return len(self._order)
-
-    @property
     def aligned(self) -> list[int]:
         """Clients whose tokens are in the union."""
         return sorted(self._sizes)

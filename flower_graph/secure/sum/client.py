@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.messages.keys import PREPARE_RUN, UNMASK_RUN
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
@@ -32,8 +33,6 @@ from flower_graph.secure.sum.messages import (
     NOTHING,
     PACKET_BYTES,
     SEED,
-    Bytes,
-    Integers,
     KeyReply,
     MaskedReply,
     MaskRequest,

@@ -34,24 +34,6 @@ from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
 from flower_graph.secure.ring import WORDS, Ring, RingArray
 
-__all__ = [
-    "MASK_KEY",
-    "NOTHING",
-    "PACKET_BYTES",
-    "RING",
-    "SEED",
-    "Bytes",
-    "Integers",
-    "KeyReply",
-    "KeyRequest",
-    "MaskRequest",
-    "MaskedReply",
-    "PrepareReply",
-    "PrepareRequest",
-    "UnmaskReply",
-    "UnmaskRequest",
-]
-
 PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 # What is asked of a holder for each of its partners
 NOTHING, SEED, MASK_KEY = 0, 1, 2

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -26,8 +27,6 @@ from flower_graph.secure.sum.messages import (
     NOTHING,
     PACKET_BYTES,
     SEED,
-    Bytes,
-    Integers,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -90,6 +89,7 @@ class SumRound:
         self._accusers = np.zeros(m, np.int64)  # holders that cannot open a client's packet
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped = ""
+        self._secrets: dict[int, bytes] = {}  # that were recovered, by row
         self._stage = "prepare"
         self._open = set(self._rows)  # nodes that are asked and have not answered
 
@@ -100,7 +100,19 @@ class SumRound:
 
     def prepare_requests(self) -> dict[int, PrepareRequest]:
         """Write the first request to each SuperNode."""
-        return {node: self._prepare_request(rows) for node, rows in self._rows.items()}
+        requests = {}
+        for node, rows in self._rows.items():
+            partners = self.partners[rows]
+            requests[node] = PrepareRequest(
+                self.run_id,
+                self.number,
+                self.threshold,
+                self.minimum,
+                self.clients[rows],
+                self.clients[partners],
+                self._channel_keys[partners[self.is_foreign[rows]]],
+            )
+        return requests
 
     def take_prepare(self, node: int, reply: PrepareReply) -> None:
         """Take a SuperNode's keys, commitments and packets; arguments as at ``SumServer``."""
@@ -226,22 +238,10 @@ class SumRound:
             why = f"round {self.number}: {self._accusers[row]} partners cannot open its packets"
             self._blame(int(self.clients[row]), why, True)
         if not self.skipped:
-            self.skipped = Unmasking(self).take_masks_away(self._blame)
+            self.skipped = self._take_masks_away()
         if self.skipped:
             return Skipped(self.skipped)
         return SumResult(self.total, self.clients[self.contributed])
-
-    def _prepare_request(self, rows: Integers) -> PrepareRequest:
-        partners = self.partners[rows]
-        return PrepareRequest(
-            self.run_id,
-            self.number,
-            self.threshold,
-            self.minimum,
-            self.clients[rows],
-            self.clients[partners],
-            self._channel_keys[partners[self.is_foreign[rows]]],
-        )
 
     def _mask_request(self, rows: Integers, length: int, word: int) -> MaskRequest:
         partners = self.partners[rows]
@@ -304,64 +304,56 @@ class SumRound:
             )
         return not self.skipped
 
-
-class Unmasking:
-    """The last step of a round at the server."""
-
-    def __init__(self, closed: SumRound) -> None:
-        self._round = closed
-        self._secrets: dict[int, bytes] = {}
-
-    def take_masks_away(self, blame: Callable[[int, str, bool], None]) -> str:
+    def _take_masks_away(self) -> str:
         """Recover all secrets, check them, and subtract the masks from ``total``."""
-        of = self._round
-        needed = np.flatnonzero(of.kinds != NOTHING)
-        few = needed[of.has[needed].sum(1) < of.threshold]
+        needed = np.flatnonzero(self.kinds != NOTHING)
+        few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
             return (
-                f"round {of.number} is skipped: too few shares came for {few.size} clients (the "
-                f"first is {of.clients[few[0]]}: {of.has[few[0]].sum()} of {of.threshold})"
+                f"round {self.number} is skipped: too few shares came for {few.size} clients (the "
+                f"first is {self.clients[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
         wrong = [row for row in needed.tolist() if not self._recover(row)]
         for row in wrong:
-            why = f"round {of.number}: its shares do not give the secret that it committed to"
-            blame(int(of.clients[row]), why, True)
+            why = f"round {self.number}: its shares do not give the secret that it committed to"
+            self._blame(int(self.clients[row]), why, True)
         if wrong:
-            return f"round {of.number} is skipped: client {of.clients[wrong[0]]} shared wrongly"
+            return f"round {self.number} is skipped: client {self.clients[wrong[0]]} shared wrongly"
         masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
-            masks += [self._self_mask(row)] if of.kinds[row] == SEED else self._pair_masks(row)
-        add_streams(of.total, masks)
+            masks += [self._self_mask(row)] if self.kinds[row] == SEED else self._pair_masks(row)
+        add_streams(self.total, masks)
         return ""
 
     def _recover(self, row: int) -> bool:
         """Recover one client's secret; tell whether it is what the client committed to."""
-        of = self._round
-        columns = np.flatnonzero(of.has[row])[: of.threshold]
-        shares = [share.tobytes() for share in of.shares[row, columns]]
+        columns = np.flatnonzero(self.has[row])[: self.threshold]
+        shares = [share.tobytes() for share in self.shares[row, columns]]
         try:
             secret = channel.combine_shares((columns + 1).tolist(), shares)
         except ValueError:
             return False
         self._secrets[row] = secret
-        if of.kinds[row] != SEED:
-            return bool(channel.public_key(secret) == of.round_keys[row].tobytes())
-        commitment = channel.commit_to_seed(of.run_id, of.number, int(of.clients[row]), secret)
-        return bool(commitment == of.seed_commitments[row].tobytes())
+        if self.kinds[row] != SEED:
+            return bool(channel.public_key(secret) == self.round_keys[row].tobytes())
+        commitment = channel.commit_to_seed(
+            self.run_id, self.number, int(self.clients[row]), secret
+        )
+        return bool(commitment == self.seed_commitments[row].tobytes())
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
-        of = self._round
-        client = int(of.clients[row])
-        return channel.self_mask_key(self._secrets[row], of.run_id, of.number, client), -1
+        client = int(self.clients[row])
+        return channel.self_mask_key(self._secrets[row], self.run_id, self.number, client), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         """Return what the partners of a vanished client at other SuperNodes added for it."""
-        of = self._round
-        partners = of.partners[row]
-        there = partners[of.is_foreign[row] & of.contributed[partners]]
-        secrets = channel.agree(self._secrets[row], [key.tobytes() for key in of.round_keys[there]])
-        other, masks = int(of.clients[row]), []
-        for local, secret in zip(of.clients[there].tolist(), secrets, strict=True):
-            key = channel.pair_mask_key(secret, of.run_id, of.number, local, other)
+        partners = self.partners[row]
+        there = partners[self.is_foreign[row] & self.contributed[partners]]
+        secrets = channel.agree(
+            self._secrets[row], [key.tobytes() for key in self.round_keys[there]]
+        )
+        other, masks = int(self.clients[row]), []
+        for local, secret in zip(self.clients[there].tolist(), secrets, strict=True):
+            key = channel.pair_mask_key(secret, self.run_id, self.number, local, other)
             masks.append((key, -channel.pair_sign(local, other)))
         return masks

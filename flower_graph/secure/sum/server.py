@@ -27,7 +27,6 @@ from flower_graph.rng import generator
 from flower_graph.secure.channel import is_low_order, rows_of
 from flower_graph.secure.sum.messages import (
     KeyReply,
-    KeyRequest,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -84,10 +83,6 @@ class SumServer:
     def node_of(self, client: int) -> int | None:
         """Return the SuperNode that hosts a client; None if it is not enrolled."""
         return self._members.get(client, (None,))[0]
-
-    def key_request(self) -> KeyRequest:
-        """Write the request for channel keys; the same for all."""
-        return KeyRequest(self.run_id)
 
     def check_keys(self, reply: KeyReply) -> None:
         """Refuse keys of another run, and those that hide nothing."""

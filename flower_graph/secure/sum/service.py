@@ -255,9 +255,8 @@ class SecureSum:
         """Ask SuperNodes that are new for their clients, and forget those that are gone."""
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
-        requests = dict.fromkeys(
-            sorted(nodes - self._enrolled), self.server.key_request().to_record()
-        )
+        request = KeyRequest(self.server.run_id).to_record()
+        requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
         def read(node: int, content: RecordDict) -> None:
             reply, homes = KeyReply.read(content), self.server.homes
