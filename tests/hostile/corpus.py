@@ -35,16 +35,16 @@ class Tally:
     unnamed: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        names = ("refused", "proven", "harmless", "taken", "differs")
+        found = {name: len(getattr(self, name)) for name in names}
+        return {"tried": self.tried, "crashes": len(self.crashed)} | found
+
     def summary(self) -> dict[str, Any]:
-        return {
-            "tried": self.tried,
-            "refused": len(self.refused),
-            "proven": len(self.proven),
-            "harmless": len(self.harmless),
-            "taken": len(self.taken),
-            "taken-where": dict(Counter(name.partition(": ")[0] for name in self.taken)),
-            "crashes": len(self.crashed),
-        }
+        where = Counter(name.partition(": ")[0] for name in self.taken)
+        others = {"proven-which": self.proven, "crashed": self.crashed}
+        return self.counts | {"taken-where": dict(where), "differs": self.differs} | others
 
 
 def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Attack]:

@@ -13,7 +13,8 @@ from federation import round_of
 from flwr.app import Error, Message, RecordDict
 from mutations import Mutation
 
-from flower_graph.simulation import InProcessGrid, _own_records
+from flower_graph.simulation import InProcessGrid
+from flower_graph.simulation import _own_records as copied
 
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
@@ -134,10 +135,6 @@ class HostileGrid(InProcessGrid):
         else:
             assert way == "twice"
             self._again.append(reply)
-
-
-def copied(content: RecordDict) -> RecordDict:
-    return _own_records(content)
 
 
 class Listener(logging.Handler):

@@ -20,20 +20,10 @@ from hypothesis import strategies as st
 Change = Callable[[RecordDict], None]
 STYPE = "numpy.ndarray"
 DTYPES = (
-    ">f4",
-    ">f8",
-    "<f2",
-    "<f8",
-    "<f16",
-    "<c16",
-    "?",
-    "<U8",
-    "|S4",
-    "<M8[s]",
-    "<i8",
-    "<u8",
-    "|V8",
+    *(">f4", ">f8", "<f2", "<f8", "<f16", "<c16", "?"),
+    *("<U8", "|S4", "<M8[s]", "<i8", "<u8", "|V8"),
 )
+SHAPES = ("empty", "one less", "twice", "0-d", "one axis more", "flat")
 ODD_NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e9, -1e9, 1e30, 1e300)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
 INTEGERS = st.sampled_from((-1, 0, -(2**63), 2**63 - 1, 10**9, 7))
@@ -78,6 +68,10 @@ def pickled_array(path: str = "unpickled") -> bytes:
     return stream.getvalue()
 
 
+def objects(path: str = "unpickled") -> Array:
+    return Array("object", (1,), STYPE, pickled_array(path))
+
+
 # Arrays ------------------------------------------------------------------------------------------
 
 
@@ -111,15 +105,10 @@ def with_header(array: Array, shape: tuple[int, ...], dtype: str) -> Array:
 def reshaped(array: Array, way: str) -> Array:
     values = array.numpy()
     rows = values.reshape(-1) if values.ndim == 0 else values
-    made = {
-        "empty": rows[:0],
-        "one less": rows[:-1],
-        "twice": np.concatenate([rows, rows]),
-        "0-d": np.zeros((), values.dtype),
-        "one axis more": values[None],
-        "flat": values.reshape(-1) if values.ndim > 1 else values.reshape(-1, 1),
-    }
-    return Array(made[way])
+    flat = values.reshape(-1) if values.ndim > 1 else values.reshape(-1, 1)
+    zero, twice = np.zeros((), values.dtype), np.concatenate([rows, rows])
+    made = (rows[:0], rows[:-1], twice, zero, values[None], flat)
+    return Array(made[SHAPES.index(way)])
 
 
 def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
@@ -128,9 +117,7 @@ def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
     draws = (
         st.sampled_from(DTYPES).map(lambda d: (f"type {d}", lambda a: as_dtype(a, d))),
         st.sampled_from(ODD_NUMBERS).map(lambda v: (f"value {v:g}", lambda a: with_value(a, v))),
-        st.sampled_from(("empty", "one less", "twice", "0-d", "one axis more", "flat")).map(
-            lambda w: (f"shape {w}", lambda a: reshaped(a, w))
-        ),
+        st.sampled_from(SHAPES).map(lambda w: (f"shape {w}", lambda a: reshaped(a, w))),
         st.tuples(sizes.map(tuple), st.sampled_from(("<f4", "|V0", "|O", "<f8"))).map(
             lambda s: (f"claims {s[0]} of {s[1]}", lambda a: with_header(a, *s))
         ),
@@ -143,7 +130,7 @@ def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
         ),
         st.binary(max_size=64).map(lambda b: (f"bytes {b.hex()}", lambda a: raw(a, data=b))),
         st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(Evil("unpickled"))))),
-        st.just(("objects", lambda a: Array("object", (1,), STYPE, pickled_array()))),
+        st.just(("objects", lambda _: objects())),
     )
     return st.one_of(*draws)
 
@@ -235,18 +222,15 @@ def mutations(draw: Any, example: RecordDict) -> Mutation:
 
 
 def _of_record(draw: Any, record: str) -> Mutation:
-    other = {
-        "empty arrays": ArrayRecord(),
-        "empty metrics": MetricRecord(),
-        "empty": ConfigRecord(),
-    }
+    kinds = (ArrayRecord, MetricRecord, ConfigRecord)
+    other = dict(zip(("empty arrays", "empty metrics", "empty"), kinds, strict=True))
     way = draw(st.sampled_from(["gone", "named", *other]))
     if way == "gone":
         return Mutation(record, "gone", swapped(record, None))
     if way == "named":
         name = draw(NAMES.filter(lambda name: name != record))
         return Mutation(record, f"named {name!r}", moved(record, name))
-    return Mutation(record, f"is {way}", swapped(record, other[way]))
+    return Mutation(record, f"is {way}", swapped(record, other[way]()))
 
 
 def drawn(example: RecordDict, count: int) -> list[Mutation]:
@@ -304,8 +288,8 @@ def by_hand(example: RecordDict) -> list[Mutation]:
             where = f"{record}/{key}"
             if isinstance(value, Array):
                 found += [
-                    Mutation(where, "objects", replaced(record, key, _objects)),
-                    Mutation(where, "1 GB claimed", replaced(record, key, _claimed)),
+                    Mutation(where, "objects", replaced(record, key, lambda _: objects())),
+                    Mutation(where, "1 GB claimed", replaced(record, key, claimed)),
                     Mutation(where, "all 1e9", replaced(record, key, _all_large)),
                     Mutation(where, "other words", replaced(record, key, _other_words)),
                 ]
@@ -318,11 +302,7 @@ def by_hand(example: RecordDict) -> list[Mutation]:
     return found
 
 
-def _objects(array: Array) -> Array:
-    return Array("object", (1,), STYPE, pickled_array())
-
-
-def _claimed(array: Array) -> Array:
+def claimed(array: Array) -> Array:
     return with_header(array, (1 << 28,), "<f4")
 
 

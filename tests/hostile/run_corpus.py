@@ -24,7 +24,7 @@ sys.path[:0] = [
 import flwr
 import hypothesis
 from attacked_runs import CORPUS
-from corpus import Tally, try_all
+from corpus import try_all
 
 import flower_graph
 
@@ -47,37 +47,21 @@ def run_all(part: int = 1, quiet: bool = False) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"methods": {}, "totals": {}}
     for paper, methods in PAPERS.items():
-        tallies: list[Tally] = []
+        counts: list[dict[str, int]] = []
         for name, count in methods.items():
             started = time.perf_counter()
             tried = try_all(CORPUS[name], count, part)
-            tallies += tried.values()
-            found["methods"][name] = {
-                kind: tally.summary()
-                | {"differs": tally.differs, "proven-which": tally.proven, "crashed": tally.crashed}
-                for kind, tally in tried.items()
-            }
+            counts += [tally.counts for tally in tried.values()]
+            found["methods"][name] = {kind: tally.summary() for kind, tally in tried.items()}
             if not quiet:
                 print(name, f"{time.perf_counter() - started:.0f} s", flush=True)
-        found["totals"][paper] = totals(tallies)
-    found["totals"]["all"] = {
-        key: sum(one[key] for one in found["totals"].values())
-        for key in ("tried", "refused", "proven", "harmless", "taken", "crashes", "differs")
-    }
+        found["totals"][paper] = added_up(counts)
+    found["totals"]["all"] = added_up(list(found["totals"].values()))
     return found
 
 
-def totals(tallies: list[Tally]) -> dict[str, int]:
-    """Add up."""
-    return {
-        "tried": sum(one.tried for one in tallies),
-        "refused": sum(len(one.refused) for one in tallies),
-        "proven": sum(len(one.proven) for one in tallies),
-        "harmless": sum(len(one.harmless) for one in tallies),
-        "taken": sum(len(one.taken) for one in tallies),
-        "crashes": sum(len(one.crashed) for one in tallies),
-        "differs": sum(len(one.differs) for one in tallies),
-    }
+def added_up(counts: list[dict[str, int]]) -> dict[str, int]:
+    return {key: sum(one[key] for one in counts) for key in counts[0]}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from mutations import Evil, pickled_array, with_header
+from mutations import Evil, objects, with_header
 
 from flower_graph.messages.arrays import decode_array, read_array
 from flower_graph.server.averaging_replies import check_replies
 from flower_graph.server.exchange import Gathering
-from flower_graph.server.ledger import ROOM, reply_bytes, setup_bytes, sum_bytes
+from flower_graph.server.ledger import ROOM, count_bytes, reply_bytes, setup_bytes, sum_bytes
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,8 +64,6 @@ def test_a_reply_of_200_mb_is_refused_without_a_copy() -> None:
         1, lambda node, content: pytest.fail("it was read"), reply_bytes(1000)
     )
     gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    from flower_graph.server.ledger import count_bytes
-
     _, used = peak(lambda: gathering.take(reply, count_bytes(reply.content), {}))
     (entry,) = gathering.replies.rejected
     assert entry.reason.startswith("reply of 2097")
@@ -87,39 +85,32 @@ def test_flowers_averaging_refuses_it_too() -> None:
 def test_a_claim_of_a_gigabyte_costs_nothing(dtype: str, shape: tuple[int, ...]) -> None:
     array = with_header(Array(np.zeros(4, np.float32)), shape, dtype)
     content = RecordDict({"arrays": ArrayRecord({"x": array})})
-
-    def read() -> str:
-        with pytest.raises(ValueError) as caught:
-            read_array(content, "arrays", "x", (4,))
-        return str(caught.value)
-
-    why, used = peak(read)
+    why, used = peak(lambda: refusal(lambda: read_array(content, "arrays", "x", (4,))))
     assert "x" in why
     assert used < MB
+
+
+def refusal(read: Callable[[], Any]) -> str:
+    with pytest.raises(ValueError) as caught:
+        read()
+    return str(caught.value)
 
 
 def test_a_head_that_is_too_long_to_be_one() -> None:
     data = b"\x93NUMPY\x02\x00" + (1 << 30).to_bytes(4, "little") + b"{" * 1000
     array = Array("float32", (4,), "numpy.ndarray", data)
-    (why, used) = peak(lambda: _refusal(array))
+    why, used = peak(lambda: refusal(lambda: decode_array("x", array)))
     assert "not in NumPy's format" in why
     assert used < MB
 
 
-def _refusal(array: Array) -> str:
-    with pytest.raises(ValueError) as caught:
-        decode_array("x", array)
-    return str(caught.value)
-
-
 def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    data = pickled_array("unpickled")
-    np.load(BytesIO(data), allow_pickle=True)  # the trap works
+    array = objects()
+    np.load(BytesIO(array.data), allow_pickle=True)  # the trap works
     assert (tmp_path / "unpickled").exists()
     os.unlink(tmp_path / "unpickled")
-    array = Array("object", (1,), "numpy.ndarray", data)
-    assert "needs pickle; refused" in _refusal(array)
+    assert "needs pickle; refused" in refusal(lambda: decode_array("x", array))
     with pytest.raises(ValueError, match="allow_pickle=False"):
         array.numpy()  # Flower's own way
     torch.save({"x": Evil("unpickled")}, tmp_path / "server.pt")
@@ -128,16 +119,22 @@ def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "unpickled").exists()
 
 
-def test_no_code_unpickles() -> None:
-    found = []
+def nodes_of(*kinds: type) -> Iterator[tuple[str, Any]]:
+    """Give all parts of the code of some kinds, each with its place."""
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
-                if {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"} & set(names):
-                    found.append(f"{path.name}:{node.lineno}: imports a pickler")
-            if isinstance(node, ast.Call) and not _is_safe(node):
-                found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)[:60]}")
+            if isinstance(node, kinds):
+                yield f"{path.name}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_no_code_unpickles() -> None:
+    picklers = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+    found = [
+        place
+        for place, node in nodes_of(ast.Import, ast.ImportFrom)
+        if picklers & {*(alias.name for alias in node.names), getattr(node, "module", "")}
+    ]
+    found += [place for place, node in nodes_of(ast.Call) if not _is_safe(node)]
     assert found == []
 
 
@@ -151,28 +148,22 @@ def _is_safe(call: ast.Call) -> bool:
     return name != "torch.load" or given.get("weights_only") == "True"
 
 
-def test_the_search_for_unsafe_calls_finds_them() -> None:
-    for text in (
-        "np.load(f)",
-        "torch.load(f)",
-        "np.load(f, allow_pickle=True)",
-        "torch.load(f, weights_only=False)",
-    ):
-        call = ast.parse(text, mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert not _is_safe(call)
+@pytest.mark.parametrize("load", ["np.load(f)", "torch.load(f)"])
+@pytest.mark.parametrize("given", ["", ", allow_pickle=True", ", weights_only=False"])
+def test_the_search_for_unsafe_calls_finds_them(load: str, given: str) -> None:
+    call = ast.parse(load.replace("(f", f"(f{given}"), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert not _is_safe(call)
 
 
 def test_every_exchange_bounds_its_replies() -> None:
     unbounded = []
-    for path in CODE:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            words = {word.arg for word in node.keywords}
-            is_exchange = node.func.attr == "send" and {"server_round", "timeout"} <= words
-            if is_exchange and "max_reply_bytes" not in words:
-                unbounded.append(f"{path.name}:{node.lineno}")
+    for place, node in nodes_of(ast.Call):
+        words = {word.arg for word in node.keywords}
+        sends = isinstance(node.func, ast.Attribute) and node.func.attr == "send"
+        is_exchange = sends and {"server_round", "timeout"} <= words
+        if is_exchange and "max_reply_bytes" not in words:
+            unbounded.append(place)
     assert unbounded == []
 
 
@@ -183,7 +174,5 @@ def test_limits_leave_room_for_what_was_asked() -> None:
 
 
 def test_a_crowd_of_entries_is_counted() -> None:
-    from flower_graph.server.ledger import count_bytes
-
     crowd = RecordDict({"config": ConfigRecord({f"{n:06d}": "x" * 94 for n in range(20_000)})})
     assert count_bytes(crowd) == 2_000_000 > reply_bytes()

@@ -21,7 +21,7 @@ from attacked_runs import (
 from corpus import Tally, attacks_on, try_all, try_rounds
 from federation import ALL, tried
 from hostile_grid import Around, fit_for_a_log
-from mutations import Mutation, drawn, swapped
+from mutations import Mutation, drawn
 from run_corpus import run_all
 
 from flower_graph.config.registry import known_apps
@@ -133,11 +133,3 @@ def test_a_wrong_table_in_the_masked_union_ends_the_alignment() -> None:
     words = next(one for one in tables if "other words" in one.name)
     outcome = PSI.run({("train.union", number): words for number in range(1, 8)}, 1)
     assert isinstance(outcome.error, AlignmentError)
-
-
-def test_swapping_a_record_away_is_a_mutation() -> None:
-    content = NFEDGNN.clean.grid.examples["train", 2]
-    spoilt = type(content)(dict(content))
-    swapped("arrays", None)(spoilt)
-    assert "arrays" in content
-    assert "arrays" not in spoilt

@@ -114,39 +114,27 @@ def found_in(secrets: set[bytes], places: dict[str, bytes]) -> list[str]:
 
 
 @pytest.fixture
-def log() -> Iterator[list[str]]:
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """Everything that is logged, at the level DEBUG, with tracebacks."""
-    lines: list[str] = []
-    root, own = logging.getLogger(), logging.getLogger("flower_graph")
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(logging.Formatter("%(name)s %(message)s").format(record))
-
-    handler, levels = Keep(logging.DEBUG), (root.level, own.level)
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    own.setLevel(logging.DEBUG)
-    yield lines
-    root.removeHandler(handler)
-    root.setLevel(levels[0])
-    own.setLevel(levels[1])
+    for name in (None, "flower_graph"):
+        caplog.set_level(logging.DEBUG, name)
+    return caplog
 
 
-def left(folder: Path, log: list[str], reports: list[Any], texts: list[str]) -> dict[str, bytes]:
+def left(folder: Path, log: str, reports: list[Any], texts: list[str]) -> dict[str, bytes]:
     """Gather all that a run left for people."""
     files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     said = json.dumps([asdict(report) for report in reports], default=str)
-    parts = {"log": "\n".join(log), "reports": said, "texts": "\n".join(texts)}
+    parts = {"log": log, "reports": said, "texts": "\n".join(texts)}
     return files | {name: text.encode() for name, text in parts.items()}
 
 
-SPOILT = frozenset({"train.unmask 2", "train 3", "train.align 1", "train.unmask 4"})
+SPOILT = frozenset({"train.unmask 2", "train 3", "train.unmask 4"})
 
 
 @pytest.mark.parametrize("alignment", ["psi", "plain"])
-@pytest.mark.parametrize("spoil", [frozenset(), SPOILT - {"train.align 1"}], ids=["well", "errors"])
-def test_fedscem(alignment: str, spoil: frozenset[str], tmp_path: Path, log: list[str]) -> None:
+@pytest.mark.parametrize("spoil", [frozenset(), SPOILT], ids=["well", "errors"])
+def test_fedscem(alignment: str, spoil: frozenset[str], tmp_path: Path, log: Any) -> None:
     seen = Collector()
     bad = Collector(spoil)
 
@@ -166,15 +154,15 @@ def test_fedscem(alignment: str, spoil: frozenset[str], tmp_path: Path, log: lis
         client_options={"checkpoint_dir": tmp_path / "checkpoints"},
     )
     secrets = seen.secrets | bad.secrets
-    places = left(tmp_path, log, outcome.reports, seen.texts + bad.texts)
+    places = left(tmp_path, log.text, outcome.reports, seen.texts + bad.texts)
     assert len(secrets) > 100
     assert any(place.startswith("checkpoints") for place in places) or spoil
-    assert bool(spoil) == any("error reply" in line for line in log)
+    assert bool(spoil) == ("error reply" in log.text)
     assert found_in(secrets, places) == []
 
 
 @pytest.mark.parametrize("spoil", [frozenset(), frozenset({"train.sum_unmask 2", "train 3"})])
-def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: list[str]) -> None:
+def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: Any) -> None:
     seen, members = Collector(spoil), toy_members()
     embeddings: set[bytes] = set()
 
@@ -191,10 +179,10 @@ def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: list[str])
     app = make_client_app(client_fn, actions=ACTIONS, mods=[seen, note])
     grid, reports = InProcessGrid(app, num_supernodes=4), list[Any]()
     SecureConsensus().start(grid, num_rounds=4, timeout=0.05, on_round=reports.append)
-    assert bool(spoil) == any("error reply" in line for line in log)
+    assert bool(spoil) == ("error reply" in log.text)
     assert len(seen.secrets) > 50
     assert embeddings
-    places = left(tmp_path, log, reports, seen.texts)
+    places = left(tmp_path, log.text, reports, seen.texts)
     assert found_in(seen.secrets | embeddings, places) == []
 
 

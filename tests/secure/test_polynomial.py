@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flower_graph.secure.align import polynomial as paper
 
 PRIME = 1_610_612_741  # the first above 3 · 2^29
-Poly = list[int]  # coefficients, the constant first
 
 
 def array(*values: int) -> np.ndarray:
@@ -95,65 +94,3 @@ def test_the_server_finds_the_identities_by_trying_all_candidates() -> None:
     sent = paper.polynomial(array(*secret), PRIME)
     values = paper.evaluate(sent[None], np.arange(20_000, dtype=np.uint64), PRIME)
     assert np.flatnonzero(values[:, 0] == 0).tolist() == secret
-
-
-def test_the_server_finds_the_identities_without_any_candidates() -> None:
-    """Factoring: identities anywhere below 2^30, of which a list could not be had."""
-    secret = sorted(np.random.default_rng(2).choice(1 << 30, 12, replace=False).tolist())
-    sent = paper.polynomial(array(*secret), PRIME).tolist()
-    found = sorted(roots(sent, PRIME))
-    assert [root for root in found if root < paper.IDENTITY_LIMIT] == secret
-    assert len(found) == len(secret) + 1  # and the random root, for what it is worth
-
-
-def roots(f: Poly, p: int, shift: int = 0) -> list[int]:
-    """Cantor and Zassenhaus: split monic ``f``, all of whose roots are simple and in the field."""
-    if len(f) == 2:
-        return [-f[0] % p]
-    # A root r has (r + shift)^((p - 1) / 2) = 1 for about half of all shifts.
-    half = power([shift, 1], (p - 1) // 2, f, p)
-    g = gcd(f, [(half[0] - 1) % p, *half[1:]], p)
-    if len(g) in (1, len(f)):
-        return roots(f, p, shift + 1)
-    return roots(g, p, shift + 1) + roots(divide(f, g, p)[0], p, shift + 1)
-
-
-def power(base: Poly, exponent: int, f: Poly, p: int) -> Poly:
-    result, base = [1], divide(base, f, p)[1]
-    while exponent:
-        if exponent & 1:
-            result = divide(product(result, base, p), f, p)[1]
-        base = divide(product(base, base, p), f, p)[1]
-        exponent >>= 1
-    return result
-
-
-def product(a: Poly, b: Poly, p: int) -> Poly:
-    result = [0] * (len(a) + len(b) - 1)
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            result[i + j] = (result[i + j] + x * y) % p
-    return result
-
-
-def divide(a: Poly, b: Poly, p: int) -> tuple[Poly, Poly]:
-    """Return quotient and remainder of ``a`` by monic ``b``."""
-    rest, quotient = list(a), [0] * max(len(a) - len(b) + 1, 1)
-    for i in range(len(a) - len(b), -1, -1):
-        quotient[i] = rest[i + len(b) - 1]
-        for j, y in enumerate(b):
-            rest[i + j] = (rest[i + j] - quotient[i] * y) % p
-    rest = rest[: len(b) - 1]
-    while len(rest) > 1 and rest[-1] == 0:
-        rest.pop()
-    return quotient, rest
-
-
-def gcd(a: Poly, b: Poly, p: int) -> Poly:
-    while any(b):
-        while b[-1] == 0:
-            b = b[:-1]
-        inverse = pow(b[-1], -1, p)
-        b = [x * inverse % p for x in b]
-        a, b = b, divide(a, b, p)[1]
-    return a

@@ -3,13 +3,15 @@
 **This does not hide identities.** A client's set becomes the coefficients of
 ``ρ*(γ) = (γ − γ_1) ⋯ (γ − γ_n) · (γ − ξ)  mod β`` (equation 12), and whoever has them finds the
 roots in a moment: by evaluating at every candidate, or by factoring, which is easy over a prime
-field. The random root ξ adds one more identity and hides none. ``tests/secure`` does both.
+field. The random root ξ adds one more identity and hides none. ``tests/secure`` does the former.
 
 Two clients' sum ``ρ*_a + ρ*_b`` vanishes at an identity of *a* exactly if ``ρ*_b`` does. All
 identities are below 2^30 and every ξ is a prime above that and below β: so no ξ is ever taken for
 an identity, and the probability of a false root is zero. (With ξ from all primes below a 31-bit β,
 as the paper's text allows, each of *m* clients adds a false member to one of *n* identities with
 probability *n* / 10^8.)
+
+Messages and both halves of this form stand below the formulas.
 """
 
 from __future__ import annotations
