@@ -105,20 +105,14 @@ class Said(Word):
 
 @dataclass(frozen=True)
 class Raw(Field):
-    """So many bytes."""
+    """The nonce of a run."""
 
-    size: int = RUN_BYTES
-    type = "bytes (uint8)"
-
-    @property
-    def described(self) -> str:
-        """The type and the size."""
-        return f"{self.type} `[{self.size}]`"
+    type = f"bytes (uint8) `[{RUN_BYTES}]`"
 
     def decode(self, value: Any, name: str, reading: Reading) -> bytes:
-        """Refuse all but bytes of that size."""
-        if not isinstance(value, bytes) or len(value) != self.size:
-            raise self.refuse(f"{self.size} bytes", value)
+        """Refuse all but bytes of its size."""
+        if not isinstance(value, bytes) or len(value) != RUN_BYTES:
+            raise self.refuse(f"{RUN_BYTES} bytes", value)
         return value
 
 
@@ -223,15 +217,17 @@ class Exact(Shaped):
 
 @dataclass(frozen=True)
 class Clients(Exact):
-    """Numbers of clients: at least one, none twice."""
+    """Numbers of clients: at least one, unless there may be none, and none twice."""
+
+    may_be_none: bool = False
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
         """Refuse none at all, and the same twice."""
         clients = super().decode(value, name, reading)
-        if clients.size == 0:
+        if clients.size == 0 and not self.may_be_none:
             raise MalformedReplyError(f"{self.key}: there is no client")
         numbers, counts = np.unique(clients, return_counts=True)
-        if counts.max() > 1:
+        if clients.size and counts.max() > 1:
             raise MalformedReplyError(
                 f"{self.key}: client {numbers[counts.argmax()]} is there twice"
             )
@@ -311,9 +307,8 @@ def split_rows(values: NDArray[Any], sizes: Sequence[int] | IntArray) -> list[ND
 
 @dataclass(frozen=True)
 class Sizes(Exact):
-    """How many rows of another field each client has."""
+    """How many of the ``n`` rows of another field each client has."""
 
-    rows: str = "n"  # the letter of all rows together
     turn = 2
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
@@ -321,7 +316,7 @@ class Sizes(Exact):
         sizes, clients = self.unpack(value), reading.shape(self.shape)[0]
         if sizes.size != clients:
             raise MalformedReplyError(f"{sizes.size} sizes for {clients} clients")
-        rows = reading.sizes[self.rows]
+        rows = reading.sizes["n"]
         if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
             raise MalformedReplyError(f"sizes {sizes.tolist()!s:.60} for {rows} rows in all")
         return sizes

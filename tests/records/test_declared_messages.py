@@ -17,7 +17,7 @@ from flower_graph.messages.averaging import ClientMean
 from flower_graph.messages.codec import Message, fields_of
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flower_graph.secure.align import plaintext, polynomial
-from flower_graph.secure.align.messages import BlindReply, EvaluateReply, Hosts
+from flower_graph.secure.align.messages import BlindReply, EvaluateReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
@@ -98,7 +98,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case fields.Word():
             return f"word {rng.integers(99)}"
         case fields.Raw():
-            return rng.bytes(field.size)
+            return rng.bytes(fields.RUN_BYTES)
         case fields.Reasons():
             return {3: "value: nan", -1: ""}
         case fields.Lines():
@@ -108,7 +108,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case fields.Numbers():
             numbers = rng.integers(1, 99, shape).tolist()
             return numbers if field.whole else [number / 2 for number in numbers]
-        case fields.Clients() | Hosts():
+        case fields.Clients():
             return rng.choice(100, shape, replace=False)
         case fields.Sizes():
             return np.array([0, sizes["n"] - 2, 2])

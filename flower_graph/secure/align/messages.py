@@ -8,15 +8,15 @@ numbers beside them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.codec import Entries, Message, Reading
-from flower_graph.messages.fields import Block, Exact, Sizes, Whole
+from flower_graph.messages.codec import Entries, Message
+from flower_graph.messages.fields import Block, Clients, Sizes, Whole
 from flower_graph.messages.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]
@@ -26,20 +26,8 @@ POINT, TOKEN = 32, 12  # bytes
 MIN_BLOCK = 16  # points of a client
 
 
-@dataclass(frozen=True)
-class Hosts(Exact):
-    """Numbers of clients, maybe none, none twice."""
-
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Refuse the same client twice."""
-        clients = super().decode(value, name, reading)
-        if np.unique(clients).size != clients.size:
-            raise MalformedReplyError(f"a client twice among {clients.tolist()!s:.60}")
-        return clients
-
-
 EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) - 1)
-CLIENTS = Hosts("align-clients", "clients, all hosted there", shape="c")
+CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
 POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")
 SIZES = Sizes("align-sizes", "points of each", shape="c")
 
