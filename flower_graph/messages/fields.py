@@ -302,7 +302,7 @@ class Ragged(Exact):
 
 def split_rows(values: NDArray[Any], sizes: Sequence[int] | IntArray) -> list[NDArray[Any]]:
     """Cut rows that lie one behind the other into parts."""
-    return list(np.split(values, np.cumsum(sizes)[:-1]))
+    return list(np.split(values, np.cumsum(sizes)))[:-1]
 
 
 @dataclass(frozen=True)

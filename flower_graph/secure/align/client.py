@@ -36,6 +36,7 @@ from safetensors.numpy import load, save
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.codec import Message
+from flower_graph.messages.fields import split_rows
 from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align import identities as ids
 from flower_graph.secure.align.identities import KEY
@@ -194,19 +195,15 @@ class AlignmentClient(AnyAlignmentClient):
         self._known(request.clients)
         self._enter(request.epoch)
         names: dict[bytes, tuple[bytes, bytes]] = {}  # the same at all clients: computed once
-        ends = np.cumsum(request.sizes).tolist()
-        for client, size, end in zip(
-            request.clients.tolist(), request.sizes.tolist(), ends, strict=True
-        ):
-            named = [ids.GROUP_IDENTITY, *self._identities[client]]
-            if size != ids.padded_size(len(named)):
-                raise RefusedError(f"client {client}: {size} answers for its block")
-            answers = pieces(request.points[end - size : end])
+        blocks = split_rows(request.points, request.sizes)
+        for client, block in zip(request.clients.tolist(), blocks, strict=True):
+            named, secret = [ids.GROUP_IDENTITY, *self._identities[client]], self._secrets[client]
+            if len(block) != ids.padded_size(len(named)):
+                raise RefusedError(f"client {client}: {len(block)} answers for its block")
+            answers = pieces(block)
             for number, identity in enumerate(named):
                 if identity not in names:
-                    point = ids.unblind(
-                        answers[number], self._secrets[client], request.epoch, number
-                    )
+                    point = ids.unblind(answers[number], secret, request.epoch, number)
                     names[identity] = ids.names(self._run_id, identity, point)
             local = [names[identity] for identity in named[1:]]
             self._tokens[client] = rows_of([token for token, _ in local], -1, TOKEN)
@@ -275,9 +272,9 @@ class AlignmentClient(AnyAlignmentClient):
             raise StateLostError("the alignment's state is of another run or other identities")
         host._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
         finished = arrays["finished"].tolist()
-        ends = np.cumsum([len(host._identities[client]) for client in finished])[:-1]
-        host._tokens = dict(zip(finished, np.split(arrays["tokens"], ends), strict=False))
-        host._keys = dict(zip(finished, np.split(arrays["keys"], ends), strict=False))
+        sizes = [len(host._identities[client]) for client in finished]
+        host._tokens = dict(zip(finished, split_rows(arrays["tokens"], sizes), strict=True))
+        host._keys = dict(zip(finished, split_rows(arrays["keys"], sizes), strict=True))
         host._group_key = arrays["group-key"].tobytes()
         host._order = arrays["order"]
         host._epoch = int(arrays["epoch"][0])
