@@ -23,12 +23,13 @@ from flower_graph.ops.graph import csr_tensor
 from flower_graph.ops.graph_learner import weighted_propagate
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.graph_learners import GraphLearners, LearnerSettings
 from flower_graph.strategies.structure_fedavg.networks import (
     LEARNED,
     TRUE,
-    Network,
+    GraphLearners,
+    LearnerSettings,
     StructureSettings,
+    network_of,
 )
 from flower_graph.strategies.structure_fedavg.strategy import StructureClient, StructureFedAvg
 
@@ -53,9 +54,7 @@ def generated(client: int, nodes: int, *, graphless: bool) -> ClientGraph:
 def measure_learner(nodes: int) -> dict[str, Any]:
     """Time what the graph learner of one client does in a round, apart from the round."""
     say(f"fedgls: graph learner, {nodes:,} nodes")
-    client, alone = generated(0, nodes, graphless=True), torch.zeros(2, 0, dtype=torch.long)
-    masks = client.train_mask, client.val_mask, client.test_mask
-    batch = pack_graphs([Network(0, client.x, client.y, alone, *masks)])
+    batch = pack_graphs([network_of(generated(0, nodes, graphless=True), LEARNED)])
     learners = GraphLearners(batch, slice(0, 1), LearnerSettings())
     before = psutil.Process().memory_info().rss
     learners.edges()  # what the round before has left behind

@@ -28,6 +28,7 @@ threshold are chosen for each data set (citeseer 20 and 0.60, pubmed 13 and 0.65
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,13 +45,7 @@ from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choi
 from flower_graph.config.schema import section, setting
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.module_method import ModuleMethod
-from flower_graph.ops.graph import gcn_adjacency
-from flower_graph.ops.label_propagation import (
-    MOMENTS,
-    moments,
-    propagate_labels,
-    smoothing_confidence,
-)
+from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.server.module_averaging import ModuleFedAvg
@@ -58,6 +53,7 @@ from flower_graph.server.module_averaging import ModuleFedAvg
 APP = "fedgta"
 MIXED, CONFIDENCE = "moments", "confidence"  # what is sent besides the weights
 LEAST_CONFIDENCE = 1e-6
+MOMENTS = ("raw", "central", "hybrid")
 
 # Settings ----------------------------------------------------------------------------------------
 
@@ -95,6 +91,35 @@ class FedGTAConfig(ModuleRunConfig):
 
 
 # Formulas ----------------------------------------------------------------------------------------
+
+
+def propagate_labels(graph: Adjacency, start: Tensor, steps: int, restart: float) -> Tensor:
+    """Spread rows over a graph: ``Y <- restart Y_0 + (1 - restart) A Y``, ``steps`` times."""
+    # start [n, k]
+    if not 0 <= restart <= 1:
+        raise ValueError(f"restart is {restart}, must be at least 0 and at most 1")
+    rows = start
+    for _ in range(steps):
+        rows = restart * start + (1 - restart) * propagate(graph, rows)
+    return rows
+
+
+def moments(rows: Tensor, order: int, kind: str = "hybrid") -> Tensor:
+    """Give the columns' means of powers 1 to ``order``: of values, of deviations, or both."""
+    # rows [n, k]; the result is flat: order times k numbers, twice as many of `hybrid`
+    if kind not in MOMENTS:
+        raise ValueError(f"kind {kind!r} is unknown: allowed are {', '.join(MOMENTS)}")
+    of = {"raw": [rows], "central": [rows - rows.mean(0)]}
+    chosen = of["raw"] + of["central"] if kind == "hybrid" else of[kind]
+    return torch.cat([(x**power).mean(0) for x in chosen for power in range(1, order + 1)])
+
+
+def smoothing_confidence(shares: Tensor, degree: Tensor) -> float:
+    """Add up ``degree (1/e + p log p)`` over nodes and classes: 0 if every ``p`` is ``1/e``."""
+    # shares [n, k] sum to 1 over classes, degree [n]. -p log p is largest, 1/e, at p = 1/e: the
+    # surer the nodes, and those with many neighbours most, the more.
+    certainty = (1 / math.e + torch.special.xlogy(shares, shares)).sum(1)
+    return float((degree * certainty).double().sum())
 
 
 def spread_predictions(

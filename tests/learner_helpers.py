@@ -1,10 +1,13 @@
-"""The graph learner's formulas written out on matrices of nodes times nodes."""
+"""The graph learner's formulas written out on matrices of nodes times nodes, and memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_graph.ops.similarity import SparseRows
 
@@ -42,7 +45,12 @@ def slow_adjacency(similarity: Tensor, near: list[list[int]]) -> Tensor:
     for i, others in enumerate(near):
         kept[i, others] = 1
     a = F.relu(similarity * kept)
-    a = (a + a.T) / 2 + torch.eye(n, dtype=a.dtype)
+    return normalised((a + a.T) / 2)
+
+
+def normalised(a: Tensor) -> Tensor:
+    """Add the self-loops and normalise (18)."""
+    a = a + torch.eye(len(a), dtype=a.dtype)
     root = a.sum(1).rsqrt()
     return root[:, None] * a * root[None]
 
@@ -50,3 +58,17 @@ def slow_adjacency(similarity: Tensor, near: list[list[int]]) -> Tensor:
 def matrix(edge_index: Tensor, weight: Tensor, n: int) -> Tensor:
     """Add up the entries of a graph, ``[n, n]``."""
     return weight.new_zeros(n, n).index_put(tuple(edge_index), weight, accumulate=True)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that any one result has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, Tensor):
+                held = one.values() if one.layout == torch.sparse_csr else one
+                self.numbers = max(self.numbers, held.numel())
+        return out

@@ -37,6 +37,13 @@ def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(v)) for name, v in arrays.items()})
 
 
+def reply(message: Message, **records: dict[str, Any]) -> Message:
+    """Answer with some records, each given as what is in it."""
+    kinds: dict[str, Any] = {"config": ConfigRecord, "metrics": MetricRecord}
+    content = {name: kinds.get(name, record)(values) for name, values in records.items()}
+    return Message(RecordDict(content), reply_to=message)
+
+
 def here(context: Context) -> int:
     """The number of this SuperNode, which hosts the client of that number."""
     return int(context.node_config["partition-id"])
@@ -54,7 +61,7 @@ def relay_app(x: np.ndarray, users_of: dict[int, list[int]], rate: float) -> Cli
         size = message.content["config"]["latent-size"]
         users = users_of[here(context)]
         said = {"users": integers(users), "weight-shape": [x.shape[1], size]}
-        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+        return reply(message, config=said)
 
     def answer(message: Message, context: Context) -> Message:
         config, gradient = message.content["config"], message.content["arrays"]["relay"].numpy()
@@ -71,13 +78,8 @@ def relay_app(x: np.ndarray, users_of: dict[int, list[int]], rate: float) -> Cli
                 done[name] = int(rounds[row])
             kept[name] = Array(weight)
             latent[row] = x[user] @ weight
-        content = {
-            "arrays": record({"relay": latent}),
-            "metrics": MetricRecord(
-                {"num-examples": len(users), "server-round": config["server-round"]}
-            ),
-        }
-        return Message(RecordDict(content), reply_to=message)
+        metrics = {"num-examples": len(users), "server-round": config["server-round"]}
+        return reply(message, arrays={"relay": latent}, metrics=metrics)
 
     app.train()(answer)
     app.train("finish")(answer)
@@ -91,10 +93,6 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
     """Clients with some nodes each; all embed node ``v`` as ``embedding[v]`` plus their number."""
     app = ClientApp()
 
-    def reply(message: Message, **records: Any) -> Message:
-        content = {"metrics": MetricRecord({"num-examples": 1}), **records}
-        return Message(RecordDict(content), reply_to=message)
-
     @app.query()
     def query(message: Message, context: Context) -> Message:
         said = {
@@ -102,13 +100,13 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
             "sum-clients": integers([here(context)]),
             "sum-channel-keys": np.random.default_rng(here(context)).bytes(32),
         }
-        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+        return reply(message, config=said)
 
     @app.train("align")
     def align(message: Message, context: Context) -> Message:
         names = json.dumps([[str(node) for node in nodes_of[here(context)]]])
         said = {"align-clients": integers([here(context)]), "align-identities": names}
-        return reply(message, config=ConfigRecord(said))
+        return reply(message, metrics={"num-examples": 1}, config=said)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -127,21 +125,17 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
         # and whether the means of the round before could not be read
         measured = [0.5, 1, 0.25, 1, 0.75, 1, 2.0, 0, 0, 0]
         total = np.concatenate([sums.ravel(), held, measured])
-        numbers = {
-            "server-round": config["server-round"],
-            "train-seconds": 0.0,
-            "mask-seconds": 0.0,
-        }
+        seconds = {"train-seconds": 0.0, "mask-seconds": 0.0}
         return reply(
             message,
-            sums=record({"total": total}),
-            metrics=MetricRecord({"num-examples": 1, **numbers}),
-            config=ConfigRecord({"present": integers([here(context)])}),
+            sums={"total": total},
+            metrics={"num-examples": 1, "server-round": config["server-round"], **seconds},
+            config={"present": integers([here(context)])},
         )
 
     @app.train("finish")
     def finish(message: Message, context: Context) -> Message:
-        return reply(message)
+        return reply(message, metrics={"num-examples": 1})
 
     return app
 
@@ -155,8 +149,7 @@ def averaging_app(nodes_of: dict[int, int], trained: list[str], names: list[str]
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        said = ConfigRecord({"clients": integers([here(context)])})
-        return Message(RecordDict({"config": said}), reply_to=message)
+        return reply(message, config={"clients": integers([here(context)])})
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -164,15 +157,14 @@ def averaging_app(nodes_of: dict[int, int], trained: list[str], names: list[str]
         found = {name: (v + here(context)).astype(v.dtype) for name, v in model.items()}
         metrics: dict[str, Any] = {"num-examples": nodes_of[here(context)], "clients": 1}
         metrics |= {key: 0.0 for name in trained for key in (name, f"has-{name}")}
-        content = {"arrays": record(found), "metrics": MetricRecord(metrics)}
-        return Message(RecordDict(content), reply_to=message)
+        return reply(message, arrays=found, metrics=metrics)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         metrics: dict[str, Any] = {"num-examples": 1, "loss": 0.5}
         for name in names:
             metrics |= {name: 0.25 * here(context), f"has-{name}": 1.0}
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+        return reply(message, metrics=metrics)
 
     return app
 
@@ -184,11 +176,6 @@ def scored_app(num_features: int, num_classes: int) -> ClientApp:
     """Clients that get one of two nodes right in each role."""
     app = ClientApp()
 
-    def reply(message: Message, numbers: dict[str, Any], words: dict[str, Any]) -> Message:
-        metrics = MetricRecord({"num-examples": 1, **numbers})
-        content = RecordDict({"metrics": metrics, "config": ConfigRecord(words)})
-        return Message(content, reply_to=message)
-
     @app.query()
     def query(message: Message, context: Context) -> Message:
         said = {
@@ -196,23 +183,22 @@ def scored_app(num_features: int, num_classes: int) -> ClientApp:
             "num-features": num_features,
             "num-classes": num_classes,
         }
-        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+        return reply(message, config=said)
 
     @app.train("generate")
     def generate(message: Message, context: Context) -> Message:
-        return reply(message, {"epoch": message.content["config"]["epoch"]}, {})
+        metrics = {"num-examples": 1, "epoch": message.content["config"]["epoch"]}
+        return reply(message, metrics=metrics)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        numbers = {
-            "server-round": message.content["config"]["server-round"],
-            "losses": [1.0 + here(context)],
-        }
-        return reply(message, numbers, {"counts": integers([1, 1, 1, 2, 2, 2])})
+        number = message.content["config"]["server-round"]
+        metrics = {"num-examples": 1, "server-round": number, "losses": [1.0 + here(context)]}
+        return reply(message, metrics=metrics, config={"counts": integers([1, 1, 1, 2, 2, 2])})
 
     @app.train("finish")
     def finish(message: Message, context: Context) -> Message:
-        return reply(message, {}, {})
+        return reply(message, metrics={"num-examples": 1})
 
     return app
 
@@ -233,7 +219,7 @@ def public_app(ids: dict[int, list[int]], vectors: dict[int, np.ndarray]) -> Cli
             "nodes": integers(ids[client]),
             "dimensions": [vectors[client].shape[1]],
         }
-        return Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
+        return reply(message, config=said)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -251,10 +237,8 @@ def public_app(ids: dict[int, list[int]], vectors: dict[int, np.ndarray]) -> Cli
             "judged-val": [0.5],
             "judged-test": [0.25],
         }
-        content = {
-            "arrays": record({"public": vectors[client].astype(np.float32)}),
-            "metrics": MetricRecord(metrics),
-        }
-        return Message(RecordDict(content), reply_to=message)
+        return reply(
+            message, arrays={"public": vectors[client].astype(np.float32)}, metrics=metrics
+        )
 
     return app

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from learner_helpers import slow_similarity
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
@@ -20,18 +21,12 @@ from torch_geometric.utils import dense_to_sparse
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.rng import generator
-from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
-from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
-
-FEDGLS = "structure-fedavg"
-METHODS = (
-    FEDGLS,
-    "fed-mlp",
-    "fed-gnn-mlp",
-    "fedproto",
-    "local-gnn-knn",
-    "fed-gnn-knn",
-    "fed-gnn",
+from flower_graph.strategies.structure_fedavg.config import FEDGLS as FEDGLS
+from flower_graph.strategies.structure_fedavg.config import METHODS as METHODS
+from flower_graph.strategies.structure_fedavg.networks import (
+    LearnerSettings,
+    StructureSettings,
+    initial_models,
 )
 
 
@@ -111,20 +106,12 @@ class Learner(nn.Module):
         if parts:
             self.optimiser = torch.optim.Adam(self.parameters(), lr=settings.learning_rate)
 
-    def similarity(self, x: Tensor) -> Tensor:
+    def graph(self, x: Tensor) -> Tensor:
+        """``(σ(S) + σ(S)^T) / 2`` of each node's k most similar others; PyG normalises it."""
         e = x
         for part in self.parts:
             e = (e * part if part.dim() == 1 else e @ part).relu()
-        match self.settings.similarity:
-            case "cosine":
-                return F.normalize(e) @ F.normalize(e).T
-            case "euclidean":
-                return 1 / (1 + torch.cdist(e, e))
-        return e @ e.T
-
-    def graph(self, x: Tensor) -> Tensor:
-        """``(σ(S) + σ(S)^T) / 2`` of each node's k most similar others; PyG normalises it."""
-        similarity = self.similarity(x)
+        similarity = slow_similarity(e, self.settings.similarity)
         others = similarity.detach().clone().fill_diagonal_(-torch.inf)
         kept = torch.zeros_like(others)
         kept.scatter_(1, others.topk(self.settings.neighbours).indices, 1.0)

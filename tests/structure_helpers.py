@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 from flwr.serverapp.strategy import Result
-from plain_structure import FEDGLS, METHODS
+from plain_structure import FEDGLS, PlainClient, PlainFederation
 from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
@@ -20,23 +20,9 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.fedproto import FedProto, PrototypeClient
-from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
-from flower_graph.strategies.structure_fedavg.networks import (
-    KNN,
-    LEARNED,
-    NONE,
-    OWN,
-    TRUE,
-    StructureSettings,
-)
-from flower_graph.strategies.structure_fedavg.strategy import (
-    LocalClient,
-    LocalTraining,
-    SharewiseFedAvg,
-    StructureClient,
-    StructureFedAvg,
-)
+from flower_graph.strategies.structure_fedavg.method import KINDS
+from flower_graph.strategies.structure_fedavg.networks import LearnerSettings, StructureSettings
+from flower_graph.strategies.structure_fedavg.strategy import StructureClient, StructureFedAvg
 
 FEATURES, CLASSES = 8, 4
 MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
@@ -54,18 +40,11 @@ SETTINGS = StructureSettings(
     prototype_weight=0.7,
 )
 GRAPHLESS = (21, 23, 24)
-GRAPHS = dict(zip(METHODS, (LEARNED, NONE, OWN, OWN, KNN, KNN, TRUE), strict=True))
-HALVES: dict[str, tuple[type[StructureClient], type[StructureFedAvg]]] = {
-    **dict.fromkeys(METHODS, (StructureClient, StructureFedAvg)),
-    "fed-gnn-mlp": (StructureClient, SharewiseFedAvg),
-    "fedproto": (PrototypeClient, FedProto),
-    "local-gnn-knn": (LocalClient, LocalTraining),
-}
 
 
 def settings_of(method: str, **changes: Any) -> StructureSettings:
     """The settings of a method."""
-    return SETTINGS._replace(graphs=GRAPHS[method], **changes)
+    return SETTINGS._replace(graphs=KINDS[method].graphs, **changes)
 
 
 def toy_clients() -> list[ClientGraph]:
@@ -171,7 +150,7 @@ def client_app(
         part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
         places = range(part, len(everyone), parts) if deal is None else deal[part]
         own = [everyone[place] for place in places]
-        kind, mine = HALVES[method][0], settings or settings_of(method)
+        kind, mine = KINDS[method].client, settings or settings_of(method)
         return kind(context, own, mine, checkpoint_dir=checkpoint_dir)
 
     return make_client_app(client_fn, **more)
@@ -190,12 +169,8 @@ class Outcome:
     def figures(self) -> Tensor:
         """Everything that the reports say of models and graphs."""
         names = ("loss", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy")
-        return torch.tensor(
-            [
-                [getattr(r, name) for name in names] + list(r.structure.values())
-                for r in self.reports
-            ]
-        )
+        rows = ([*(getattr(r, n) for n in names), *r.structure.values()] for r in self.reports)
+        return torch.tensor(list(rows))
 
     @property
     def arrays(self) -> dict[str, Tensor]:
@@ -240,8 +215,46 @@ def run(
     own = settings or settings_of(method)
     app = app or client_app(method, graphs, deal, own, options.get("checkpoint_dir"))
     grid = make_grid(app, num_supernodes=supernodes)
-    outcome = Outcome((strategy or HALVES[method][1])(own, **options), grid)
+    outcome = Outcome((strategy or KINDS[method].server)(own, **options), grid)
     outcome.result = outcome.strategy.start(
         grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append, resume=resume
     )
     return outcome
+
+
+# Compared with plain clients ---------------------------------------------------------------------
+
+
+def close(one: Tensor, other: Tensor, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=atol, equal_nan=True)
+
+
+def assert_as_plain(outcome: Outcome, federation: PlainFederation) -> None:
+    """Compare the server's models with the plain ones, and every client's models and learner."""
+    for (first, rest), model in zip(MODEL_KEYS, federation.models, strict=False):
+        if first in outcome.arrays:
+            close(outcome.arrays[first], model.first)
+            close(outcome.arrays[rest], model.rest)
+    if federation.method == "fedproto":  # a class that nobody has any more keeps its last one
+        for label, vector in federation.prototypes.items():
+            close(outcome.arrays["prototypes"][label], vector)
+    weights, learners = outcome.weights, outcome.learners
+    for client in federation.clients:
+        has = (client.x != 0).any(0)
+        for number, model in client.models().items():
+            ours = weights[client.graph.client, number]
+            close(ours.first[has], model.first[has])
+            close(ours.rest, model.rest)
+        if client.learner is not None:
+            own = learners[client.graph.client]
+            for part, wanted in zip(own, client.learner.parts, strict=True):
+                rows = has if len(wanted) == len(has) else slice(None)
+                close(part[rows], wanted.detach()[rows])
+
+
+def assert_judged_as_plain(outcome: Outcome, clients: Sequence[PlainClient]) -> None:
+    """Compare what the last report says with the plain clients' means."""
+    judged = torch.tensor([[loss, *right] for right, loss in (c.judge() for c in clients)])
+    last = outcome.reports[-1]
+    ours = [last.loss, last.train_accuracy, last.val_accuracy, last.test_accuracy]
+    close(torch.tensor(ours), judged.mean(0))

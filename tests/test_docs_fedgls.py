@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -106,8 +107,15 @@ def test_a_simulation_writes_what_the_page_on_outputs_says(tmp_path: Path) -> No
     assert all(value > 0 for value in result["structure"].values())
     assert len(result["graphless"]) == 4
     assert (tmp_path / "run" / "structure.png").read_bytes().startswith(b"\x89PNG")
-    weights = load_file(tmp_path / "run" / "weights.safetensors")
-    assert set(weights) == {"gnn-first", "gnn-rest", "encoder-first", "encoder-rest"}
+    assert set(load_file(tmp_path / "run" / "weights.safetensors")) == set(
+        initial_arrays(defined()["settings"])
+    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert all(0 < record["structure"]["precision"] < 1 for record in records)
+    assert all(record["regulariser"] > 0 for record in records)
+    assert result["bytes"] == records[-1]["bytes"]
+    assert result["clients"] == 8
 
 
 def section(ending: str) -> str:

@@ -3,21 +3,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.dropout import draw_kept, draw_mask, turn_of, with_dropout
 from flower_graph.engine.graph_batch import pack_graphs
-from flower_graph.strategies.structure_fedavg.networks import Network
 
 
 def chance(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def network(client: int, x: list[list[float]]) -> Network:
+def network(client: int, x: list[list[float]]) -> ClientGraph:
     n = len(x)
     nobody = torch.zeros(n, dtype=torch.bool)
     edges = torch.zeros(2, 0, dtype=torch.long)
     y = torch.zeros(n, dtype=torch.long)
-    return Network(client, torch.tensor(x), y, edges, nobody, nobody, nobody)
+    return ClientGraph(client, y, torch.tensor(x), y, edges, None, nobody, nobody, nobody)
 
 
 NETWORKS = [network(4, [[1.0, 0.0, 2.0], [0.0, 3.0, 4.0]]), network(7, [[0.0, 5.0, 0.0]])]

@@ -17,7 +17,6 @@ PURE = (
     "flower_graph/engine/dropout.py",
     "strategies/masked_embedding_averaging/cohort.py",
     "flower_graph/engine/graph_batch.py",
-    "strategies/structure_fedavg/graph_learners.py",
     "flower_graph/engine/metrics.py",
     "strategies/procrustes_alignment/gat.py",
     "flower_graph/engine/stacked_weights.py",

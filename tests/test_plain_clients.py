@@ -15,7 +15,7 @@ from plain_structure import FEDGLS
 from public_helpers import run as run_members
 from public_helpers import still_member
 from sage_helpers import SETTINGS as SAGE_SETTINGS
-from structure_helpers import HALVES, settings_of
+from structure_helpers import settings_of
 from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
@@ -29,7 +29,7 @@ from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEm
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 from flower_graph.strategies.structure_fedavg.messages import STRUCTURE_NAMES
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
+from flower_graph.strategies.structure_fedavg.method import KINDS
 
 
 def run(strategy: Any, app: Any, clients: int, rounds: int) -> list[RoundReport]:
@@ -91,52 +91,32 @@ def test_fedscem_adds_up_what_plain_clients_send() -> None:
     assert figures == (0.5, 0.25, 0.75)
 
 
-@pytest.mark.parametrize("kind", [EgoFedAvg, EgoFedProx])
-def test_fedavg_and_fedprox_average_what_plain_clients_send(kind: type[EgoFedAvg]) -> None:
-    own = [name for name in METRIC_NAMES if not name.startswith("has-")]
-    strategy = kind(EGO_SETTINGS)
-    sizes = {0: 1, 1: 1, 2: 1}  # an ego-network counts once, whatever its size
-    run(strategy, plain_clients.averaging_app(sizes, [], own), 3, 1)
-    started = {name: array.numpy() for name, array in _first(strategy).items()}
-    for name, values in strategy.weights().items():
-        assert np.allclose(values, started[name] + (0 + 1 + 2) / 3, atol=1e-6)
-
-
-def _first(strategy: EgoFedAvg) -> dict[str, Any]:
-    from flwr.app import Array
-
-    from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
-
-    start = initial_weights(strategy.settings)
-    return {"first": Array(start.first.numpy()), "rest": Array(start.rest.numpy())}
-
-
-def test_fedgls_averages_what_plain_clients_send() -> None:
-    settings = settings_of(FEDGLS)
-    names = ["cross-entropy", "train", "val", "test", *STRUCTURE_NAMES]
-    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, ["contrast", "distillation"], names)
-    strategy = StructureFedAvg(settings)
-    (report,) = run(strategy, app, 3, 1)
-    for name, array in initial_arrays(settings).items():
-        assert np.allclose(strategy.weights()[name], array.numpy() + 1.0, atol=1e-6)
-    assert report.test_accuracy == pytest.approx(0.25)  # of 0, 1/4 and 1/2
-    assert numbers(report.participation["answered"]) == [0, 1, 2]
+EGO_NAMES = [name for name in METRIC_NAMES if not name.startswith("has-")]
+NAMES = ["cross-entropy", "train", "val", "test", *STRUCTURE_NAMES]
+METHODS = ((FEDGLS, 0.0), ("fedproto", 0.0), ("fed-gnn-mlp", 1.0))  # with their first shares
 
 
 @pytest.mark.parametrize(
-    ("method", "share"), [("fedproto", 0.0), ("fed-gnn-mlp", 1.0)], ids=["fedproto", "fed-gnnmlp"]
+    ("strategy", "share"),
+    [
+        (EgoFedAvg(EGO_SETTINGS), 0.0),
+        (EgoFedProx(EGO_SETTINGS), 0.0),
+        *((KINDS[method].server(settings_of(method)), share) for method, share in METHODS),
+    ],
+    ids=["fedavg", "fedprox", *(method for method, _ in METHODS)],
 )
-def test_means_by_share_of_what_plain_clients_send(method: str, share: float) -> None:
+def test_means_of_what_plain_clients_send(strategy: Any, share: float) -> None:
     """All numbers get the client's own added, shares too; their means are one higher."""
-    settings = settings_of(method)
-    names = ["cross-entropy", "train", "val", "test", *STRUCTURE_NAMES]
-    app = plain_clients.averaging_app({0: 5, 1: 10, 2: 5}, ["contrast", "distillation"], names)
-    strategy = HALVES[method][1](settings)
+    is_ego = isinstance(strategy, EgoFedAvg)
+    sizes = {0: 1, 1: 1, 2: 1} if is_ego else {0: 5, 1: 10, 2: 5}  # an ego-network counts once
+    trained, names = ([], EGO_NAMES) if is_ego else (["contrast", "distillation"], NAMES)
     before = {name: array.numpy() for name, array in strategy.first_arrays().items()}
-    run(strategy, app, 3, 1)
+    (report,) = run(strategy, plain_clients.averaging_app(sizes, trained, names), 3, 1)
     for name, values in strategy.weights().items():
         wanted = before[name] + 1.0
         assert np.allclose(values, wanted if "share" in name else wanted / (share + 1), atol=1e-6)
+    assert report.test_accuracy == pytest.approx(0.25)  # of 0, 1/4 and 1/2
+    assert numbers(report.participation["answered"]) == [0, 1, 2]
 
 
 def test_local_sage_takes_the_scores_of_plain_clients() -> None:

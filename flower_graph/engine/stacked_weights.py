@@ -40,8 +40,13 @@ def stacked_state(
     """Make the state of networks that have not trained yet."""
     kind = _kinds(kinds, batch)
     first, rest = _spread(models, kind, _sources(kind, batch))
-    state: Tensors = {"step": torch.zeros(batch.size, dtype=torch.int32)}
-    for name, value in (("first", first), ("rest", rest)):
+    return untrained({"first": first, "rest": rest}, batch.size)
+
+
+def untrained(weights: Tensors, networks: int) -> Tensors:
+    """Put beside weights what Adam keeps of them before its first step."""
+    state: Tensors = {"step": torch.zeros(networks, dtype=torch.int32)}
+    for name, value in weights.items():
         for moment in MOMENTS:
             state[f"{moment}.{name}"] = value if moment == "weight" else torch.zeros_like(value)
     return state

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flower_graph.ops.adam import BETAS, EPS
+
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
 BLOCK_NUMBERS = 524_288
@@ -127,14 +129,12 @@ def adam_(
     *,
     learning_rate: float,
     weight_decay: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
 ) -> None:
     """Take one Adam step for every user, in place, from the gradients of the latent vectors."""
     # The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent
     # vector; weight decay is added to it, as in ``torch.optim.Adam``.
     # weight, exp_avg, exp_avg_sq [r, h], gradient [n, h], step [n]
-    size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate, betas))
+    size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate))
     blocks = list(_blocks(weight))
     largest = blocks[0].stop if blocks else 0
     buffer = torch.empty(2, largest, weight.shape[1], device=weight.device)
@@ -144,22 +144,20 @@ def adam_(
         user = rows.user[part]
         torch.index_select(gradient, 0, user, out=grad)
         grad.mul_(rows.value[part, None]).add_(weight[part], alpha=weight_decay)
-        exp_avg[part].lerp_(grad, 1 - betas[0])
-        exp_avg_sq[part].mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
+        exp_avg[part].lerp_(grad, 1 - BETAS[0])
+        exp_avg_sq[part].mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
         torch.sqrt(exp_avg_sq[part], out=scratch)
         # One factor for all rows is the usual case and three times as fast; both give equal bits.
-        scratch.div_(root[0, 0] if uniform else root[user]).add_(eps)
+        scratch.div_(root[0, 0] if uniform else root[user]).add_(EPS)
         torch.mul(exp_avg[part], size[0, 0] if uniform else size[user], out=grad)
         weight[part].sub_(grad.div_(scratch))
 
 
-def _adam_factors(
-    step: Tensor, learning_rate: float, betas: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
+def _adam_factors(step: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
     """Return each user's step size and the root of its second bias correction, ``[n]`` each."""
     count = step.double()
-    size = learning_rate / (1 - betas[0] ** count)
-    return size.float(), (1 - betas[1] ** count).sqrt().float()
+    size = learning_rate / (1 - BETAS[0] ** count)
+    return size.float(), (1 - BETAS[1] ** count).sqrt().float()
 
 
 def sum_by_feature(rows: ActiveRows, weight: Tensor) -> tuple[Tensor, Tensor]:

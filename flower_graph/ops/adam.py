@@ -14,6 +14,15 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 BETAS, EPS = (0.9, 0.999), 1e-8
+# What PyTorch's function is told in each step: its optimiser's defaults
+_DEFAULTS: dict[str, Any] = {
+    "max_exp_avg_sqs": [],
+    "amsgrad": False,
+    "beta1": BETAS[0],
+    "beta2": BETAS[1],
+    "eps": EPS,
+    "maximize": False,
+}
 
 
 def adam_rows_(
@@ -39,16 +48,11 @@ def adam_rows_(
         grads=list(gradient.split(sizes)),
         exp_avgs=list(exp_avg.split(sizes)),
         exp_avg_sqs=list(exp_avg_sq.split(sizes)),
-        max_exp_avg_sqs=[],
         # Adam counts the step itself.
         state_steps=list((counts - 1).to(weight.device, torch.float32).unbind()),
-        amsgrad=False,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
         lr=learning_rate,
         weight_decay=weight_decay,
-        eps=EPS,
-        maximize=False,
+        **_DEFAULTS,
         foreach=False,
         fused=True,
     )
@@ -93,15 +97,10 @@ class Adam:
             grads=[each.grad for each in moved.values() if each.grad is not None],
             exp_avgs=averages,
             exp_avg_sqs=squares,
-            max_exp_avg_sqs=[],
             state_steps=steps,
-            amsgrad=False,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
             lr=self.lr,
             weight_decay=self.weight_decay,
-            eps=EPS,
-            maximize=False,
+            **_DEFAULTS,
         )
 
     def state_dict(self) -> dict[str, Any]:

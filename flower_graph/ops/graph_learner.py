@@ -1,8 +1,8 @@
-"""The graph learner of a client: from its nodes' features to a graph, without a single edge.
+"""The graph learner of a client: from features to a graph, and how that compares with the true one.
 
 ``Â = P(Gen(X; φ))`` (FedGLS, equation 5). ``Gen`` encodes the features (equations 14 and 15) and
-compares the nodes (13; ``similarity.py``); ``P`` keeps each node's ``k`` most similar others (16;
-``nearest.py``) and makes a symmetric, normalised adjacency of them (17 and 18):
+compares the nodes (13); ``P`` keeps each node's ``k`` most similar others (16; both in
+``similarity.py``) and makes a symmetric, normalised adjacency of them (17 and 18):
 ``σ(A) = ReLU(A)``, ``A <- (σ(A) + σ(A)^T) / 2``, ``A <- D^(-1/2) (A + I) D^(-1/2)``.
 
 The paper's k counts the node itself, whose cosine with itself is 1: here it is the self-loop of a
@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.ops.graph import Adjacency, csr_tensor, pointers, propagate
-from flower_graph.ops.grouped import grouped_linear
-from flower_graph.ops.nearest import order_of
-from flower_graph.ops.similarity import SparseRows, sampled_products
+from flower_graph.ops.grouped import group_sizes, grouped_linear
+from flower_graph.ops.similarity import SparseRows, order_of, sampled_products
 
 
 def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
@@ -94,14 +93,12 @@ class _WeightedProduct(torch.autograd.Function):
         return propagate(_symmetric(ptr, col, weight), x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         weight, x, ptr, col = ctx.saved_tensors
-        grad, grad_weight, grad_x = grads[0].contiguous(), None, None
-        if ctx.needs_input_grad[0]:
-            grad_weight = sampled_products(ptr, col, grad, x)
+        grad, grad_x = grads[0].contiguous(), None
         if ctx.needs_input_grad[1]:
             grad_x = propagate(_symmetric(ptr, col, weight), grad)
-        return grad_weight, grad_x, None, None
+        return sampled_products(ptr, col, grad, x), grad_x, None, None
 
 
 def _symmetric(ptr: Tensor, col: Tensor, weight: Tensor) -> Adjacency:
@@ -115,3 +112,47 @@ def to_adjacency(edge_index: Tensor, weight: Tensor, n: int) -> Adjacency:
     # edge_index [2, e], weight [e]
     row, col = edge_index
     return _symmetric(pointers(row, n), col.to(torch.int32), weight.detach())
+
+
+# Learned edges against the true ones
+
+
+def distinct_edges(edge_index: Tensor, weight: Tensor, n: int) -> Tensor:
+    """Return the edges of a learned graph, each direction once."""
+    # edge_index [2, e], weight [e]
+    row, col = edge_index
+    key = torch.unique_consecutive((row * n + col)[(weight > 0) & (row != col)])
+    return torch.stack([key // n, key % n])
+
+
+def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> dict[str, Tensor]:
+    """Compare learned edges with true ones, client by client."""
+    # learned, true [2, e], y [n]
+    n, sizes = y.numel(), torch.tensor(group_sizes(ptr), device=y.device)
+    owner = torch.arange(sizes.numel(), device=y.device).repeat_interleave(sizes)
+
+    def count(edges: Tensor, *conditions: Tensor) -> Tensor:
+        """Count edges, and those that meet each condition, by client: ``[1 + conditions, c]``."""
+        marks = torch.stack([torch.ones_like(edges[0], dtype=torch.bool), *conditions])
+        sums = torch.zeros(len(marks), sizes.numel(), dtype=torch.float64, device=y.device)
+        return sums.index_add_(1, owner[edges[0]], marks.double())
+
+    def alike(edges: Tensor) -> tuple[Tensor, Tensor]:
+        """Say which edges join two nodes with labels, and which of these the same."""
+        one, other = y[edges[0]], y[edges[1]]
+        known = (one >= 0) & (other >= 0)
+        return known, known & (one == other)
+
+    learned_key, true_key = (row * n + col for row, col in (learned, true))
+    sentinel = learned_key.new_full((1,), n * n)  # larger than any key
+    found_key = torch.cat([learned_key, sentinel])[torch.searchsorted(learned_key, true_key)]
+    result, found_known, found_alike = count(learned, *alike(learned))
+    wanted, true_known, true_alike, both = count(true, *alike(true), found_key == true_key)
+    return {
+        "precision": both / result,
+        "recall": both / wanted,
+        "homophily": found_alike / found_known,
+        "true-homophily": true_alike / true_known,
+        "degree": result / sizes,
+        "true-degree": wanted / sizes,
+    }

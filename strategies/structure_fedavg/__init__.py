@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.structure_fedavg.fedproto import FedProto, PrototypeClient
-    from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
-    from flower_graph.strategies.structure_fedavg.networks import StructureSettings
+    from flower_graph.strategies.structure_fedavg.networks import LearnerSettings, StructureSettings
     from flower_graph.strategies.structure_fedavg.strategy import (
+        FedProto,
         LocalClient,
         LocalTraining,
+        PrototypeClient,
         SharewiseFedAvg,
         StructureClient,
         StructureFedAvg,

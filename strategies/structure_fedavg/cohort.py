@@ -23,12 +23,10 @@ from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.engine.metrics import Metrics, evaluate, log_shares
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.edge_agreement import edge_agreement
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate, replace_block
-from flower_graph.ops.graph_learner import to_adjacency, weighted_propagate
+from flower_graph.ops.graph_learner import edge_agreement, to_adjacency, weighted_propagate
 from flower_graph.ops.grouped import group_sum, grouped_add, grouped_linear
 from flower_graph.rng import generator
-from flower_graph.strategies.structure_fedavg.graph_learners import GraphLearners
 from flower_graph.strategies.structure_fedavg.networks import (
     ENCODER,
     GNN,
@@ -36,6 +34,7 @@ from flower_graph.strategies.structure_fedavg.networks import (
     LEARNED,
     NONE,
     OWN,
+    GraphLearners,
     StructureSettings,
     initial_models,
     network_of,
@@ -81,15 +80,13 @@ class StructureCohort:
             kinds += [ENCODER] * len(self.graphs)
         self.batch = pack_graphs(local, device)
         self.kinds = torch.tensor(kinds)
-        state = tensors
-        if state is None:
-            state = stacked_state(self.batch, initial_models(settings), kinds)
-        self.weights = StackedWeights(state, self.batch, kinds=kinds)
-        self.learners = self._learners(None if tensors is None else tensors)
-        self._state = state
-        if self.learners is not None and tensors is None:
-            result = self.learners.tensors().items()
-            self._state |= {LEARNER + name: value for name, value in result}
+        self.learners = self._learners(tensors)
+        if tensors is None:
+            tensors = stacked_state(self.batch, initial_models(settings), kinds)
+            if self.learners is not None:
+                result = self.learners.tensors().items()
+                tensors |= {LEARNER + name: value for name, value in result}
+        self.weights, self._state = StackedWeights(tensors, self.batch, kinds=kinds), tensors
         self._graph: Adjacency | None = None
         self._turn = turn_of(self.batch.x)
 

@@ -12,14 +12,8 @@ from flower_graph.config.common import (
     RobustSection,
     RunConfig,
 )
-from flower_graph.config.rules import (
-    ABOVE_ZERO,
-    BELOW_ONE,
-    FRACTION,
-    NOT_NEGATIVE,
-    at_least,
-    choice,
-)
+from flower_graph.config.module import GCNSection, TrainingSection
+from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 
 APP = "fedgls"
@@ -43,7 +37,6 @@ NOT_ROBUST = {
 }
 ENCODERS = ("attentive", "mlp")
 SIMILARITIES = ("cosine", "euclidean", "inner")
-OPTIMISERS = ("keep", "reset")
 
 
 @dataclass
@@ -65,29 +58,11 @@ class GraphConfig:
 
 
 @dataclass
-class ModelConfig:
-    """The GNN and the feature encoder: two layers each."""
-
-    hidden: int = setting(
-        16, at_least(1), help="numbers in the hidden layer of GNN and feature encoder"
-    )
-    dropout: float = setting(0.5, BELOW_ONE, help="share of the hidden layer dropped in training")
-    input_dropout: float = setting(0.0, BELOW_ONE, help="share of the features dropped in training")
-
-
-@dataclass
-class StrategyConfig(RobustSection, PatientSection):
+class StrategyConfig(TrainingSection, RobustSection, PatientSection):
     """How the clients train, and what they share."""
 
     name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")
-    local_epochs: int = setting(5, at_least(1), help="epochs that a client trains in a round, E")
-    learning_rate: float = setting(
-        0.01, ABOVE_ZERO, help="Adam's step size of GNN and feature encoder"
-    )
-    weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
-    optimiser: str = setting(
-        "keep", choice(*OPTIMISERS), help="whether a client's Adam lasts from round to round"
-    )
+    local_epochs: int = 5
     prototype_weight: float = setting(
         1.0, NOT_NEGATIVE, help="weight of the distance to the prototypes; `fedproto` only"
     )
@@ -111,7 +86,7 @@ class FedGLSConfig(RunConfig):
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], normalize=False)
     partition: PartitionSection = section(PartitionSection)
     graph: GraphConfig = section(GraphConfig)
-    model: ModelConfig = section(ModelConfig)
+    model: GCNSection = section(GCNSection)
     strategy: StrategyConfig = section(StrategyConfig)
 
     def validate(self) -> None:

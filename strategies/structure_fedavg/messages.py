@@ -18,15 +18,14 @@ from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSett
 Floats = NDArray[np.float32]
 # What divides the array of a name without this end, where not every client has a part in it
 SHARE_END = "-share"
-STRUCTURE_NAMES = (
-    *("precision", "recall", "homophily", "true-homophily", "degree", "true-degree"),
-)
+STRUCTURE_NAMES = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
 NONE = torch.zeros(0)  # of no client
 # What the page says
 FIRST_LAYER = (
     "θ: first layer (not FedProto, Local-GNN_k); up: mean over the SuperNode's clients by nodes; "
     "with shares: sum divided by `num-examples`"
 )
+GNN_SHARE = "Fed-GNNMLP: part of all nodes that the GNN was trained on"
 ENCODER_LAYER = "ω, of FedGLS, and Fed-GNNMLP's MLP"
 
 
@@ -34,28 +33,14 @@ ENCODER_LAYER = "ω, of FedGLS, and Fed-GNNMLP's MLP"
 class SharedModels(Message, down="train evaluate", up="train"):
     """The models, each as its first layer and all the rest, flat."""
 
-    gnn_first: Annotated[
-        Floats,
-        Tensor("arrays/gnn-first", FIRST_LAYER, shape="f h"),
-    ]
+    gnn_first: Annotated[Floats, Tensor("arrays/gnn-first", FIRST_LAYER, shape="f h")]
     gnn_rest: Annotated[Floats, Tensor("arrays/gnn-rest", "θ: the other weights, flat", shape="D")]
     gnn_share: Annotated[
         Floats | None,
-        Tensor(
-            "arrays/gnn-share",
-            "Fed-GNNMLP: part of all nodes that the GNN was trained on",
-            shape="1",
-            when="shares",
-        ),
+        Tensor("arrays/gnn-share", GNN_SHARE, shape="1", when="shares"),
     ] = None
     encoder_first: Annotated[
-        Floats | None,
-        Tensor(
-            "arrays/encoder-first",
-            ENCODER_LAYER,
-            shape="f h",
-            when="encoder",
-        ),
+        Floats | None, Tensor("arrays/encoder-first", ENCODER_LAYER, shape="f h", when="encoder")
     ] = None
     encoder_rest: Annotated[
         Floats | None, Tensor("arrays/encoder-rest", "likewise", shape="D", when="encoder")
@@ -137,8 +122,7 @@ class StructureTrained(Trained, up="train"):
     contrast: Annotated[
         Any,
         ClientMean(
-            "contrast",
-            "with `distillation`: losses summed over clients, divided by `num-examples`",
+            "contrast", "with `distillation`: losses summed over clients, divided by `num-examples`"
         ),
     ] = NONE
     distillation: Annotated[Any, ClientMean("distillation")] = NONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,21 +22,24 @@ from flower_graph.method import GraphMethod, Partition
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies.structure_fedavg import fedproto
-from flower_graph.strategies.structure_fedavg import strategy as structure_fedavg
-from flower_graph.strategies.structure_fedavg.config import (
-    APP,
-    FEDGLS,
-    FedGLSConfig,
-)
-from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
+from flower_graph.strategies.structure_fedavg.config import APP, AVERAGING, FEDGLS, FedGLSConfig
 from flower_graph.strategies.structure_fedavg.networks import (
     KNN,
     LEARNED,
     NONE,
     OWN,
     TRUE,
+    LearnerSettings,
     StructureSettings,
+)
+from flower_graph.strategies.structure_fedavg.strategy import (
+    FedProto,
+    LocalClient,
+    LocalTraining,
+    PrototypeClient,
+    SharewiseFedAvg,
+    StructureClient,
+    StructureFedAvg,
 )
 
 if TYPE_CHECKING:
@@ -47,15 +50,24 @@ LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
 NUM_NODES = "nodes"  # another, of the server alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
-# Which graphs the clients of each method work on
-GRAPHS = {
-    FEDGLS: LEARNED,
-    "fed-mlp": NONE,
-    "fed-gnn-mlp": OWN,
-    "fedproto": OWN,
-    "local-gnn-knn": KNN,
-    "fed-gnn-knn": KNN,
-    "fed-gnn": TRUE,
+
+
+class Kind(NamedTuple):
+    """What a method is made of."""
+
+    graphs: str  # which ones its clients work on
+    server: type[StructureFedAvg] = StructureFedAvg
+    client: type[StructureClient] = StructureClient
+
+
+KINDS = {
+    FEDGLS: Kind(LEARNED),
+    "fed-mlp": Kind(NONE),
+    "fed-gnn-mlp": Kind(OWN, SharewiseFedAvg),
+    "fedproto": Kind(OWN, FedProto, PrototypeClient),
+    "local-gnn-knn": Kind(KNN, LocalTraining, LocalClient),
+    "fed-gnn-knn": Kind(KNN),
+    TRUE_GRAPHS: Kind(TRUE),
 }
 
 # Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
@@ -76,15 +88,6 @@ TABLE_4 = {
 }
 
 
-class Census(NamedTuple):
-    """What server and clients must know of the whole run's data."""
-
-    clients: int
-    graphless: int
-    features: int
-    classes: int
-
-
 class FedGLS(GraphMethod):
     """Every client is a community of the graph; some have no edges."""
 
@@ -96,20 +99,18 @@ class FedGLS(GraphMethod):
 
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> structure_fedavg.StructureFedAvg:
+    ) -> StructureFedAvg:
         """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, structure_settings(config, folder)
+        if folder is None:
+            nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
+        else:
+            nodes = folder.detail(NUM_NODES, int)
         local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
-        local |= checkpoint_settings(config, out) | {"num_nodes": _num_nodes(config, folder)}
-        local["patience"] = how.patience
-        match how.name:
-            case "fed-gnn-mlp":
-                return structure_fedavg.SharewiseFedAvg(settings, **local)
-            case "local-gnn-knn":
-                return structure_fedavg.LocalTraining(settings, **local)
-            case "fedproto":
-                return fedproto.FedProto(settings, **local)
-        strategy = make_robust(structure_fedavg.StructureFedAvg, how.average, settings, **local)
+        local |= checkpoint_settings(config, out) | {"num_nodes": nodes, "patience": how.patience}
+        if how.name not in AVERAGING:
+            return KINDS[how.name].server(settings, **local)
+        strategy = make_robust(StructureFedAvg, how.average, settings, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
@@ -118,15 +119,9 @@ class FedGLS(GraphMethod):
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
-        match config.strategy.name:
-            case "local-gnn-knn":
-                kind: type[structure_fedavg.StructureClient] = structure_fedavg.LocalClient
-            case "fedproto":
-                kind = fedproto.PrototypeClient
-            case _:
-                kind = structure_fedavg.StructureClient
         saved = None if out is None else out / CHECKPOINTS
-        return kind(context, graphs, settings, device=config.device, checkpoint_dir=saved)
+        make = KINDS[config.strategy.name].client
+        return make(context, graphs, settings, device=config.device, checkpoint_dir=saved)
 
     def hosted(
         self, config: FedGLSConfig, context: Context
@@ -230,63 +225,41 @@ def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
     """Check that the method can work with each of some clients."""
     name = config.strategy.name
     unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
-    if GRAPHS[name] == TRUE and unknown:
+    if KINDS[name].graphs == TRUE and unknown:
         raise ConfigError(
             f"strategy.name: {name} works on every client's true edges, and nobody has those of "
             f"client {unknown[0]}; set strategy.name=fed-gnn-knn, or make data folders with "
             "`flower-graph partition --true-edges`"
         )
-    if GRAPHS[name] in (LEARNED, KNN):
+    if KINDS[name].graphs in (LEARNED, KNN):
         check_neighbours(graphs, config.graph.neighbours)
 
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
     """Collect what server and clients must agree on."""
-    census, how = _census(config, folder), config.strategy
-    kind = GRAPHS[how.name]
-    if kind == LEARNED and census.graphless == census.clients:
+    how, clients = config.strategy, METHOD.num_clients(config, folder)
+    if folder is None:
+        graphless = sum(graph.is_graphless for graph in METHOD.graphs(config))
+    else:
+        graphless = folder.detail(NUM_GRAPHLESS, int)
+        _check_mix(clients, graphless, config)
+    kind = KINDS[how.name].graphs
+    if kind == LEARNED and graphless == clients:
         kind = KNN
-    learner = config.graph
+    learner = asdict(config.graph)
+    del learner["graphless_ratio"]
+    tau = learner.pop("tau")
     return StructureSettings(
-        num_features=census.features,
-        num_classes=census.classes,
+        num_features=METHOD.num_features(config, folder),
+        num_classes=METHOD.num_classes(config, folder),
         graphs=kind,
-        hidden=config.model.hidden,
-        dropout=config.model.dropout,
-        input_dropout=config.model.input_dropout,
         learning_rate=how.learning_rate,
         weight_decay=how.weight_decay,
         local_epochs=how.local_epochs,
         keep_optimiser=how.optimiser == "keep",
         seed=config.seed,
-        learner=LearnerSettings(
-            encoder=learner.encoder,
-            layers=learner.layers,
-            width=learner.width,
-            similarity=learner.similarity,
-            neighbours=learner.neighbours,
-            learning_rate=learner.learning_rate,
-        ),
-        tau=learner.tau,
+        learner=LearnerSettings(**learner),
+        tau=tau,
         prototype_weight=how.prototype_weight,
+        **asdict(config.model),
     )
-
-
-def _census(config: FedGLSConfig, folder: RunFolder | None) -> Census:
-    """Count what the whole run has, by its folder if there is one."""
-    if folder is None:
-        graphs = METHOD.graphs(config)
-        graphless = sum(graph.is_graphless for graph in graphs)
-        features = int(graphs[0].x.shape[1])
-        return Census(len(graphs), graphless, features, METHOD.count_classes(config, graphs))
-    there = folder.manifest
-    graphless = folder.detail(NUM_GRAPHLESS, int)
-    _check_mix(there.num_clients, graphless, config)
-    return Census(there.num_clients, graphless, there.features, there.classes)
-
-
-def _num_nodes(config: FedGLSConfig, folder: RunFolder | None) -> int:
-    """Count the nodes of all clients."""
-    if folder is not None:
-        return folder.detail(NUM_NODES, int)
-    return sum(int(graph.x.shape[0]) for graph in METHOD.graphs(config))

@@ -1,27 +1,79 @@
-"""What a weight-sharing client's networks are: settings, shapes, first weights, graphs.
+"""What a client that shares weights works with: networks on a graph each, and a graph learner.
+
+A network is a model on one graph. Graph learners never leave their client. Each graphless client
+has weights φ of its own, stored by active rows as the engine's other weights are: of a first layer
+only the rows whose features the client has. From them, ``flower_graph.ops`` makes the client's
+graph; the graphs of all clients are one block-diagonal graph.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.engine.graph_batch import GraphBatch, take_graphs
+from flower_graph.engine.stacked_weights import MOMENTS, ModelWeights, Tensors, untrained
+from flower_graph.errors import DataError
+from flower_graph.ops.adam import adam_rows_
+from flower_graph.ops.graph_learner import (
+    Pattern,
+    attentive_encode,
+    distinct_edges,
+    learned_adjacency,
+    mlp_encode,
+    symmetric_pattern,
+)
+from flower_graph.ops.grouped import group_sizes, group_sum
+from flower_graph.ops.similarity import Rows, SparseRows, kept_similarity, nearest
 from flower_graph.rng import generator
-from flower_graph.strategies.structure_fedavg.graph_learners import LearnerSettings
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
+    from flower_graph.engine.graph_batch import Graph
 
 # On which graph a graphless client's network works, and, for NONE, everybody's
 LEARNED, KNN, TRUE, OWN, NONE = "learned", "knn", "true", "own", "none"
 GNN, ENCODER = 0, 1  # the models: theta and omega
+TOGETHER_NUMBERS = 262_144  # nodes times features of clients that are compared together
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+class LearnerSettings(NamedTuple):
+    """What every graph learner is and how it trains.
+
+    Attributes
+    ----------
+    encoder : str
+        ``attentive`` or ``mlp``.
+    layers : int
+        Layers of the encoder, ``L``.
+    width : int
+        Numbers in each layer of an ``mlp``.
+    similarity : str
+        ``cosine``, ``euclidean`` or ``inner``.
+    neighbours : int
+        Others that each node keeps, ``k``.
+    learning_rate : float
+        Adam's step size.
+    seed : int
+        The run's seed: all clients start from the same weights.
+    """
+
+    encoder: str = "attentive"
+    layers: int = 2
+    width: int = 64
+    similarity: str = "cosine"
+    neighbours: int = 15
+    learning_rate: float = 0.001
+    seed: int = 0
 
 
 class StructureSettings(NamedTuple):
@@ -76,17 +128,7 @@ class StructureSettings(NamedTuple):
         return 2 if self.graphs in (LEARNED, OWN) else 1
 
 
-@dataclass(frozen=True)
-class Network:
-    """One network of a client and the graph that it works on; what ``pack_graphs`` reads."""
-
-    client: int
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
+# Networks ----------------------------------------------------------------------------------------
 
 
 def rest_shapes(settings: StructureSettings) -> dict[str, tuple[int, ...]]:
@@ -109,7 +151,7 @@ def initial_models(settings: StructureSettings) -> list[ModelWeights]:
     return models
 
 
-def network_of(graph: ClientGraph, graphs: str) -> Network:
+def network_of(graph: ClientGraph, graphs: str) -> Graph:
     """Put a client on the graph that a network of its works on."""
     edges = graph.edge_index
     if graph.is_graphless and graphs == TRUE:
@@ -118,5 +160,182 @@ def network_of(graph: ClientGraph, graphs: str) -> Network:
         edges = graph.hidden_edges
     if edges is None or graphs == NONE:
         edges = torch.zeros(2, 0, dtype=torch.long)
-    masks = (getattr(graph, f"{role}_mask") for role in ROLES)
-    return Network(graph.client, graph.x, graph.y, edges, *masks)
+    return cast("Graph", replace(graph, edge_index=edges))
+
+
+# Graph learners ----------------------------------------------------------------------------------
+
+
+class Learned(NamedTuple):
+    """The graph that some weights make, ready for a gradient: it is made only once."""
+
+    steps: list[int]  # Steps that each client's weights had taken
+    weights: Tensors  # The weights themselves; gradients are by these
+    pattern: Pattern  # Where the graphs of all clients have entries
+    similarities: Tensor  # [n, k] kept similarities
+    entries: Tensor  # [2nk + n] the normalised entries
+
+
+class GraphLearners:
+    """A graph learner for each of some clients."""
+
+    def __init__(
+        self,
+        batch: GraphBatch,
+        places: slice,
+        settings: LearnerSettings,
+        tensors: Tensors | None = None,
+    ) -> None:
+        local = take_graphs(batch, range(places.start, places.stop))
+        for client, n in zip(local.clients, group_sizes(local.ptr), strict=True):
+            if n <= settings.neighbours:
+                raise DataError(
+                    f"client {client} has {n} nodes: {settings.neighbours} neighbours each need "
+                    f"at least {settings.neighbours + 1}"
+                )
+        self.settings, self._own, self._x = settings, local, _sparse_rows(local.x.matrix)
+        starts = torch.tensor(local.ptr, device=self._x.row.device)
+        self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
+        self._together = _few_numbers(local.ptr, local.row_ptr)
+        self._state = _initial(local, settings) if tensors is None else tensors
+        self._last: Learned | None = None
+
+    def tensors(self) -> Tensors:
+        """Return everything that lasts between rounds; changing a tensor changes the learners."""
+        return self._state
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Return the graphs that the present weights make."""
+        learned = self._learned()
+        return learned.pattern.edge_index, learned.entries.detach()
+
+    def step(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Take one Adam step at every client (FedGLS, equation 9)."""
+        # A client whose weights are no numbers afterwards begins anew.
+        learned = self._learned()
+        value = loss(learned.pattern.edge_index, learned.entries)
+        self._last = None  # a gradient can be taken once
+        grads = torch.autograd.grad(value, list(learned.weights.values()))
+        steps, rate = self._state["step"], self.settings.learning_rate
+        steps += 1
+        for name, grad in zip(learned.weights, grads, strict=True):
+            ptr = self._own.row_ptr if name == "first" else list(range(steps.numel() + 1))
+            w, mean, square = (self._state[f"{moment}.{name}"] for moment in MOMENTS)
+            adam_rows_(w, mean, square, grad, steps, ptr, learning_rate=rate, weight_decay=0.0)
+        self._restart_diverged()
+        return value.detach()
+
+    def neighbours(self) -> Tensor:
+        """Return the edges of the learned graphs, ``[2, e]``: both directions, sorted."""
+        learned = self._learned()
+        pattern, values = learned.pattern, learned.similarities.detach().reshape(-1)
+        weight = torch.cat([values, values.new_zeros(1)])[pattern.kept]
+        return distinct_edges(pattern.edge_index, weight, pattern.num_nodes)
+
+    def _restart_diverged(self) -> None:
+        """Give the first weights, and a new Adam, to the clients whose weights are not finite."""
+        sums = [w.sum(1) for w in self._weights().values()]
+        sums[0] = group_sum(sums[0], self._own.row_ptr)
+        gone = ~torch.stack(sums).isfinite().all(0)
+        if not gone.any():
+            return
+        for key, first in _initial(self._own, self.settings).items():
+            chosen = gone[self._own.row_client] if key.endswith(".first") else gone
+            chosen = chosen.to(first.device)
+            self._state[key][chosen] = first[chosen]
+
+    def _weights(self) -> Tensors:
+        """Return φ: ``first`` ``[r, w]`` and, if there are more layers, ``rest`` ``[c, D]``."""
+        return {name: self._state[f"weight.{name}"] for name in _names(self.settings)}
+
+    def _encode(self, weights: Tensors) -> Rows:
+        """Encode the features of all clients."""
+        # Nodes of two clients are never compared, so that columns of two clients may have the same
+        # number: there are only as many as the client with the most has.
+        first = weights["first"]
+        if self.settings.encoder == "mlp":
+            w, clients = self.settings.width, self._state["step"].numel()
+            rest = weights.get("rest", first.new_zeros(clients, 0))
+            rest = rest.view(clients, self.settings.layers - 1, w, w)
+            return mlp_encode(self._own.x, first, rest, self._own.ptr)
+        e = attentive_encode(self._x, first.T)
+        counts = torch.tensor(group_sizes(self._entry_ptr), device=e.col.device)
+        starts = torch.tensor(self._own.row_ptr[:-1], device=e.col.device)
+        column = e.col - starts.repeat_interleave(counts)
+        return e._replace(col=column, shape=(e.shape[0], max(group_sizes(self._own.row_ptr))))
+
+    @torch.enable_grad()  # whoever asks first may want no gradient, and a step may come later
+    def _learned(self) -> Learned:
+        """Make the graph of the present weights, or remember it; the next step takes it up."""
+        steps: list[int] = self._state["step"].tolist()
+        if self._last is None or self._last.steps != steps:
+            weights = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
+            e, k = self._encode(weights), self.settings.neighbours
+            similarity = self.settings.similarity
+            clients = self._pieces(e, list(range(len(self._own.ptr))))
+            result = [nearest(local, k, similarity) for _, local in clients]
+            products = torch.cat([one.products for one in result])
+            near = torch.cat(
+                [one.neighbours + begin for one, (begin, _) in zip(result, clients, strict=True)]
+            )
+            parts = []
+            for begin, local in self._pieces(e, self._together):
+                rows = slice(begin, begin + local.shape[0])
+                parts.append(kept_similarity(local, near[rows] - begin, similarity, products[rows]))
+            pattern, similarities = symmetric_pattern(near), torch.cat(parts)
+            entries = learned_adjacency(similarities, pattern)
+            self._last = Learned(steps, weights, pattern, similarities, entries)
+        return self._last
+
+    def _pieces(self, e: Rows, places: list[int]) -> list[tuple[int, Rows]]:
+        """Cut what ``_encode`` returned at some clients; with the number of the first node."""
+        nodes = [self._own.ptr[place] for place in places]
+        if not isinstance(e, SparseRows):
+            return list(zip(nodes, e.split(group_sizes(nodes)), strict=False))
+        counts = group_sizes([self._entry_ptr[place] for place in places])
+        parts = zip(
+            pairwise(nodes), *(one.split(counts) for one in (e.row, e.col, e.value)), strict=True
+        )
+        return [
+            (begin, SparseRows(row - begin, col, value, (end - begin, e.shape[1])))
+            for (begin, end), row, col, value in parts
+        ]
+
+
+def _names(settings: LearnerSettings) -> tuple[str, ...]:
+    """Name the parts of φ: an attentive encoder's layers are the columns of ``first``."""
+    deep = settings.encoder == "mlp" and settings.layers > 1
+    return ("first", "rest") if deep else ("first",)
+
+
+def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
+    """Make the weights that all clients start from."""
+    # An attentive encoder starts with ones: its first graph joins the nodes that are most alike. An
+    # MLP's matrices are drawn as a GCN's are, the first one for all features: clients who have the
+    # same feature begin with the same row, whoever shares their cohort.
+    feature, clients, device = batch.feature, batch.size, batch.feature.device
+    parts = {"first": torch.ones(feature.numel(), settings.layers, device=device)}
+    if settings.encoder == "mlp":
+        rng, w = generator(settings.seed, "graph-learner"), settings.width
+        first, rest = torch.empty(batch.num_features, w), torch.empty(settings.layers - 1, w, w)
+        for matrix in (first, *rest):
+            nn.init.xavier_uniform_(matrix, generator=rng)
+        parts = {"first": first.to(device)[feature]}
+        if rest.numel():
+            parts["rest"] = rest.reshape(1, -1).to(device).repeat(clients, 1)
+    return untrained(parts, clients)
+
+
+def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
+    """Choose which clients are compared together: tiny ones, as many as fit into a cache."""
+    widest, places = max(group_sizes(row_ptr)), [0]
+    for place in range(1, len(ptr) - 1):
+        if (ptr[place + 1] - ptr[places[-1]]) * widest > TOGETHER_NUMBERS:
+            places.append(place)
+    return [*places, len(ptr) - 1]
+
+
+def _sparse_rows(x: Tensor) -> SparseRows:
+    """Take a CSR matrix apart."""
+    row = torch.arange(x.shape[0], device=x.device).repeat_interleave(x.crow_indices().diff())
+    return SparseRows(row, x.col_indices().long(), x.values(), (x.shape[0], x.shape[1]))

@@ -24,8 +24,9 @@ A SuperNode with several clients trains them in one program and answers with the
 nodes, under the sum of their nodes: the server's mean is what it is with one client each.
 
 *Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``), Fed-GNN (``true``), Fed-MLP (``none``);
-and below Fed-GNNMLP (``own``, with ``SharewiseFedAvg``) and Local-GNN_k (``LocalTraining``).
-FedProto has a file of its own.
+and below Fed-GNNMLP (``own``, with ``SharewiseFedAvg``), Local-GNN_k (``LocalTraining``) and
+FedProto: Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across
+Heterogeneous Clients", AAAI 2022.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
@@ -112,9 +114,8 @@ class StructureClient(NumPyClient):
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
-        start = SharedModels.of_server(parameters, self.settings).models
         with self.opened() as cohort:
-            cohort.start_from(start)
+            self.receive(cohort, parameters)
             trained = cohort.train(RoundRequest.from_config(config).server_round)
         # Out here: if nobody is left to average, the clients still keep what they have.
         models, shares, nodes = cohort.mean_models(trained.diverged)
@@ -125,12 +126,24 @@ class StructureClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Measure the server's models on every client (step 6)."""
-        start = SharedModels.of_server(parameters, self.settings).models
+        """Measure what every client has now (step 6)."""
         with self.opened() as cohort:
-            cohort.start_from(start)
-            answer = measured(cohort)
-        return self._state.save_if_asked(config, answer, self._makers)
+            self.receive(cohort, parameters)
+            metrics, graphs = cohort.evaluate(), cohort.structure() or {}
+        train, val, test = metrics.accuracy.T
+        said = StructureMeasured(
+            weight=cohort.size,
+            cross_entropy=metrics.loss,
+            train=train,
+            val=val,
+            test=test,
+            **{name.replace("-", "_"): values for name, values in graphs.items()},
+        )
+        return self._state.save_if_asked(config, said.answer(), self._makers)
+
+    def receive(self, cohort: StructureCohort, parameters: list[NDArray[Any]]) -> None:
+        """Let the clients begin with what the server sent."""
+        cohort.start_from(SharedModels.of_server(parameters, self.settings).models)
 
     def opened(self) -> AbstractContextManager[StructureCohort]:
         """Work with the cohort; what changed counts when the block ends well."""
@@ -158,28 +171,33 @@ class LocalClient(StructureClient):
             nodes = int(cohort.nodes.sum())
         return training_answer(None, nodes, cohort.size, trained)
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Measure every client's own model."""
+    def receive(self, cohort: StructureCohort, parameters: list[NDArray[Any]]) -> None:
+        """Leave every client its own model."""
+
+
+class PrototypeClient(LocalClient):
+    """FedProto's clients: those with edges have a GNN, the graphless an MLP, each its own."""
+
+    # The *prototype* of a class is the mean hidden vector of its training nodes. The server sends
+    # that of each class. In each step ``prototype_weight`` times the mean squared distance between
+    # the hidden vectors of training nodes and their classes' prototypes is added to the loss. Back
+    # go the sum of the hidden vectors of each class, and their number.
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+        """Train towards the prototypes and add up the clients' own."""
+        k, h = self.settings.num_classes, self.settings.hidden
+        known = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
+        means, share = (
+            torch.from_numpy(np.ascontiguousarray(part, np.float32))
+            for part in (known.vectors, known.share)
+        )
+        goal = torch.where(share[:, None] > 0, means, torch.nan)
         with self.opened() as cohort:
-            answer = measured(cohort)
-        return self._state.save_if_asked(config, answer, self._makers)
-
-
-def measured(cohort: StructureCohort) -> tuple[float, int, dict[str, Any]]:
-    """Answer an ``evaluate``: mean loss, number of clients, measurements."""
-    metrics, graphs = cohort.evaluate(), cohort.structure() or {}
-    train, val, test = metrics.accuracy.T
-    said = StructureMeasured(
-        weight=cohort.size,
-        cross_entropy=metrics.loss,
-        train=train,
-        val=val,
-        test=test,
-        **{name.replace("-", "_"): values for name, values in graphs.items()},
-    )
-    return said.answer()
+            trained = cohort.train(RoundRequest.from_config(config).server_round, goal)
+            sums, count = cohort.class_sums(trained.diverged)
+            nodes = int(cohort.nodes.sum())
+        parts = [(part / nodes).float().cpu().numpy() for part in (sums, count)]
+        return training_answer(SharedPrototypes(*parts), nodes, cohort.size, trained)
 
 
 def training_answer(
@@ -232,8 +250,7 @@ class StructureFedAvg(ReportedFedAvg):
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return what a SuperNode has said, and no more than there is."""
-        known = [super().most_examples(node, training=training)]
-        known.append(self.num_nodes if training else None)
+        known = super().most_examples(node, training=training), self.num_nodes if training else None
         return min((most for most in known if most is not None), default=None)
 
     def first_arrays(self) -> ArrayRecord:
@@ -274,3 +291,16 @@ class LocalTraining(StructureFedAvg):
     def first_arrays(self) -> ArrayRecord:
         """Give no array."""
         return ArrayRecord()
+
+
+class FedProto(SharewiseFedAvg):
+    """The server's half for ``PrototypeClient``; arguments as of ``StructureFedAvg``."""
+
+    # A prototype is the mean over all clients' nodes of the class, weighted by nodes as in the
+    # paper's equation 6. A class that nobody has keeps its last prototype.
+
+    def first_arrays(self) -> ArrayRecord:
+        """Give prototypes that nobody has yet."""
+        k, h = self.settings.num_classes, self.settings.hidden
+        nothing = SharedPrototypes(np.zeros((k, h), np.float32), np.zeros(k, np.float32))
+        return nothing.to_record().array_records[ARRAYS]

@@ -76,15 +76,6 @@ def test_equals_an_optimiser_for_each_owner(begin: list[int]):
         torch.testing.assert_close(weight[own], parameter.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_parts_change_in_place():
-    """The engine's state may be a view of a file."""
-    state = torch.zeros(3, PTR[-1], WIDTH)
-    views = state[0], state[1], state[2]
-    step = torch.ones(4, dtype=torch.int32)
-    adam_rows_(*views, gradients(1)[0], step, PTR, learning_rate=RATE, weight_decay=0)
-    assert all(part.any() for part in state)
-
-
 def steps_of(optimizer: Any, parameters: list[nn.Parameter], numbers: range) -> None:
     for number in numbers:
         optimizer.zero_grad()

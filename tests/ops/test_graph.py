@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -103,16 +103,7 @@ def test_propagate_goes_from_source_to_target():
     assert propagate(graph, torch.tensor([[1.0], [10.0]])).tolist() == [[0.0], [3.0]]
 
 
-@pytest.mark.parametrize("edge_index", [EDGES, DIRECTED, NO_EDGES])
-def test_gradient_of_propagate(edge_index: Tensor):
-    value = torch.linspace(0.5, 2, edge_index.shape[1], dtype=torch.float64)
-    graph = adjacency(edge_index, value, 5)
-    x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.autograd.gradcheck(lambda t: propagate(graph, t), x.requires_grad_())
-
-
 @given(graph=graphs(), seed=st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
 def test_propagate_equals_dense(graph: tuple[Tensor, int], seed: int):
     edge_index, n = graph
     draw = torch.Generator().manual_seed(seed)
@@ -150,11 +141,6 @@ def test_laplacian_by_hand_on_a_path():
     torch.testing.assert_close(gradient * 7, torch.tensor([[-4.0], [-4.0], [8.0]]))
 
 
-def test_laplacian_without_edges_is_zero():
-    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
-    assert laplacian_regulariser(laplacian_term(NO_EDGES, 4), x).item() == 0
-
-
 def test_laplacian_of_heads_is_the_sum_over_heads():
     x = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0))  # 3 heads
     term = laplacian_term(EDGES, 5)
@@ -164,7 +150,6 @@ def test_laplacian_of_heads_is_the_sum_over_heads():
 
 
 @given(graph=graphs(), seed=st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
 def test_laplacian_equals_the_double_sum(graph: tuple[Tensor, int], seed: int):
     edge_index, n = graph
     x = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))

@@ -65,20 +65,6 @@ def test_parts_of_a_wider_tensor_are_read_in_place():
     assert torch.equal(grouped_linear(x, weight, bias, [0, 1, 2, 3]), wanted)
 
 
-@pytest.mark.parametrize("groups", [1, 5])
-def test_the_number_of_threads_is_as_before(groups: int):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        weight, bias = torch.ones(groups, 2, 2, requires_grad=True), torch.zeros(groups, 2)
-        grouped_linear(
-            torch.ones(groups, 2), weight, bias, list(range(groups + 1))
-        ).sum().backward()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -87,18 +73,19 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_several_groups_have_one_thread():
-    with one_thread(2):
-        assert torch.get_num_threads() == 1
+@pytest.mark.parametrize("groups", [1, 5])
+def test_the_number_of_threads_is_as_before(groups: int):
+    weight, bias = torch.ones(groups, 2, 2, requires_grad=True), torch.zeros(groups, 2)
+    ptr = list(range(groups + 1))
+    grouped_linear(torch.ones(groups, 2), weight, bias, ptr).sum().backward()
     assert torch.get_num_threads() == 2
 
 
-def test_a_single_group_keeps_all():
-    with one_thread(1):
+def test_several_groups_have_one_thread_and_a_single_one_keeps_all():
+    for groups, threads in ((2, 1), (1, 2)):
+        with one_thread(groups):
+            assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == 2
-
-
-def test_an_error_gives_them_back():
     with pytest.raises(KeyError), one_thread(9):
         raise KeyError
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2, "an error gives them back"

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from learner_helpers import slow_nearest, slow_similarity, sparse
+from learner_helpers import Largest, slow_nearest, slow_similarity, sparse
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from flower_graph.ops.nearest import largest_of, nearest, order_of
-from flower_graph.ops.similarity import SIMILARITIES
-
-LARGE = 2**63 - 1
-NUMBERS = st.integers(-LARGE, LARGE)
+from flower_graph.ops.similarity import SIMILARITIES, nearest
 
 
 def test_four_nodes_by_hand():
@@ -38,7 +31,6 @@ def counts(draw: st.DrawFn) -> tuple[Tensor, int]:
     return torch.randint(lowest, 3, (n, 4), generator=chance).float(), k
 
 
-@settings(deadline=None)
 @given(
     case=counts(),
     similarity=st.sampled_from(["inner", "euclidean"]),
@@ -51,7 +43,6 @@ def test_equals_sorting_all_pairs(case: tuple[Tensor, int], similarity: str, blo
     assert nearest(x, k, similarity, block).neighbours.tolist() == wanted
 
 
-@settings(deadline=None)
 @given(case=counts(), block=st.sampled_from([1, 7, 64]))
 def test_the_kept_cosines_are_the_largest(case: tuple[Tensor, int], block: int):
     """By their values: two whole vectors of one direction may be rounded to different lengths."""
@@ -117,25 +108,6 @@ def test_a_k_that_is_not_possible_is_refused(k: int):
         nearest(torch.eye(3), k, "cosine")
 
 
-def test_an_unknown_similarity_is_refused():
-    with pytest.raises(ValueError, match="'dot' is unknown"):
-        nearest(torch.eye(3), 1, "dot")
-
-
-class Largest(TorchDispatchMode):
-    """Notes the most numbers that any one result has."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(one, Tensor):
-                held = one.values() if one.layout == torch.sparse_csr else one
-                self.numbers = max(self.numbers, held.numel())
-        return out
-
-
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_holds_blocks_of_nodes_only(similarity: str, is_sparse: bool):
@@ -146,26 +118,3 @@ def test_holds_blocks_of_nodes_only(similarity: str, is_sparse: bool):
     with Largest() as largest:
         nearest(e, 5, similarity, block)
     assert n * block <= largest.numbers <= n * 20  # a block, or the features
-
-
-@settings(deadline=None)
-@given(numbers=st.lists(NUMBERS, max_size=20))
-def test_order_sorts(numbers: list[int]):
-    key = torch.tensor(numbers, dtype=torch.int64)
-    places = order_of(key)
-    assert key[places].tolist() == sorted(numbers)
-    assert sorted(places.tolist()) == list(range(len(numbers)))
-
-
-@settings(deadline=None)
-@given(
-    rows=st.integers(1, 5).flatmap(
-        lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4)
-    ),
-    k=st.integers(1, 5),
-)
-def test_largest_are_those_of_a_sorted_row(rows: list[list[int]], k: int):
-    k = min(k, len(rows[0]))
-    key = torch.tensor(rows, dtype=torch.int64)
-    assert largest_of(key, k).tolist() == [sorted(row, reverse=True)[:k] for row in rows]
-    assert key.tolist() == rows, "what was given is as it was"

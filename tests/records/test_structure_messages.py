@@ -1,4 +1,4 @@
-"""Messages of FedGLS: models in the order of their keys, and sums that average to means."""
+"""Messages of FedGLS: models of other settings, and sums that average to means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.averaging import mean_of
 from flower_graph.strategies.structure_fedavg.messages import (
     STRUCTURE_NAMES,
@@ -29,28 +28,6 @@ from flower_graph.strategies.structure_fedavg.networks import (
 
 def settings(graphs: str) -> StructureSettings:
     return StructureSettings(3, 1, graphs=graphs, hidden=2)
-
-
-def model(value: float) -> ModelWeights:
-    return ModelWeights(torch.full((3, 2), value), torch.full((5,), value))
-
-
-@pytest.mark.parametrize("graphs", [NONE, LEARNED, OWN])
-def test_models_there_and_back(graphs: str) -> None:
-    own, shares = settings(graphs), [0.25, 0.75] if graphs == OWN else None
-    sent = [model(1.0), model(2.0)][: own.num_models]
-    arrays, _, entries = SharedModels.of(sent, shares).to_numpy()
-    order = ["gnn-first", "gnn-rest", "gnn-share", "encoder-first", "encoder-rest", "encoder-share"]
-    order = order[: 3 * own.num_models]
-    if shares is None:
-        order = [name for name in order if "share" not in name]
-    assert entries == {"array-names": order}
-    assert all(values.dtype == np.float32 for values in arrays)
-    # Strategies such as FedAdam answer in double precision.
-    read = SharedModels.of_server([values.astype(np.float64) for values in arrays], own)
-    assert len(read.models) == len(sent)
-    for ours, theirs in zip(read.models, sent, strict=True):
-        assert torch.equal(ours.first, theirs.first) and torch.equal(ours.rest, theirs.rest)
 
 
 @pytest.mark.parametrize(

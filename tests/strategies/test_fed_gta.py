@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from federation import METHODS
+from torch import Tensor
 
-from flower_graph.apps.run import simulate_whole
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
+from flower_graph.ops.graph import gcn_adjacency
 from flower_graph.strategies.fed_gta import (
     METHOD,
     FedGTAConfig,
     FedGTASection,
+    moments,
     peer_weights,
+    propagate_labels,
+    smoothing_confidence,
     spread_predictions,
 )
 
-SMALL = (
-    *("data.name=csbm", "data.nodes=90", "data.classes=3", "data.degree=5", "data.features=24"),
-    *("data.active=6", "device=cpu", "partition.clients=4", "partition.ratios=[0.3,0.3,0.4]"),
-    *("model.hidden=6", "rounds=3"),
-)
-
-
-def small(*settings: str) -> Any:
-    return load_config("fedgta/cora-linqs", [*SMALL, *settings])
-
-
+SMALL = METHODS["fedgta"]
 # Two nodes with an edge between them; the first one's class, 0, is known.
 EDGE = torch.tensor([[0, 1], [1, 0]])
 Y, TRAIN = torch.tensor([0, 1]), torch.tensor([True, False])
@@ -43,6 +36,62 @@ def softmax(*values: float) -> list[float]:
 
 
 # --- formulas
+
+# The path 0 - 1 - 2 with self-loops: degrees 2, 3, 2.
+PATH = gcn_adjacency(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
+START = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+
+
+def test_one_step_on_a_path_by_hand() -> None:
+    found = propagate_labels(PATH, START, 1, 0.5)
+    root = 1 / math.sqrt(6)
+    first = [0.5 + 0.5 * (0.5 + 0.5 * root), 0.5 * 0.5 * root]
+    middle = 0.25 + 0.5 * (root + 0.5 / 3)
+    wanted = torch.tensor([first, [middle, middle], first[::-1]])
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(("steps", "restart"), [(0, 0.5), (4, 1.0)])
+def test_without_a_step_and_with_nothing_but_the_start_all_stays(steps: int, restart: float):
+    torch.testing.assert_close(propagate_labels(PATH, START, steps, restart), START)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("raw", [0.5, 0.5, 0.25, 0.5, 0.125, 0.5]),
+        ("central", [0, 0, 0, 0.25, 0, 0]),
+        ("hybrid", [0.5, 0.5, 0.25, 0.5, 0.125, 0.5, 0, 0, 0, 0.25, 0, 0]),
+    ],
+)
+def test_moments_of_two_rows_by_hand(kind: str, wanted: list[float]) -> None:
+    rows = torch.tensor([[0.5, 0.0], [0.5, 1.0]])
+    torch.testing.assert_close(moments(rows, 3, kind), torch.tensor(wanted).float())
+
+
+def test_impossible_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"restart is 1\.5, must be at least 0 and at most 1"):
+        propagate_labels(PATH, START, 1, 1.5)
+    with pytest.raises(ValueError, match="'mixed' is unknown: allowed are raw, central, hybrid"):
+        moments(START, 4, "mixed")
+
+
+def test_confidence_by_hand_counts_a_sure_node_as_often_as_it_has_neighbours() -> None:
+    def confidence(shares: list[list[float]], degree: list[int]) -> float:
+        return smoothing_confidence(torch.tensor(shares), torch.tensor(degree))
+
+    sure, half = 2 / math.e, 2 / math.e - math.log(2)
+    assert confidence([[1.0, 0.0]], [1]) == pytest.approx(sure)
+    assert confidence([[0.5, 0.5]], [1]) == pytest.approx(half)
+    assert confidence([[1.0, 0.0], [0.5, 0.5]], [2, 3]) == pytest.approx(2 * sure + 3 * half)
+
+
+def test_confidence_is_never_negative_and_certainty_gives_the_most() -> None:
+    even: Tensor = torch.full((5, 3), 1 / 3)
+    sure = torch.eye(3)[[0, 1, 2, 0, 1]]
+    degree = torch.ones(5)
+    assert 0 < smoothing_confidence(even, degree) < smoothing_confidence(sure, degree)
+    assert smoothing_confidence(even, 0 * degree) == 0
 
 
 def test_predictions_of_two_nodes_are_spread_by_hand() -> None:
@@ -69,7 +118,7 @@ def test_the_server_weighs_those_that_are_alike_by_their_confidence() -> None:
 
 
 def test_the_server_averages_for_each_client_by_hand() -> None:
-    server = METHOD.build_strategy(small("strategy.moments=raw", "strategy.order=1"), None)
+    server = METHOD.build_strategy(SMALL.load("strategy.moments=raw", "strategy.order=1"), None)
     assert server.extras() == {"moments": (3,), "confidence": ()}
     replies = [
         SimpleNamespace(
@@ -91,16 +140,8 @@ def test_the_server_averages_for_each_client_by_hand() -> None:
     }
 
 
-def test_it_runs_with_some_of_the_clients_each_round() -> None:
-    reports, half = simulate_whole(small("strategy.participation=0.5"))
-    assert all(report.asked == 4 and not report.rejected for report in reports)  # to measure
-    _, whole = simulate_whole(small())
-    assert 2 * half["bytes"]["up"]["extras"] == whole["bytes"]["up"]["extras"]
-    assert 2 * half["bytes"]["up"]["weights"] == whole["bytes"]["up"]["weights"]
-
-
 def test_a_server_has_a_supernode_for_each_client_and_refuses_a_budget() -> None:
-    assert METHOD.default_supernodes(small()) == 4
+    assert METHOD.default_supernodes(SMALL.load()) == 4
     with pytest.raises(ConfigError, match="not allowed with app=fedgta: noise is for weights"):
-        small("privacy.epsilon=1")
+        SMALL.load("privacy.epsilon=1")
     assert FedGTAConfig().strategy.local_epochs == 3

@@ -1,0 +1,166 @@
+"""What a cohort that shares weights begins with and measures; what its host refuses and keeps."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from plain_structure import FEDGLS, NoDrops, PlainFederation
+from structure_helpers import close, settings_of, toy_clients, weights_of
+
+from flower_graph.client import state
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.ops.graph_learner import edge_agreement
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.networks import initial_models
+from flower_graph.strategies.structure_fedavg.strategy import PrototypeClient, StructureClient
+
+SETTINGS = settings_of(FEDGLS)
+
+
+def changed(place: int, **values: Any) -> list[ClientGraph]:
+    graphs = toy_clients()
+    graphs[place] = replace(graphs[place], **values)
+    return graphs
+
+
+def test_clients_with_edges_come_first() -> None:
+    cohort = StructureCohort(toy_clients(), SETTINGS)
+    assert cohort.clients == (20, 22, 25, 21, 23, 24)
+    assert cohort.nodes.tolist() == [6, 8, 11, 7, 9, 10]
+    assert cohort.batch.clients == cohort.clients * 2
+
+
+def test_all_clients_start_from_one_draw() -> None:
+    start, cohort = initial_models(SETTINGS), StructureCohort(toy_clients(), SETTINGS)
+    for (_, number), model in weights_of(cohort).items():
+        assert torch.equal(model.rest, start[number].rest)
+    assert start[0].first.abs().max() <= (6 / (8 + 5)) ** 0.5
+    assert not torch.equal(start[0].first, start[1].first)
+    assert torch.equal(initial_models(SETTINGS)[1].rest, start[1].rest)
+    other = initial_models(SETTINGS._replace(seed=4))
+    assert not torch.equal(other[0].first, start[0].first)
+    for matrix in (start[0].first, start[0].rest[5:25]):
+        assert matrix.unique().numel() == matrix.numel()
+    assert not start[0].rest[:5].any() and not start[0].rest[25:].any()
+
+
+# What it measures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FEDGLS, "fed-gnn-knn"])
+def test_learned_graphs_against_the_true_ones(method: str) -> None:
+    cohort = StructureCohort(toy_clients(), settings_of(method))
+    plain = PlainFederation(toy_clients(), method, cohort.settings)
+    for number in (1, 2):
+        cohort.train(number)
+        for client in plain.clients:
+            client.train([NoDrops, NoDrops][: len(client.nets)], {})
+    found = cohort.structure()
+    assert found is not None
+    for place, client in enumerate(c for c in plain.clients if c.graph.is_graphless):
+        learned = (client.adjacency > 0).nonzero().T
+        wanted = edge_agreement(
+            learned, client.graph.hidden_edges, client.graph.y, [0, client.nodes]
+        )
+        assert found.keys() == wanted.keys()
+        for name, values in found.items():
+            close(values[place], wanted[name][0])
+
+
+def test_graphs_are_not_compared_where_nobody_knows_the_true_ones() -> None:
+    graphs = changed(3, hidden_edges=None)
+    assert StructureCohort(graphs, SETTINGS).structure() is None
+    assert StructureCohort(toy_clients(), settings_of("fed-gnn")).structure() is None
+    with_edges = [graph for graph in graphs if not graph.is_graphless]
+    assert StructureCohort(with_edges, SETTINGS).structure() is None
+    with pytest.raises(ValueError, match="client 23: has no edges, and its true ones are wanted"):
+        StructureCohort(graphs, settings_of("fed-gnn"))
+
+
+def test_accuracy_is_of_each_client_and_role() -> None:
+    graphs = changed(2, test_mask=torch.zeros(8, dtype=torch.bool))
+    cohort = StructureCohort(graphs, settings_of("fed-gnn"))
+    accuracy, loss = cohort.evaluate()
+    assert loss.isfinite().all()
+    assert accuracy.isnan().nonzero().tolist() == [[1, 2]]  # client 22 comes second
+    with torch.no_grad():
+        cohort.weights.weights()[1][0].fill_(torch.nan)
+    accuracy, loss = cohort.evaluate()
+    assert loss.isnan().tolist() == [True, False, False, False, False, False]
+    assert accuracy[0].isnan().all() and not accuracy[2:].isnan().any()
+
+
+# Its host ----------------------------------------------------------------------------------------
+
+NOBODY = torch.zeros(7, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "said"),
+    [
+        ([], "graphs: none is given"),
+        (changed(1, client=20), r"client numbers \[20, 20, 22.* are not all different"),
+        (changed(1, x=torch.ones(7, 9)), "client 21 has 9 features, the run has 8"),
+        (changed(1, y=torch.full((7,), 4)), "client 21 has class 4, the run's classes are 0 to 3"),
+        (changed(1, train_mask=NOBODY), "client 21 has no training node: it cannot train"),
+    ],
+)
+def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        StructureClient(Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS)
+
+
+@pytest.mark.parametrize("place", [":memory:", "own"])
+@pytest.mark.parametrize("small", [state.SMALL_BYTES, 0])
+def test_an_error_inside_does_not_count(
+    place: str, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "SMALL_BYTES", small)
+    place = str(tmp_path) if place == "own" else place
+    run_id = secrets.randbits(40)
+    context = Context(run_id, 2, {"state-dir": place}, RecordDict(), {})
+    host = StructureClient(context, toy_clients(), SETTINGS)
+    with host.opened() as cohort:
+        cohort.train(1)
+        before = {name: tensor.clone() for name, tensor in cohort.tensors().items()}
+    with pytest.raises(OSError, match="full"), host.opened() as cohort:
+        cohort.train(2)
+        raise OSError("the disk is full")
+    with StructureClient(context, toy_clients(), SETTINGS).opened() as cohort:
+        assert all(torch.equal(cohort.tensors()[name], tensor) for name, tensor in before.items())
+        # The graphs too are made of what the learners were.
+        _, fresh = cohort._adjacency(), StructureCohort(toy_clients(), SETTINGS, before)
+        assert torch.equal(cohort.evaluate().loss, fresh.evaluate().loss)
+    state.forget_run(run_id)
+
+
+def prototype_client(places: list[int]) -> PrototypeClient:
+    context = Context(len(places), places[0] + 1, {"state-dir": ""}, RecordDict(), {})
+    graphs = [toy_clients()[place] for place in places]
+    return PrototypeClient(context, graphs, settings_of("fedproto"))
+
+
+def test_a_client_sends_the_means_of_its_classes() -> None:
+    nothing = [np.zeros((4, 5), np.float32), np.zeros(4, np.float32)]
+    (vectors, share), weight, metrics = prototype_client([0, 5]).fit(nothing, {"server-round": 1})
+    assert weight == 6 + 11
+    assert metrics["array-names"] == ["prototypes", "prototypes-share"]
+    graphs = [toy_clients()[0], toy_clients()[5]]
+    federation = PlainFederation(graphs, "fedproto", settings_of("fedproto"))
+    federation.round(1)
+    labels = [label for one in federation.clients for label, _ in one.training_vectors()]
+    np.testing.assert_allclose(share * weight, np.bincount(labels, minlength=4), atol=1e-5)
+    for label, wanted in federation.prototypes.items():
+        close(torch.from_numpy(vectors[label] / share[label]), wanted)
+
+
+def test_wrong_prototypes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"prototypes has shape \(1,\), expected \[4, 5\]"):
+        prototype_client([0]).fit([np.zeros(1)] * 3, {"server-round": 1})
