@@ -151,7 +151,8 @@ class StateStore:
                 f"(this process has {'none' if live is None else version})"
             )
         if kind == "context":
-            live = build(self._small())
+            arrays = self._context.state.array_records[f"{self._name}-tensors"]
+            live = build({k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()})
         else:
             live = build(self._mapped(json.loads(layout)) if kind == "file" else self._saved())
             _MAPS[self._key] = self._place(layout)
@@ -287,10 +288,6 @@ class StateStore:
             flat.set_(storage, start // flat.element_size(), tuple(shape))  # type: ignore[call-overload]
             out[name] = flat
         return out
-
-    def _small(self) -> Tensors:
-        arrays = self._context.state.array_records[f"{self._name}-tensors"]
-        return {k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()}
 
     def _keep_small(self, tensors: Tensors) -> None:
         from flwr.app import ArrayRecord

@@ -122,7 +122,9 @@ def _problem(
         metrics = _check_metrics(reply.content)
         _check_sums(metrics)
         if model is None:
-            _check_finite(metrics)
+            for name, value in metrics.items():
+                if not np.isfinite(np.asarray(value, np.float64)).all():
+                    raise MalformedReplyError(f"{name} is {value!s:.40}")
         else:
             _check_arrays(reply.content, model, extras)
     except Exception as error:
@@ -150,12 +152,6 @@ def _too_heavy(
         if most is not None and weight > most:
             result[node] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
     return result
-
-
-def _check_finite(metrics: MetricRecord) -> None:
-    for name, value in metrics.items():
-        if not np.isfinite(np.asarray(value, np.float64)).all():
-            raise MalformedReplyError(f"{name} is {value!s:.40}")
 
 
 def _check_size(

@@ -193,8 +193,10 @@ class CheckedFedAvg(FedAvg):
         usable = self._usable(server_round, now.measured, None)
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         now.evaluated = metrics or MetricRecord()
-        answered = sum(count_clients(reply, members) for reply in usable)
-        came = {reply.metadata.src_node_id for reply in usable}
+        came = {reply.metadata.src_node_id: reply for reply in usable}
+        # A SuperNode that does not say whom it hosts counts by its weight.
+        hosted = {node: len(members.clients.get(node, ())) for node in came}
+        answered = sum(hosted[node] or int(weight_of(reply)) for node, reply in came.items())
         silent = [one.metadata.dst_node_id for one in now.sent]
         gone = dict.fromkeys(members.absent, NOT_CONNECTED)
         who = session.participation(now.used - now.failed.keys(), failed=now.failed, left_out=gone)
@@ -275,11 +277,6 @@ def shown(nodes: list[int]) -> Grid:
 
 
 # Counting ---------------------------------------------------------------------------------------
-
-
-def count_clients(measured: Message, who: Membership) -> int:
-    """Return how many clients a measurement is of."""
-    return len(who.clients.get(measured.metadata.src_node_id, ())) or int(weight_of(measured))
 
 
 def count_payload(

@@ -86,7 +86,8 @@ def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getvalue()
-    sealed = {CHECKSUM: hashlib.sha256(data).hexdigest(), "state": _as_tensor(data)}
+    whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    sealed = {CHECKSUM: hashlib.sha256(data).hexdigest(), "state": whole}
     try:
         with replaced(path) as part, part.open("wb") as stream:
             torch.save(sealed, stream)
@@ -148,22 +149,18 @@ def resume(
         raise CheckpointError(f"num_rounds: {rounds} is less than round {newest} of the checkpoint")
     refused: list[str] = []
     for server_round in reversed(complete_rounds(folder)):
-        if not (reasons := _tried(folder, server_round, take)):
+        try:
+            state = load_server(folder, server_round)
+        except CheckpointError as error:
+            reasons: Sequence[str] = [str(error)]
+        else:
+            reasons = take(server_round, state)
+        if not reasons:
             _set_aside(folder, server_round)
             return server_round
         refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
         LOG.warning("%s; trying the checkpoint before it", refused[-1])
     raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
-
-
-def _tried(
-    folder: Path, server_round: int, take: Callable[[int, dict[str, Any]], Sequence[str]]
-) -> Sequence[str]:
-    try:
-        state = load_server(folder, server_round)
-    except CheckpointError as error:
-        return [str(error)]
-    return take(server_round, state)
 
 
 def _set_aside(folder: Path, server_round: int) -> None:
@@ -184,10 +181,6 @@ def _checksum(tensors: Mapping[str, Tensor], run: str) -> str:
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _as_tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 @contextmanager
