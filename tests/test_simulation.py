@@ -3,17 +3,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client import NumPyClient
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 
@@ -22,22 +18,6 @@ from flower_graph.simulation import InProcessGrid
 def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, None)
-
-
-class LinearClient(NumPyClient):
-    """Fits y = w·x to one point (x, y) by one gradient step on (w·x - y)² / 2."""
-
-    def __init__(self, x: float, y: float, weight: int) -> None:
-        self.x, self.y, self.weight = x, y, weight
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        error = parameters[0] * self.x - self.y
-        parameters[0] -= config["lr"] * error * self.x
-        return parameters, self.weight, {"train-error": abs(float(error[0]))}
-
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        error = float(parameters[0][0]) * self.x - self.y
-        return error**2 / 2, self.weight, {"abs-error": abs(error)}
 
 
 def app_of(function: Any) -> ClientApp:
@@ -55,31 +35,6 @@ ECHO = app_of(echo)
 
 def message_to(node_id: int, **config: Any) -> Message:
     return Message(RecordDict({"config": ConfigRecord(config)}), node_id, "train")
-
-
-def test_flowers_fedavg_aggregates_arrays_and_the_clients_metrics() -> None:
-    points = [(1.0, 1.0, 1), (2.0, 6.0, 3)]
-
-    def make(context: Context) -> NumPyClient:
-        return LinearClient(*points[int(context.node_config["partition-id"])])
-
-    grid = InProcessGrid(make_client_app(make), num_supernodes=2)
-    result = FedAvg().start(
-        grid,
-        initial_arrays=ArrayRecord([np.zeros(1, np.float64)]),
-        num_rounds=2,
-        train_config=ConfigRecord({"lr": 0.1}),
-    )
-    # Round 1, w = 0: the clients step to 0.1 and to 1.2; weighted 1:3 that is 0.925.
-    # Round 2, w = 0.925: errors -0.075 and -4.15 give 0.9325 and 1.755; averaged 1.549375.
-    assert result.arrays["0"].numpy() == pytest.approx(1.549375)
-    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
-    assert dict(train[1]) == pytest.approx({"train-error": (1 + 3 * 6) / 4})
-    assert dict(train[2]) == pytest.approx({"train-error": (0.075 + 3 * 4.15) / 4})
-    loss = (0.075**2 / 2 + 3 * 4.15**2 / 2) / 4
-    assert dict(evaluate[1]) == pytest.approx({"loss": loss, "abs-error": (0.075 + 12.45) / 4})
-    errors = (0.549375, 2.90125)
-    assert evaluate[2]["abs-error"] == pytest.approx((errors[0] + 3 * errors[1]) / 4)
 
 
 def test_nodes_have_their_own_contexts_and_stable_ids() -> None:

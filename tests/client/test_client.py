@@ -217,7 +217,7 @@ def test_requests_that_cannot_be_read_are_refused() -> None:
         answer(None, arrays=lie)
 
 
-def test_local_dp_clips_the_update_and_message_size_is_logged(
+def test_local_dp_clips_the_update_alone_and_message_size_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Epsilon is so large that the noise (10⁻⁸) is far below the clipped update.
@@ -234,14 +234,8 @@ def test_local_dp_clips_the_update_and_message_size_is_logged(
     assert dict(content["metrics"]) == {"num-examples": 3, "acc": 0.5}
     assert f"Incoming message size: {1 + 128 + 8} bytes" in caplog.text
     assert f"Outgoing message size: {1 + 128 + 8 + 12 + 8 + 3 + 8} bytes" in caplog.text
-
-
-def test_local_dp_leaves_evaluation_alone_only_as_a_train_mod() -> None:
-    local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1e9, delta=1e-5)
-    message = Message(RecordDict({"arrays": record_of(w=[1])}), 7, "evaluate")
-
-    def make(context: Context) -> NumPyClient:
-        return Recorder((0.5, 3, {}))
-
-    assert make_client_app(make, mods=[local_dp])(message, CONTEXT).has_error()
-    assert make_client_app(make, train_mods=[local_dp])(message, CONTEXT).has_content()
+    # Around every message it would answer those without arrays with an error.
+    for place, answers in (("mods", False), ("train_mods", True)):
+        app = make_client_app(lambda context: Recorder((0.5, 3, {})), **{place: [local_dp]})
+        message = Message(RecordDict({"arrays": record_of(w=[1])}), 7, "evaluate")
+        assert app(message, CONTEXT).has_content() == answers
