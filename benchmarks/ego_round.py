@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.metrics import Metrics
+from flower_graph.engine.graph_batch import Metrics
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 
 

@@ -17,7 +17,6 @@ PURE = (
     "flower_graph/engine/dropout.py",
     "strategies/masked_embedding_averaging/cohort.py",
     "flower_graph/engine/graph_batch.py",
-    "flower_graph/engine/metrics.py",
     "strategies/procrustes_alignment/gat.py",
     "flower_graph/engine/stacked_weights.py",
     "strategies/structure_fedavg/cohort.py",

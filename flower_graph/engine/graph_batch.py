@@ -1,4 +1,4 @@
-"""The graphs of several clients as one block-diagonal graph.
+"""The graphs of several clients as one block-diagonal graph, and how well each client does.
 
 Nothing in a batch mixes clients: any assignment of clients to batches gives the same numbers. The
 first layer's weights are stored by active rows: a client keeps row ``k`` of its matrix only if one
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -218,3 +218,45 @@ def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _to(pair: Adjacency, device: torch.device | str) -> Adjacency:
     return Adjacency(pair.matrix.to(device), pair.transpose.to(device))
+
+
+# How well each client does ----------------------------------------------------------------------
+
+
+@dataclass
+class Epoch:
+    """Training loss and accuracies after one epoch of a network that is trained in one place."""
+
+    cross_entropy: float
+    val_accuracy: float
+    test_accuracy: float
+
+
+class Metrics(NamedTuple):
+    """How well each of ``c`` clients does; NaN where it has no such nodes."""
+
+    accuracy: Tensor  # [c, 3] on its nodes for training, validation and test
+    loss: Tensor  # [c] cross-entropy, mean over its training nodes
+
+
+def node_losses(batch: GraphBatch, logits: Tensor) -> Tensor:
+    """Return the cross-entropy of each node, ``[n]``; of no meaning for one without a label."""
+    return -log_shares(logits).gather(0, batch.y.clamp(min=0)[None])[0]
+
+
+def log_shares(logits: Tensor) -> Tensor:
+    """Return the logarithm of each class's share, ``[n, k]`` to ``[k, n]``."""
+    # A log-softmax over a few neighbouring numbers takes PyTorch ten times as long.
+    return logits.T.contiguous().log_softmax(0)
+
+
+@torch.no_grad()
+def evaluate(batch: GraphBatch, logits: Tensor) -> Metrics:
+    """Measure accuracy and loss of each client."""
+    # logits [n, k]
+    masks = torch.stack([batch.masks[role] for role in ROLES], 1).double()
+    right = (logits.argmax(1) == batch.y)[:, None] * masks
+    loss = node_losses(batch, logits).double() * masks[:, 0]
+    sums = group_sum(torch.cat([right, loss[:, None]], 1), batch.ptr)
+    counts = group_sum(masks, batch.ptr)  # 0 gives NaN below
+    return Metrics((sums[:, :3] / counts).cpu(), (sums[:, 3] / counts[:, 0]).cpu())

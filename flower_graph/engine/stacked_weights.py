@@ -66,15 +66,12 @@ class StackedWeights:
         state: Tensors,
         whole: GraphBatch,
         places: Sequence[int] | None = None,
-        batch: GraphBatch | None = None,
         kinds: Sequence[int] | None = None,
     ) -> None:
         everyone = list(range(whole.size))
         self.places = everyone if places is None else list(places)
         are_all = self.places == everyone
-        if batch is None:
-            batch = whole if are_all else take_graphs(whole, self.places)
-        self.batch = batch
+        self.batch = batch = whole if are_all else take_graphs(whole, self.places)
         self._state, self._device = state, whole.y.device
         self._place = torch.tensor(self.places, dtype=torch.long)
         self.kind = _kinds(kinds, whole)[self._place.to(self._device)]

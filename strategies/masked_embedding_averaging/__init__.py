@@ -12,9 +12,11 @@ if TYPE_CHECKING:
         SelfTraining,
     )
     from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-    from flower_graph.strategies.masked_embedding_averaging.strategy import (
+    from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
         ACTIONS,
         EgoNetworkClient,
+    )
+    from flower_graph.strategies.masked_embedding_averaging.strategy import (
         MaskedEmbeddingAveraging,
     )
 

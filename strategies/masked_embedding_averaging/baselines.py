@@ -20,26 +20,22 @@ travel too, as they came: it has nothing to say about them (``ChosenEgos.inactiv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
-from flwr.client import NumPyClient
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.device import resolve_device
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.engine.graph_batch import ROLES
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
-from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
+    EgoCohortClient,
+    model_of,
+)
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
     NO_SLOTS,
@@ -57,31 +53,20 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
 class SelfTraining(MaskedEmbeddingAveraging):
     """Clients that train alone, with ``EgoNetworkClient``; arguments as there."""
 
-    def __init__(
-        self,
-        settings: EgoSettings,
-        *,
-        participation: float = 1.0,
-        min_nodes: int = 1,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-    ) -> None:
+    def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
         super().__init__(
             settings._replace(proximal=0.0),
             variant="iter",  # without anything shared, its one step is the local one
             alignment=NO_SLOTS,
             aggregation="plain",
-            participation=participation,
-            min_nodes=min_nodes,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
+            **sampling_and_saving,
         )
 
 
 # Client of FedAvg and FedProx --------------------------------------------------------------------
 
 
-class EgoModelClient(NumPyClient):
+class EgoModelClient(EgoCohortClient):
     """The ego-networks of one SuperNode, training the server's model.
 
     Parameters
@@ -96,25 +81,14 @@ class EgoModelClient(NumPyClient):
         Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
     """
 
-    def __init__(
-        self,
-        context: Context,
-        egos: Sequence[EgoNetwork],
-        *,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        where = resolve_device(device)
-        self.host = EgoCohortClient(context, egos, device=where, checkpoint_dir=checkpoint_dir)
-
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which clients are here; go on from a checkpoint if the server does."""
-        clients = [ego.client for ego in self.host.egos]
+        clients = [ego.client for ego in self.egos]
         if NUM_FEATURES not in config:  # somebody else's server
             return Enrolment(clients, most_examples=len(clients)).to_config()
         settings = read_settings(config)
-        self.host.restore(settings, Resume.from_config(config))
-        handled = self.host.handled(settings)
+        self.restore(settings, Resume.from_config(config))
+        handled = self.handled(settings)
         return Enrolment(clients, handled, len(clients)).to_config()
 
     def fit(
@@ -124,24 +98,23 @@ class EgoModelClient(NumPyClient):
         settings = read_settings(config)
         if "proximal-mu" in config:  # Flower's FedProx says so
             settings = settings._replace(proximal=float(config["proximal-mu"]))
-        with self.host.opened(settings) as clients:
-            clients.start_from(_model(parameters))
+        with self.opened(settings) as clients:
+            clients.start_from(model_of(parameters))
             clients.train()
             weights = mean_weights(clients)
-        count = len(self.host.egos)
+        count = len(self.egos)
         return weights, count, {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure the model on every client (step 4)."""
-        with self.host.opened(read_settings(config)) as clients:
-            clients.start_from(_model(parameters))
+        with self.opened(read_settings(config)) as clients:
+            clients.start_from(model_of(parameters))
             measured = measure(clients.evaluate(clients.embed()), None, 1.0).mean(0)
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
-        answer = metrics["cross-entropy"], len(self.host.egos), metrics
-
-        return self.host.save_if_asked(config, answer)
+        answer = metrics["cross-entropy"], len(self.egos), metrics
+        return self.save_if_asked(config, answer)
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------
@@ -199,14 +172,12 @@ class EgoFedAvg(ReportedFedAvg):
         result = {name: evaluated.get(name) for name in METRIC_NAMES}
         numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
         means = mean_metrics(numbers, self.settings.tau)
-        return {
+        losses = {
             "loss": means.cross_entropy,
             "cross_entropy": means.cross_entropy,
             "regulariser": means.contrast,
-            "train_accuracy": means.train,
-            "val_accuracy": means.val,
-            "test_accuracy": means.test,
         }
+        return losses | {f"{role}_accuracy": getattr(means, role) for role in ROLES}
 
 
 class EgoFedProx(EgoFedAvg, FedProx):
@@ -216,8 +187,3 @@ class EgoFedProx(EgoFedAvg, FedProx):
         super().__init__(settings, proximal_mu=settings.proximal, **more)
         # In every message, since clients build their models with what the first one says.
         self.settings = settings
-
-
-def _model(parameters: list[NDArray[Any]]) -> ModelWeights:
-    first, rest = (torch.from_numpy(np.ascontiguousarray(part)) for part in parameters)
-    return ModelWeights(first, rest)

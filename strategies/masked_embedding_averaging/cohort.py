@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
-from flower_graph.engine.metrics import Metrics, evaluate, node_losses
+from flower_graph.engine.graph_batch import Metrics, evaluate, node_losses, pack_graphs
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import propagate
@@ -83,6 +82,14 @@ def rest_shapes(settings: EgoSettings) -> dict[str, tuple[int, ...]]:
     }
 
 
+def split_rest(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
+    """Cut rows ``[c, D]`` of all parameters but the first layer's matrix into these, by name."""
+    shapes = rest_shapes(settings)
+    parts = rest.split([torch.Size(shape).numel() for shape in shapes.values()], dim=1)
+    pairs = zip(shapes.items(), parts, strict=True)
+    return {name: part.unflatten(1, shape) for (name, shape), part in pairs}
+
+
 def initial_weights(settings: EgoSettings) -> ModelWeights:
     """Draw the weights that every client starts from, as PyG's GCN and PyTorch's Linear do."""
     rng = generator(settings.seed, "ego-model")
@@ -129,17 +136,15 @@ class EgoCohort:
             strange = sorted(wanted - set(self.batch.clients))
             raise ValueError(f"clients {strange} are not among {list(self.batch.clients)}")
         if self._chosen is None or self._chosen.places != places:
-            every = len(places) == self.batch.size
-            batch = self.batch if every else take_graphs(self.batch, places)
-            self._chosen = ChosenEgos(self, places, batch)
+            self._chosen = ChosenEgos(self, places)
         return self._chosen
 
 
 class ChosenEgos(StackedWeights):
     """Some clients of a cohort, as one batch; made by ``EgoCohort.choose``."""
 
-    def __init__(self, cohort: EgoCohort, places: list[int], batch: GraphBatch) -> None:
-        super().__init__(cohort.tensors(), cohort.batch, places, batch)
+    def __init__(self, cohort: EgoCohort, places: list[int]) -> None:
+        super().__init__(cohort.tensors(), cohort.batch, places)
         self.cohort, self.settings = cohort, cohort.settings
 
     def train(self) -> Tensor:
@@ -230,6 +235,4 @@ class ChosenEgos(StackedWeights):
         return losses, count
 
     def _split(self, rest: Tensor) -> list[Tensor]:
-        shapes = list(rest_shapes(self.settings).values())
-        parts = rest.split([torch.Size(shape).numel() for shape in shapes], dim=1)
-        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return list(split_rest(rest, self.settings).values())

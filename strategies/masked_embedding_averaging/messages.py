@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
@@ -58,7 +57,6 @@ METRIC_NAMES = (
 UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
-FORMS = ("psi", "polynomial", "plain")  # of the alignment
 NO_SLOTS = "none"  # nothing is aligned: no embedding is shared
 
 MAX_SECONDS = 1e6
@@ -288,7 +286,7 @@ class EgoReply(Message, up="train"):
     """Client to server: the sum of its clients' vectors."""
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "as asked")]
-    # Of the MaskedReply; or, for plain sums, clients in the sum and those left out
+    # Of the MaskedReply, which the secure sum checks; or, for plain sums, of a PlainEnrolment
     entries: Annotated[dict[str, Any], Rest("")]
     total: Annotated[
         NDArray[Any],
@@ -305,11 +303,6 @@ class EgoReply(Message, up="train"):
     train_seconds: Annotated[float, Seconds(keys.TRAIN_SECONDS, "what training took")]
     mask_seconds: Annotated[float, Seconds(keys.MASK_SECONDS, "what masking took")]
     not_saved: NotSaved = ""
-
-    @classmethod
-    def from_record(cls, content: RecordDict, server_round: int, length: int) -> EgoReply:
-        """Read and check the reply; the entries are the secure sum's to check."""
-        return cls.read(content, server_round=server_round, L=length)
 
 
 @dataclass

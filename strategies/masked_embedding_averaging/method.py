@@ -26,6 +26,10 @@ from flower_graph.strategies.fed_sage import strategy as fed_sage
 from flower_graph.strategies.masked_embedding_averaging import baselines as ego_baselines
 from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
+    ACTIONS,
+    EgoNetworkClient,
+)
 from flower_graph.strategies.masked_embedding_averaging.config import (
     APP,
     AVERAGING,
@@ -49,7 +53,7 @@ class FedSCem(GraphMethod):
     schema = FedSCemConfig
     graph = EgoNetwork
     client, clients = "ego-network", "ego-networks"
-    actions: Sequence[str] = tuple(sorted({*embedding_averaging.ACTIONS, *fed_sage.ACTIONS}))
+    actions: Sequence[str] = tuple(sorted({*ACTIONS, *fed_sage.ACTIONS}))
     tables = ("fedscem",)
 
     def build_strategy(
@@ -99,7 +103,7 @@ class FedSCem(GraphMethod):
             return ego_baselines.EgoModelClient(
                 context, egos, device=config.device, checkpoint_dir=saved
             )
-        return embedding_averaging.EgoNetworkClient(
+        return EgoNetworkClient(
             context,
             egos,
             device=config.device,

@@ -16,7 +16,7 @@ from flower_graph.server.ledger import ByteLedger
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     initial_weights,
-    rest_shapes,
+    split_rest,
 )
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     SUMMED_NAMES,
@@ -123,16 +123,13 @@ class EgoServerState:
             ring.check_sums(numbers, found.contributors)
             check_measured(numbers, found.contributors, step * found.contributors)
         if layout.weights and self.model is not None:
-            words = total[layout.model]
-            sums = words if ring is None else ring.decode(words)
+            sums = total[layout.model]
             if ring is not None:
+                sums = ring.decode(sums)
                 ring.check_sums(sums, found.contributors)
-            mean = sums / found.contributors
-            first = self.model.first.numel()
-            split = np.split(mean.astype(np.float32), [first])
-            self.model = ModelWeights(
-                torch.from_numpy(split[0]).view_as(self.model.first), torch.from_numpy(split[1])
-            )
+            mean = torch.from_numpy((sums / found.contributors).astype(np.float32))
+            first, rest = mean.tensor_split([self.model.first.numel()])
+            self.model = ModelWeights(first.view_as(self.model.first), rest)
         return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
 
     def _name_unread(self, found: RoundSum, clients: int) -> None:
@@ -170,22 +167,13 @@ class EgoServerState:
             self.ledger.count("up", "weights", up * layout.weights * word)
             self.ledger.count("down", "weights", asked * weights * 4)
 
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        """Payload bytes so far: direction to kind to bytes."""
-        return self.ledger.payload
-
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return the mean model by name; nothing where models are not shared."""
         if self.model is None:
             return {}
-        arrays = {"first": self.model.first.numpy()}
-        start = 0
-        for name, shape in rest_shapes(self.settings).items():
-            size = math.prod(shape)
-            arrays[name] = self.model.rest[start : start + size].view(shape).numpy()
-            start += size
-        return arrays
+        parts = split_rest(self.model.rest[None], self.settings)
+        rest = {name: part[0].numpy() for name, part in parts.items()}
+        return {"first": self.model.first.numpy()} | rest
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of the last reported round holds."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,7 +36,6 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (
-    FORMS,
     NO_SLOTS,
     EgoEnrolment,
     EgoReply,
@@ -49,7 +47,6 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 )
 
 LOG = logging.getLogger(__name__)
-AGGREGATIONS = ("masked", "plain")
 MAX_UNIONS = 6  # tries to read the table of tokens, twice as large each time
 T = TypeVar("T")
 
@@ -131,30 +128,15 @@ class EgoSession(Session):
         *,
         alignment: str,
         aggregation: str,
-        participation: float,
         limit: float,
         resolution: float,
         dropout: float,
-        min_nodes: int,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
+        **more: Any,
     ) -> None:
-        for name, value, allowed in (
-            ("alignment", alignment, (*FORMS, NO_SLOTS)),
-            ("aggregation", aggregation, AGGREGATIONS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
         self.sums = SecureSum(None, limit=limit, resolution=resolution, dropout=dropout, guard=True)
         self.sums.number = 0  # they count from 1, as rounds do
-        super().__init__(
-            EgoMembership(settings, alignment, self.sums.server),
-            min_nodes=min_nodes,
-            participation=participation,
-            seed=settings.seed,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-        )
+        members = EgoMembership(settings, alignment, self.sums.server)
+        super().__init__(members, seed=settings.seed, **more)
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that are held by two clients or more
@@ -325,7 +307,7 @@ class EgoSession(Session):
     def _take_vector(
         self, node: int, content: RecordDict, request: EgoRequest, length: int
     ) -> EgoReply:
-        reply = EgoReply.from_record(content, request.server_round, length)
+        reply = EgoReply.read(content, server_round=request.server_round, L=length)
         if request.mask is not None:
             server = self.sums.server
             server.take_masked(node, MaskedReply.from_config(reply.entries, total=reply.total))

@@ -35,113 +35,30 @@ it is revealed, and step 4 goes on without ``L_ct``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.device import resolve_device
+from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.errors import NoClientsError
-from flower_graph.messages.keys import ARRAY_NAMES, HANDLED, NOT_SAVED, SUMS, TOTAL
-from flower_graph.privacy.local import ClientNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoCohortClient
-from flower_graph.strategies.masked_embedding_averaging.messages import (
-    EgoEnrolment,
-    EgoRequest,
-    write_save,
+from flower_graph.strategies.masked_embedding_averaging.config import (
+    AGGREGATIONS,
+    ALIGNMENTS,
+    MODEL_SHARING,
+    VARIANTS,
 )
+from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, write_save
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
-ACTIONS = ("align", "union", "unmask", "save", "finish")  # named actions, for make_client_app
-VARIANTS = ("full", "iter", "minus")
-MODEL_SHARING = ("none", "fedavg", "fedprox")
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
-
-Answer = tuple[list[Any], int, dict[str, Any]]
-
-
-# Client ------------------------------------------------------------------------------------------
-
-
-class EgoNetworkClient(NumPyClient):
-    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; weights and secrets live behind it.
-    egos : sequence of EgoNetwork
-        The clients' graphs, with node identities that mean the same at all clients.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where to save the clients' weights when the server asks for a checkpoint.
-    noise : ClientNoise, optional
-        What is added to each client's embeddings before masks and pads.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        egos: Sequence[EgoNetwork],
-        *,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-        noise: ClientNoise | None = None,
-    ) -> None:
-        self.host = EgoCohortClient(
-            context,
-            egos,
-            device=resolve_device(device),
-            checkpoint_dir=checkpoint_dir,
-            noise=noise,
-        )
-
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Make keys (step 1)."""
-        hello = EgoEnrolment.from_config(config)
-        reply = self.host.hello(hello)
-        return reply.to_config() | {HANDLED: self.host.handled(hello.settings)}
-
-    def align(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Answer one stage of the alignment (step 2)."""
-        return [], 1, self.host.align(config)
-
-    def union(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Add the clients' table of names to a masked sum (step 2)."""
-        reply = self.host.unite(config)
-        return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
-
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Fuse, train, embed and send the masked vector (steps 3 to 6)."""
-        return self.host.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
-
-    def unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Reveal shares, prepare the next round (step 7)."""
-        return [], 1, self.host.unmask(config)
-
-    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Write a checkpoint, in a round that the clients take no part in."""
-        why = self.host.save(config)
-        return [], 1, {NOT_SAVED: why} if why else {}
-
-    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Forget the run."""
-        self.host.drop()
-        return [], 1, {}
-
-
-# Server ------------------------------------------------------------------------------------------
 
 
 class MaskedEmbeddingAveraging(OwnRounds):
@@ -203,11 +120,11 @@ class MaskedEmbeddingAveraging(OwnRounds):
         for name, value, allowed in (
             ("variant", variant, VARIANTS),
             ("model_sharing", model_sharing, MODEL_SHARING),
+            ("alignment", alignment, (*ALIGNMENTS, NO_SLOTS)),
+            ("aggregation", aggregation, AGGREGATIONS),
         ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
-        if not settings.tau > 0:
-            raise ValueError(f"tau is {settings.tau}, must be above 0")
+            choice(*allowed).check(name, value)
+        ABOVE_ZERO.check("tau", settings.tau)
         super().__init__(
             EgoSession(
                 settings,

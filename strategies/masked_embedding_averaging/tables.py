@@ -1,18 +1,36 @@
-"""What FedSCem's tables alone have: a central reference, clients' costs, and what masks change."""
+"""What FedSCem's tables alone have: a central reference, clients' costs, and what masks change.
+
+The central reference is the same model, trained on the whole graph in one place. Costs are what a
+round costs a client, against the size of its ego-network (FedSCem, Figure 8).
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 from math import isfinite, nan
+from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
 from flower_graph.data.cached import cached_data
-from flower_graph.engine.epoch import Epoch
-from flower_graph.strategies.masked_embedding_averaging.central import train_whole
+from flower_graph.data.graph import WholeGraph, to_undirected
+from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
+from flower_graph.engine.device import resolve_device
+from flower_graph.engine.graph_batch import Epoch
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings, Shared
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
-from flower_graph.strategies.masked_embedding_averaging.cost import costs_by_size
 from flower_graph.strategies.masked_embedding_averaging.method import METHOD, ego_settings
+
+ROUNDS = 7  # measured ones, after one that is not
+Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of clients
 
 
 def train(config: FedSCemConfig) -> list[Epoch]:
@@ -20,23 +38,112 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     return train_whole(config, cached_data(config), METHOD.graphs(config), ego_settings(config))
 
 
-def costs(config: FedSCemConfig) -> list[tuple[dict[str, int], dict[str, float]]]:
-    """Measure clients by size: keys and figures of each group (Figure 8)."""
+def train_whole(
+    config: FedSCemConfig, data: WholeGraph, egos: Sequence[EgoNetwork], settings: EgoSettings
+) -> list[Epoch]:
+    """Train one model on all nodes and judge it as the clients are judged."""
+    if config.partition.split != "global":
+        raise ValueError(f"partition.split: {config.partition.split!r}; only 'global' will do")
+    device = resolve_device(config.device)
+    whole = EgoCohort([_whole(data, config)], settings, device=device)
+    judges = EgoCohort(egos, settings, device=device)
+    model = whole.choose([0])
+    chosen = judges.choose([ego.client for ego in egos])
+    nodes = torch.cat([ego.nodes for ego in egos]).to(device)
+    epochs = []
+    for _ in range(config.rounds):
+        model.train()
+        h = model.embed()
+        # The judges' own first layers play no part: their embeddings come from the whole graph.
+        judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
+        _, val, test = chosen.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
+        epochs.append(Epoch(float(model.evaluate(h).loss), val, test))
+    return epochs
+
+
+def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
+    """Make the whole graph one client's, with the roles that its nodes have at the clients."""
+    count = int(data.y.numel())
+    nobody = torch.zeros(count, dtype=torch.bool)
+    edges = to_undirected(data.edge_index, count)
+    network = EgoNetwork(0, 0, torch.arange(count), edges, data.x, data.y, nobody, nobody, nobody)
+    partition = config.partition
+    seed = config.seed if partition.seed is None else partition.seed
+    return split_global([network], data.y, partition.ratios, seed)[0]
+
+
+def costs(config: FedSCemConfig) -> list[Row]:
+    """Measure clients by size (Figure 8)."""
     # Some builds of PyTorch's profiler fill the error stream; what goes wrong is an exception.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    result = costs_by_size(METHOD.graphs(config), ego_settings(config))
+    return costs_by_size(METHOD.graphs(config), ego_settings(config))
+
+
+def costs_by_size(
+    egos: Sequence[EgoNetwork], settings: EgoSettings, *, groups: int = 10
+) -> list[Row]:
+    """Train ego-networks of about equal size together, from the smallest to the largest."""
+    # A round is FedSCem's at a client: a step on the classification loss, embeddings, a step with
+    # the contrastive loss, measurements. Masks and messages are not part of it.
+    ordered = sorted(egos, key=lambda ego: ego.nodes.numel())
+    _, inverse, count = torch.unique(
+        torch.cat([ego.nodes for ego in ordered]), return_inverse=True, return_counts=True
+    )
+    is_shared = (count[inverse] > 1).split([ego.nodes.numel() for ego in ordered])
+    groups = min(groups, len(ordered))
+    bounds = [len(ordered) * group // groups for group in range(groups + 1)]
     return [
         (
-            {"group": number, "clients": cost.clients},
-            {
-                "nodes": cost.nodes,
-                "edges": cost.edges,
-                "seconds-per-round": cost.seconds,
-                "peak-mib": cost.peak_bytes / 2**20,
-            },
+            {"group": number, "clients": end - start},
+            _figures(ordered[start:end], torch.cat(is_shared[start:end]), settings),
         )
-        for number, cost in enumerate(result, start=1)
+        for number, (start, end) in enumerate(pairwise(bounds), start=1)
     ]
+
+
+def _figures(
+    egos: Sequence[EgoNetwork], is_shared: torch.Tensor, settings: EgoSettings
+) -> dict[str, float]:
+    """Measure means over ego-networks of about one size."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        # Built while it is watched, so that what lasts between rounds counts too.
+        cohort = EgoCohort(egos, settings)
+        _round(cohort, is_shared)
+    seconds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        _round(cohort, is_shared)
+        seconds.append(time.perf_counter() - started)
+    return {
+        "nodes": fmean(ego.nodes.numel() for ego in egos),
+        "edges": fmean(ego.edge_index.shape[1] / 2 for ego in egos),  # each counted once
+        "seconds-per-round": median(seconds) / len(egos),
+        # Of a client's tensors: graph, weights, optimiser, and what a round makes
+        "peak-mib": _peak(profiler) / len(egos) / 2**20,
+    }
+
+
+def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
+    chosen = cohort.choose([ego.client for ego in cohort.egos])
+    chosen.train()
+    h = chosen.embed()
+    place = is_shared.nonzero().flatten()
+    # A node's own embedding stands for the mean: the values do not change what it costs.
+    chosen.fuse(Shared(place, h[place]))
+    chosen.evaluate(chosen.embed())
+
+
+def _peak(profiler: profile) -> int:
+    """Read the most bytes allocated at a time; only the profiler's trace file tells it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    result = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    totals = [event["args"]["Total Allocated"] for event in result]
+    # PyTorch counts on from profile to profile, and what is freed between two it never learns.
+    before = totals[0] - result[0]["args"]["Bytes"]
+    return int(max(totals) - before)
 
 
 def masked_gap(shown: Sequence[Any]) -> dict[str, Any] | None:

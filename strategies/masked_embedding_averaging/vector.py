@@ -19,15 +19,21 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.engine.graph_batch import ROLES
-from flower_graph.engine.metrics import Metrics
+from flower_graph.engine.graph_batch import ROLES, Metrics
 from flower_graph.engine.stacked_weights import sum_first_layers
-from flower_graph.errors import UnreadableSumError
+from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
-from flower_graph.strategies.masked_embedding_averaging.messages import METRIC_NAMES, Layout, Sums
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    METRIC_NAMES,
+    EgoRequest,
+    Layout,
+    PlainEnrolment,
+    Sums,
+)
 
 Words = NDArray[Any]
 LOG = logging.getLogger(__name__)
@@ -42,6 +48,17 @@ class VectorEncoding:
     ring: Ring | None  # None for plain sums
     run_id: bytes  # Of the secure sum
     sum_round: int  # Number of the secure sum of this round
+
+    @classmethod
+    def of(cls, request: EgoRequest, table: SlotTable, run_id: bytes) -> VectorEncoding:
+        """Write as a round's request says."""
+        slots = 0 if request.is_last else table.num_slots
+        weights = 0
+        if request.model is not None and not request.is_last:
+            weights = sum(part.size for part in request.model)
+        layout = Layout(slots, request.settings.hidden, weights)
+        sum_round = request.mask.server_round if request.mask else request.server_round
+        return cls(layout, table, request.ring, run_id, sum_round)
 
     @property
     def has_pads(self) -> bool:
@@ -200,6 +217,23 @@ def _common(table: SlotTable, run_id: bytes, sum_round: int, hidden: int) -> NDA
     return table.group_pad(run_id, sum_round, table.num_slots * (hidden + 1))
 
 
+def put_masks(
+    host: SumClient,
+    request: EgoRequest,
+    total: NDArray[Any],
+    present: list[int],
+    left_out: dict[int, str],
+) -> tuple[dict[str, Any], NDArray[Any]]:
+    """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
+    if not present:
+        raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
+    if request.mask is None:
+        return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
+    reply = host.mask(request.mask, present, total)
+    reply.left_out.update(left_out)
+    return reply.to_config(), reply.total
+
+
 def contrast_scale(tau: float) -> float:
     """Return what divides the contrastive loss on the wire: it grows with ``1 / tau``."""
     # So divided it is below ``2 + log(2 n_c)``, which the ring takes at any temperature.
@@ -247,21 +281,23 @@ def add_noise(
     state: RecordDict,
     h: Tensor,
     measured: NDArray[np.float64],
-    table: SlotTable | None,
+    writing: VectorEncoding,
     clients: Sequence[int],
 ) -> tuple[Tensor, NDArray[np.float64]]:
     """Clip and noise what each client shares, and withhold what it measured."""
     # No mod can add it: words of a ring bear no noise, and a SuperNode's reply is already the sum
     # over its clients. Which slots a client holds, and so how many nodes it shares, gets none.
     # h [n, h], measured [c, 9]
+    if writing.layout.weights:
+        raise RefusedError("the weights that are asked for would have no noise")
     shown = np.zeros_like(measured) if noise.withholds else measured
-    if table is None:
+    if not writing.layout.slots:  # after the last round
         return torch.zeros_like(h), shown
     noise.count(state)
     local, start = h.detach().cpu().numpy(), 0
     result = np.zeros_like(local)
     for client in clients:
-        slots = table.by_client[client]
+        slots = writing.table.by_client[client]
         place = start + np.flatnonzero(slots >= 0)
         start += slots.size
         if not np.isfinite(local[place]).all():

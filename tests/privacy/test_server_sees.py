@@ -23,13 +23,13 @@ from flower_graph.messages.keys import SUMS, TOTAL
 from flower_graph.secure.align.identities import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumServer
-from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_host
-from flower_graph.strategies.masked_embedding_averaging.messages import Layout
-from flower_graph.strategies.masked_embedding_averaging.strategy import (
+from flower_graph.strategies.masked_embedding_averaging import (
     ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
 )
+from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_host
+from flower_graph.strategies.masked_embedding_averaging.messages import Layout
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
 FINE = {"limit": 32.0, "resolution": 2.0**-20}
