@@ -17,7 +17,7 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     Shared,
-    rest_shapes,
+    split_rest,
 )
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
@@ -91,7 +91,7 @@ class PlainClient(nn.Module):
 
     def __init__(self, ego: EgoNetwork, start: ModelWeights, settings: EgoSettings) -> None:
         super().__init__()
-        self.ego, self.settings, self.start = ego, settings, start
+        self.ego, self.settings = ego, settings
         h, f = settings.hidden, settings.num_features
         self.layers = nn.ModuleList([GCNConv(f, h), GCNConv(h, h)])
         self.classifier = nn.Linear(h, settings.num_classes)
@@ -109,13 +109,10 @@ class PlainClient(nn.Module):
 
     def load(self, model: ModelWeights) -> None:
         """Take over a model; the optimiser stays."""
-        shapes = list(rest_shapes(self.settings).values())
-        parts = model.rest.split([torch.Size(shape).numel() for shape in shapes])
-        values = [model.first, *(p.view(shape) for p, shape in zip(parts, shapes, strict=True))]
-        with torch.no_grad():
-            for slot, value in zip(self.slots(), values, strict=True):
-                slot.copy_(value.T if value.dim() == 2 else value)
         self.start = model
+        with torch.no_grad():
+            for slot, value in zip(self.slots(), self._start_slots(), strict=True):
+                slot.copy_(value)
 
     def model(self) -> ModelWeights:
         """Return the weights as the engine has them; rows without a feature here as they came."""
@@ -125,6 +122,11 @@ class PlainClient(nn.Module):
         has = (self.ego.x.to_dense() != 0).any(0)
         first = torch.where(has[:, None], first, self.start.first)
         return ModelWeights(first, torch.cat([part.reshape(-1) for part in rest]))
+
+    def active(self) -> Tensor:
+        """Return all weights as a client's state has them: rows with a feature, and the rest."""
+        model, has = self.model(), (self.ego.x != 0).any(0)
+        return torch.cat([model.first[has].reshape(-1), model.rest])
 
     def embed(self) -> Tensor:
         """Return ``[n_c, h]``."""
@@ -155,7 +157,13 @@ class PlainClient(nn.Module):
         self.optimizer.step()
 
     def _start_slots(self) -> list[Tensor]:
-        model, shapes = self.start, list(rest_shapes(self.settings).values())
-        parts = model.rest.split([torch.Size(shape).numel() for shape in shapes])
-        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        return [value.T if value.dim() == 2 else value for value in (model.first, *rest)]
+        rest = split_rest(self.start.rest[None], self.settings).values()
+        values = self.start.first, *(part[0] for part in rest)
+        return [value.T if value.dim() == 2 else value for value in values]
+
+
+def average(clients: Sequence[PlainClient]) -> ModelWeights:
+    """Average the clients' full models, as FedAvg does."""
+    models = [client.model() for client in clients]
+    first, rest = (torch.stack([getattr(m, part) for m in models]) for part in ("first", "rest"))
+    return ModelWeights(first.mean(0), rest.mean(0))

@@ -14,12 +14,12 @@ from flwr.app import Context
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.checkpoint import load_client, round_folder
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
-from flower_graph.strategies.masked_embedding_averaging.strategy import (
+from flower_graph.strategies.masked_embedding_averaging import (
     ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
 )
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
 
 PAGE = DOCS / "fedscem.md"
 

@@ -13,25 +13,25 @@ from app_helpers import context_of, own_graph
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.strategies.fed_sage import strategy as fed_sage
+from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient, baselines
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
+from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
 
 SERVERS = {
-    "masked-embedding-averaging": ("embedding_averaging", "MaskedEmbeddingAveraging"),
-    "self-training": ("ego_baselines", "SelfTraining"),
-    "fedavg": ("ego_baselines", "EgoFedAvg"),
-    "fedprox": ("ego_baselines", "EgoFedProx"),
-    "local-sage": ("fed_sage", "LocalSage"),
-    "fed-sage": ("fed_sage", "FedSage"),
+    "masked-embedding-averaging": embedding_averaging.MaskedEmbeddingAveraging,
+    "self-training": baselines.SelfTraining,
+    "fedavg": baselines.EgoFedAvg,
+    "fedprox": baselines.EgoFedProx,
+    "local-sage": fed_sage.LocalSage,
+    "fed-sage": fed_sage.FedSage,
+}
+CLIENTS: dict[str, type] = {
+    **dict.fromkeys(("fedavg", "fedprox"), baselines.EgoModelClient),
+    **dict.fromkeys(("local-sage", "fed-sage"), fed_sage.SageClient),
 }
 SAGE = ("local-sage", "fed-sage")
-
-
-class Recorder:
-    """Stands for a class: notes what it is called with."""
-
-    def __init__(self, *given: Any, **settings: Any) -> None:
-        self.given, self.settings = given, settings
 
 
 @pytest.fixture
@@ -54,101 +54,66 @@ def config_of(tmp_path: Path) -> Callable[..., FedSCemConfig]:
 MakeEgoConfig = Callable[..., FedSCemConfig]
 
 
-@pytest.mark.parametrize("name", list(SERVERS))
+@pytest.mark.parametrize("name", SERVERS)
 def test_the_strategy_is_what_the_config_says(
-    name: str, config_of: MakeEgoConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, config_of: MakeEgoConfig, tmp_path: Path
 ) -> None:
-    module, server = SERVERS[name]
-    monkeypatch.setattr(getattr(fedscem, module), server, Recorder)
     config = config_of(
         f"strategy.name={name}",
         "checkpoint_every=2",
         *("seed=5", "strategy.participation=0.5", "strategy.min_nodes=3", "model.hidden=8"),
+        "strategy.proximal=0.5",
     )
-    built = fedscem.METHOD.build_strategy(config, tmp_path)
-    (settings,) = built.given
-    assert (settings.num_features, settings.num_classes) == (6, 3)
-    assert (settings.hidden, settings.projection, settings.seed) == (8, 32, 5)
-    sampling = {"participation": 0.5, "min_nodes": 3}
-    assert sampling.items() <= built.settings.items()
-    saving = {"checkpoint_dir": tmp_path / CHECKPOINTS, "checkpoint_every": 2}
-    assert saving.items() <= built.settings.items()
-    assert built.settings.get("seed", 5) == 5
+    built: Any = fedscem.METHOD.build_strategy(config, tmp_path)
+    assert type(built) is SERVERS[name]
+    session = built.session
+    assert (session.share, session.min_nodes, session.seed) == (0.5, 3, 5)
+    saving = session.checkpoints
+    assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
+    settings = built.fixed_settings()
+    assert (settings["hidden"], settings["seed"]) == (8, 5)
+    if name not in SAGE:
+        sizes = (settings["num_features"], settings["num_classes"], settings["projection"])
+        assert sizes == (6, 3, 32)
+        assert settings["proximal"] == (0.5 if name == "fedprox" else 0.0)
 
 
-def test_the_choices_of_fedscem_reach_its_strategy(
-    config_of: MakeEgoConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fedscem.embedding_averaging, "MaskedEmbeddingAveraging", Recorder)
+def test_the_choices_of_fedscem_reach_its_strategy(config_of: MakeEgoConfig) -> None:
     chosen = {
         "variant": "minus",
-        "model_sharing": "fedavg",
+        "model_sharing": "fedprox",
         "alignment": "plain",
         "aggregation": "plain",
         "limit": 8.0,
-        "resolution": 0.25,
+        "resolution": 2.0**-25,
         "dropout": 0.125,
+        **{"tau": 2.0, "mu": 3.0, "proximal": 0.5},
     }
-    overrides = [f"strategy.{key}={value}" for key, value in chosen.items()]
-    built = fedscem.METHOD.build_strategy(
-        config_of(*overrides, "strategy.tau=2", "strategy.mu=3"), None
-    )
-    assert chosen.items() <= built.settings.items()
-    assert (built.settings["checkpoint_dir"], built.settings["checkpoint_every"]) == (None, 0)
-    assert (built.given[0].mu, built.given[0].tau) == (3.0, 2.0)
+    config = config_of(*(f"strategy.{key}={value}" for key, value in chosen.items()))
+    built: Any = fedscem.METHOD.build_strategy(config, None)
+    session, checkpoints = built.session, built.session.checkpoints
+    assert {"shares_model": True, "variant": "minus"}.items() <= built.fixed_settings().items()
+    assert (session.members.alignment, session.is_masked) == ("plain", False)
+    assert session.sums.server.dropout == 0.125
+    assert session.sums.ring_for.keywords == {"limit": 8, "resolution": 2.0**-25, "guard": True}
+    assert (checkpoints.folder, checkpoints.every) == (None, 0)
+    settings = built.kept.settings
+    assert (settings.mu, settings.tau, settings.proximal) == (3.0, 2.0, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "weight"),
-    [
-        (["strategy.name=fedprox"], 0.5),
-        (["strategy.model_sharing=fedprox"], 0.5),
-        (["strategy.name=fedavg"], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_only_fedprox_has_a_proximal_term(
-    overrides: list[str], weight: float, config_of: MakeEgoConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module, server in SERVERS.values():
-        monkeypatch.setattr(getattr(fedscem, module), server, Recorder)
-    config = config_of("strategy.proximal=0.5", *overrides)
-    assert fedscem.METHOD.build_strategy(config, None).given[0].proximal == weight
-
-
-@pytest.mark.parametrize("name", list(SERVERS))
-def test_a_client_hosts_its_share(
-    name: str, config_of: MakeEgoConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(fedscem.embedding_averaging, "EgoNetworkClient", Recorder)
-    monkeypatch.setattr(fedscem.ego_baselines, "EgoModelClient", Recorder)
-    monkeypatch.setattr(fedscem.fed_sage, "SageClient", Recorder)
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_client_hosts_its_share(name: str, config_of: MakeEgoConfig, tmp_path: Path) -> None:
     config = config_of(f"strategy.name={name}")
     hosted = []
     for part in range(5):
         context = context_of({"partition-id": part, "num-partitions": 5})
-        client = fedscem.METHOD.build_client(config, context, tmp_path)
-        assert client.given[0] is context
-        assert client.settings.get("num_classes") == (3 if name in SAGE else None)
-        assert client.settings["device"] == "auto"
-        assert client.settings["checkpoint_dir"] == tmp_path / CHECKPOINTS
-        hosted += [ego.client for ego in client.given[1]]
+        client: Any = fedscem.METHOD.build_client(config, context, tmp_path)
+        assert type(client) is CLIENTS.get(name, EgoNetworkClient)
+        if name in SAGE:
+            hosted += client.host.clients.tolist()
+        else:
+            hosted += [ego.client for ego in client.egos]
     assert hosted == list(range(12)) == list(range(fedscem.METHOD.num_clients(config)))
-
-
-def test_the_ego_networks_are_cut_once_a_process(config_of: MakeEgoConfig) -> None:
-    first = fedscem.METHOD.graphs(config_of())
-    assert fedscem.METHOD.graphs(config_of("strategy.tau=2")) is first
-    assert [ego.ego for ego in fedscem.METHOD.graphs(config_of("seed=1"))] != [e.ego for e in first]
-    assert len(fedscem.METHOD.graphs(config_of("partition.clients=4"))) == 4
-
-
-def test_a_graph_saved_anew_is_cut_anew(config_of: MakeEgoConfig) -> None:
-    config = config_of()
-    before = fedscem.METHOD.graphs(config)[0].x.shape[1]
-    wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
-    torch.save(wider, config.data.name)
-    assert fedscem.METHOD.graphs(config)[0].x.shape[1] == 2 * before
 
 
 def test_impossible_partitions_and_dealings_are_refused(config_of: MakeEgoConfig) -> None:
@@ -157,6 +122,3 @@ def test_impossible_partitions_and_dealings_are_refused(config_of: MakeEgoConfig
     context = context_of({"partition-id": 0, "num-partitions": 13})
     with pytest.raises(ConfigError, match="13 SuperNodes for 12 clients"):
         fedscem.METHOD.build_client(config_of(), context, None)
-
-
-# The whole of it ---------------------------------------------------------------------------------

@@ -15,15 +15,15 @@ from torch import Tensor
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.messages.keys import PREPARE_RUN, SUMS, TOTAL, UNMASK_RUN
+from flower_graph.messages.keys import PREPARE_RUN, RING_WORD, SUMS, TOTAL, UNMASK_RUN
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
-from flower_graph.strategies.masked_embedding_averaging.strategy import (
+from flower_graph.strategies.masked_embedding_averaging import (
     ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
 )
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
 
 RESOLUTION = 2.0**-20  # so fine that 12 clients still fit into 64-bit words
 FINE = {"limit": 32.0, "resolution": RESOLUTION}
@@ -60,11 +60,10 @@ def three_egos() -> list[EgoNetwork]:
 
 
 class Onlooker:
-    """A mod that notes every client's weights and steps after each round."""
+    """A mod that notes every client's weights after each round."""
 
     def __init__(self) -> None:
         self.weights: dict[int, Weights] = {}  # by round
-        self.steps: dict[int, dict[int, int]] = {}
 
     def __call__(
         self, message: Message, context: Context, call_next: Callable[..., Message]
@@ -80,7 +79,6 @@ class Onlooker:
         for place, client in enumerate(cohort.batch.clients):
             own = [rows[ptr[place] : ptr[place + 1]].reshape(-1), tensors["weight.rest"][place]]
             self.weights.setdefault(number, {})[client] = torch.cat(own).clone()
-            self.steps.setdefault(number, {})[client] = int(tensors["step"][place])
 
 
 @dataclass
@@ -113,6 +111,7 @@ def client_app(
     egos: Sequence[EgoNetwork],
     deal: Sequence[Sequence[int]] | None = None,
     mods: Sequence[Mod] = (),
+    train_mods: Sequence[Any] = (),
     client: type = EgoNetworkClient,
     **options: Any,
 ) -> Any:
@@ -123,7 +122,7 @@ def client_app(
         places = range(part, len(egos), parts) if deal is None else deal[part]
         return client(context, [egos[place] for place in places], **options)
 
-    return make_client_app(client_fn, actions=ACTIONS, mods=list(mods))
+    return make_client_app(client_fn, actions=ACTIONS, mods=list(mods), train_mods=list(train_mods))
 
 
 def run(
@@ -202,7 +201,10 @@ class FaultyGrid(InProcessGrid):
         for message in messages:
             node, number = message.metadata.dst_node_id, int(message.metadata.group_id)
             word = self.script.get((self.partition(node), stage_of(message), number), "good")
-            if stage_of(message) in ("both", "unmask"):
+            # Plain sums have no second exchange: with their first one the round is as good as over.
+            config = message.content.config_records["config"]
+            is_plain = stage_of(message) == "train" and RING_WORD not in config
+            if is_plain or stage_of(message) in ("both", "unmask"):
                 self.now = number + 1
             if word == "silent":
                 ids.append(self._number(message))

@@ -14,8 +14,6 @@ import pytest
 import torch
 from ego_helpers import CLASSES, SETTINGS, toy_egos
 from ego_strategy_helpers import (
-    RESOLUTION,
-    Outcome,
     assert_same,
     ego,
     faulty,
@@ -107,19 +105,6 @@ def test_too_few_prepare_and_the_round_is_skipped() -> None:
     assert outcome.answered[2:] == [7] * 3
 
 
-def test_clients_that_leave_for_good_do_not_stop_the_others() -> None:
-    script = {(p, "gone", number): "" for p in range(4) for number in range(3, 9)}
-    outcome = run(seven_egos(), rounds=7, supernodes=7, make_grid=faulty(script))
-    assert [bool(report.skipped) for report in outcome.reports[2:]] == [False] * 5
-    assert outcome.answered[-1] == 3
-
-
-def test_nobody_answers() -> None:
-    script = {(p, "train", 2): "silent" for p in range(3)}
-    with pytest.raises(NoClientsError, match="round 2: none of 3 SuperNodes"):
-        run(three_egos(), supernodes=3, make_grid=faulty(script))
-
-
 # During the set-up -------------------------------------------------------------------------------
 
 
@@ -136,35 +121,26 @@ def test_a_union_that_fails_is_an_error() -> None:
         run(seven_egos(), supernodes=7, make_grid=faulty(script))
 
 
-def test_duplicate_identities(caplog: pytest.LogCaptureFixture) -> None:
-    twice = replace(ego(12, [2, 3, 4]), nodes=torch.tensor([2, 3, 3]))
-    outcome = run([*three_egos(), twice], supernodes=4)
-    assert outcome.answered == [3] * 3
-    assert "client 12 has identities twice: numbers 1 and 2" in caplog.text
-
-
-@pytest.mark.parametrize("alignment", ["psi", "polynomial", "plain"])
-def test_mixed_types_of_identities(alignment: str, caplog: pytest.LogCaptureFixture) -> None:
-    mixed = replace(ego(12, [2, 3]), names=("secret name", 17))
-    outcome = run([*three_egos(), mixed], supernodes=4, alignment=alignment)
-    assert outcome.answered == [3] * 3
-    assert "client 12 has identities of mixed types" in caplog.text
-    assert "secret name" not in caplog.text
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "message", "alignment"),
     [
-        ({"y": torch.tensor([1, CLASSES])}, f"client 12 has class {CLASSES}"),
-        ({"x": torch.ones(2, 9)}, "client 12 has 9 features, the run has 7"),
+        ({"nodes": torch.tensor([2, 2])}, "client 12 has identities twice: numbers 0 and 1", "psi"),
+        *(
+            ({"names": ("secret name", 17)}, "client 12 has identities of mixed types", alignment)
+            for alignment in ("psi", "polynomial", "plain")
+        ),
+        ({"y": torch.tensor([1, CLASSES])}, f"client 12 has class {CLASSES}", "plain"),
+        ({"x": torch.ones(2, 9)}, "client 12 has 9 features, the run has 7", "plain"),
     ],
 )
-def test_data_of_another_run(
-    change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+def test_data_that_do_not_fit(
+    change: dict[str, Any], message: str, alignment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outcome = run([*three_egos(), replace(ego(12, [2, 3]), **change)], supernodes=4)
+    wrong = replace(ego(12, [2, 3]), **change)
+    outcome = run([*three_egos(), wrong], supernodes=4, alignment=alignment)
     assert outcome.answered == [3] * 3
     assert message in caplog.text
+    assert "secret name" not in caplog.text
 
 
 # Numbers that do not fit -------------------------------------------------------------------------
@@ -179,7 +155,7 @@ def spoilt(factor: float) -> list[EgoNetwork]:
 
 @pytest.mark.parametrize(
     ("factor", "aggregation", "supernodes"),
-    [(math.nan, "masked", 2), (1e6, "masked", 7), (math.inf, "plain", 2)],
+    [(1e6, "masked", 7), (math.nan, "masked", 2), (math.inf, "plain", 2)],
 )
 def test_a_client_beyond_the_range_is_left_out(
     factor: float, aggregation: str, supernodes: int
@@ -215,50 +191,40 @@ def wrong_bytes(key: str) -> Change:
     return apply
 
 
-def test_a_wrong_share_is_named_and_its_client_left_out() -> None:
-    script = {(2, "both", 3): wrong_bytes("unmask-shares")}
-    outcome = run(seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script))
-    (entry,) = outcome.reports[1].rejected
-    assert entry == {"client": 103, "reason": "round 3: it sent a wrong share"}
-    assert outcome.answered == [7, 7, 7, 6, 6, 6]  # the fourth round was prepared already
-    assert not any(report.skipped for report in outcome.reports)
-    assert outcome.figures[:, :3].isfinite().all()
-
-
-def test_a_wrong_channel_key_is_named_and_its_client_left_out() -> None:
-    script = {(2, "hello", 1): wrong_bytes("sum-channel-keys")}
-    outcome: Outcome = run(
-        seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script), alignment="plain"
-    )
-    assert outcome.answered[-4:] == [6] * 4
-    assert not any(report.skipped for report in outcome.reports[-4:])
+@pytest.mark.parametrize(
+    ("script", "why", "left"),
+    [
+        # The fourth round was prepared already
+        ({(2, "both", 3): wrong_bytes("unmask-shares")}, "round 3: it sent a wrong share", 3),
+        (
+            {(2, "hello", 1): wrong_bytes("sum-channel-keys")},
+            "partners cannot open its packets",
+            4,
+        ),
+    ],
+)
+def test_who_spoils_the_sum_is_named_and_left_out(
+    script: dict[Any, Any], why: str, left: int
+) -> None:
+    outcome = run(seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script), alignment="plain")
+    assert outcome.answered[-left:] == [6] * left
+    assert not any(report.skipped for report in outcome.reports[-left:])
     named = [e for r in outcome.reports for e in r.rejected if e.get("client") == 103]
-    assert any("partners cannot open its packets" in entry["reason"] for entry in named)
-    assert outcome.figures[-4:, :2].isfinite().all()
-
-
-def test_resolution_bounds_what_the_ring_changes() -> None:
-    coarse = run(seven_egos(), rounds=5, resolution=2.0**-8)
-    fine, plain = run(seven_egos(), rounds=5), run(seven_egos(), rounds=5, aggregation="plain")
-    off = [float((o.figures - plain.figures).nan_to_num().abs().max()) for o in (coarse, fine)]
-    assert off[1] <= 5 * RESOLUTION
-    assert off[1] < off[0] <= 5 * 2.0**-8
-    assert SETTINGS.mu < 1  # or the contrastive loss, times mu, would be further off
+    assert any(re.search(why, entry["reason"]) for entry in named)
+    assert {e["client"] for r in outcome.reports for e in r.rejected if "client" in e} == {103}
+    assert outcome.figures[-left:, :2].isfinite().all()
 
 
 # Checkpoints -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["lost", "silent"])
-def test_clients_that_are_in_no_request_or_do_not_answer_save_too(
-    word: str, tmp_path: Path
-) -> None:
+def test_clients_that_are_in_no_request_or_do_not_answer_save_too(tmp_path: Path) -> None:
     run(
         seven_egos(),
         rounds=2,
         supernodes=7,
         participation=0.5,
-        make_grid=faulty({(p, "train", 3): word for p in (1, 2)}),
+        make_grid=faulty({(1, "train", 3): "lost", (2, "train", 3): "silent"}),
         client_options={"checkpoint_dir": tmp_path},
         checkpoint_dir=tmp_path,
         checkpoint_every=2,
@@ -282,6 +248,6 @@ def test_a_run_goes_on_under_its_own_settings_alone(tmp_path: Path) -> None:
 def test_a_client_without_a_folder_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(NoClientsError):
+    with pytest.raises(NoClientsError, match="round 2: none of 2 SuperNodes gave a usable"):
         run(three_egos(), rounds=3, checkpoint_dir=tmp_path, checkpoint_every=1)
     assert "the server wants a checkpoint, but checkpoint_dir is not set" in caplog.text

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.engine.memory import keep_freed_memory, peak_memory
+from flower_graph.engine.memory import peak_memory
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
@@ -33,10 +33,6 @@ def test_freed_memory_is_kept():
     assert done.returncode == 0, done.stderr
 
 
-def test_asking_to_keep_memory_never_fails():
-    assert keep_freed_memory() in (True, False)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
 def test_peak_memory_is_what_was_held_at_most():
     block = 1 << 26
@@ -44,7 +40,7 @@ def test_peak_memory_is_what_was_held_at_most():
     held = bytearray(b"x") * block
     after = peak_memory()
     del held
+    slack = 1 << 20  # each core counts some pages before it tells the kernel
     assert before >= 10 << 20
-    assert after >= before
-    assert after >= block
-    assert peak_memory() >= after  # freed, but it was there
+    assert after >= max(before, block) - slack
+    assert peak_memory() >= after - slack  # freed, but it was there

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ego_helpers import HIDDEN, SETTINGS, toy_egos
+from ego_helpers import HIDDEN, SETTINGS, PlainClient, average, toy_egos
+from flwr.app import RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.errors import RefusedError
+from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable, open_table
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
@@ -29,6 +31,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     VectorEncoding,
+    add_noise,
     add_up,
     contrast_scale,
     mean_weights,
@@ -117,41 +120,38 @@ def test_reading_the_sum_gives_the_means(
 HELD = {0: [0, 1], 1: [1, -1], 2: [0]}
 
 
-def written(h: torch.Tensor, metrics: np.ndarray | None = None, limit: float = 8.0) -> tuple:
-    ring = Ring.fit(3, limit, 2.0**-10, guard=True)
-    writing = VectorEncoding(Layout(2, HIDDEN), table_of(HELD, 2, has_pads=True), ring, RUN, ROUND)
+def written(
+    h: torch.Tensor,
+    metrics: np.ndarray | None = None,
+    *,
+    has_pads: bool = True,
+    sum_round: int = ROUND,
+) -> tuple:
+    ring = Ring.fit(3, 8.0, 2.0**-10, guard=True)
+    table = table_of(HELD, 2, has_pads=has_pads)
+    writing = VectorEncoding(Layout(2, HIDDEN), table, ring, RUN, sum_round)
     metrics = np.zeros((3, len(SUMMED_NAMES))) if metrics is None else metrics
     return add_up(chosen_of(HELD), h, metrics, writing)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 8.01, -9.0])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 8.01])
 def test_a_client_that_does_not_fit_is_left_out_alone(
     value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    h = torch.ones(5, HIDDEN)
+    h, metrics = torch.full((5, HIDDEN), 8.0), np.full((3, len(SUMMED_NAMES)), -8.0)
+    assert written(h, metrics)[1:] == ([0, 1, 2], {})  # at the limit
     h[2, 3] = value
-    words, present, left_out = written(h)
+    words, present, left_out = written(h, metrics)
     assert present == [0, 2]
     assert left_out == {1: "an embedding is outside the range of -8 to 8"}
     assert "client 1: an embedding is outside the range" in caplog.text  # and how large, there
     # ... and nothing of it is in the sum.
-    other = torch.ones(5, HIDDEN)
-    other[2:4] = math.nan
-    assert (written(other)[0] == words).all()
-
-
-def test_a_value_at_the_limit_fits() -> None:
-    assert written(torch.full((5, HIDDEN), 8.0))[1] == [0, 1, 2]
-    assert written(torch.full((5, HIDDEN), -8.0))[2] == {}
-
-
-@pytest.mark.parametrize("value", [math.nan, 9.0])
-def test_a_measurement_that_does_not_fit(value: float) -> None:
-    metrics = np.zeros((3, len(SUMMED_NAMES)))
+    h[2:4] = math.nan
+    assert (written(h, metrics)[0] == words).all()
     metrics[2, 6] = value
-    _, present, left_out = written(torch.ones(5, HIDDEN), metrics)
-    assert present == [0, 1]
-    assert left_out == {2: "a measurement is outside the range of -8 to 8"}
+    _, present, left_out = written(h, metrics)
+    assert present == [0]
+    assert left_out[2] == "a measurement is outside the range of -8 to 8"
 
 
 def test_nobody_fits() -> None:
@@ -162,51 +162,39 @@ def test_nobody_fits() -> None:
 
 def test_pads_hide_the_sum_and_change_with_the_round() -> None:
     h = torch.ones(5, HIDDEN)
-    first, (second, *_) = written(h)[0], written(h)
-    assert (first == second).all()
-    ring = Ring.fit(3, 8.0, 2.0**-10, guard=True)
-    table = table_of(HELD, 2, has_pads=True)
-    metrics = np.zeros((3, len(SUMMED_NAMES)))
-    later = VectorEncoding(Layout(2, HIDDEN), table, ring, RUN, ROUND + 1)
-    in_clear = VectorEncoding(
-        Layout(2, HIDDEN), table_of(HELD, 2, has_pads=False), ring, RUN, ROUND
-    )
+    first = written(h)[0]
+    assert (written(h)[0] == first).all()
     hidden = Layout(2, HIDDEN).counts.stop
-    for writing in (later, in_clear):
-        words, _, _ = add_up(chosen_of(HELD), h, metrics, writing)
-        assert not (words[:hidden] == first[:hidden]).any()
+    for other in (written(h, sum_round=ROUND + 1), written(h, has_pads=False)):
+        assert not (other[0][:hidden] == first[:hidden]).any()
 
 
 def test_weights_are_added_up_densely() -> None:
     egos = [ego for ego in toy_egos() if ego.client != 111]
     chosen = EgoCohort(egos, SETTINGS).choose([ego.client for ego in egos])
     start = initial_weights(SETTINGS)
-    chosen.start_from(ModelWeights(start.first, start.rest))
+    chosen.start_from(start)
     chosen.train()
+    plain = [PlainClient(ego, start, SETTINGS) for ego in egos]
+    for client in plain:
+        client.step()
     first, rest = mean_weights(chosen)
-    size = first.size + rest.size
-    layout, ring = Layout(0, HIDDEN, size), Ring.fit(len(egos), 8.0, 2.0**-24)
-    writing = VectorEncoding(layout, open_table(0, {}), ring, RUN, ROUND)
+    np.testing.assert_allclose(first, average(plain).first, atol=1e-5)
+    np.testing.assert_allclose(rest, average(plain).rest, atol=1e-5)
+    layout = Layout(0, HIDDEN, first.size + rest.size)
+    ring = Ring.fit(len(egos), 8.0, 2.0**-24)
     slots = {ego.client: np.full(ego.nodes.numel(), -1, np.int64) for ego in egos}
-    writing = replace(writing, table=open_table(0, slots))
+    writing = VectorEncoding(layout, open_table(0, slots), ring, RUN, ROUND)
     metrics = np.zeros((len(egos), len(SUMMED_NAMES)))
     words, present, _ = add_up(chosen, chosen.embed(), metrics, writing)
     mean = ring.decode(words[layout.model]) / len(present)
-    np.testing.assert_allclose(mean[: first.size].reshape(first.shape), first, atol=2.0**-24)
-    np.testing.assert_allclose(mean[first.size :], rest, atol=2.0**-24)
-    # Only clients that have a feature move its row; the others count with what they began with.
-    moved = torch.zeros(len(start.first))
-    for ego in egos:
-        moved += (ego.x != 0).any(0)
-    is_moved = (mean[: first.size].reshape(first.shape) != start.first.numpy()).any(1)
-    assert is_moved.tolist() == (moved > 0).tolist()
+    np.testing.assert_allclose(mean, np.concatenate([first.ravel(), rest]), atol=2.0**-24)
 
 
 def test_measurements_by_hand() -> None:
     egos = [ego for ego in toy_egos() if ego.client in (100, 107)]
     chosen = EgoCohort(egos, SETTINGS).choose([100, 107])
     judged = chosen.evaluate(chosen.embed())
-    measured = measure(judged, torch.tensor([0.5, math.nan]), 0.125)
     measured = measure(judged, torch.tensor([0.5, math.nan]), 0.125)
     found = dict(zip(METRIC_NAMES, measured.T, strict=True))
     assert found["has-train"].tolist() == [1, 0]  # client 107 has no labelled nodes for training
@@ -216,3 +204,56 @@ def test_measurements_by_hand() -> None:
     assert found["contrast"].tolist() == pytest.approx([scaled, 0])
     assert found["has-contrast"].tolist() == [1, 0]
     assert measure(judged, None, 0.125)[:, -2:].tolist() == [[0, 0], [0, 0]]
+
+
+# Under a budget: clip and noise by client, before pads and masks ----------------------------------
+
+SLOTS = {4: [0, -1, 2], 7: [1, 2], 9: [-1]}
+H = torch.arange(12.0).reshape(6, 2) + 1
+MEASURED = np.arange(27.0).reshape(3, 9)
+NOISY = open_table(3, {client: np.array(slots) for client, slots in SLOTS.items()})
+CLIENTS = list(SLOTS)
+
+
+def slots_of(slots: int) -> VectorEncoding:
+    return VectorEncoding(Layout(slots, 2), NOISY, None, b"", 1)
+
+
+def shared(noise: ClientNoise, h: torch.Tensor = H) -> tuple[np.ndarray, np.ndarray]:
+    found, measured = add_noise(noise, RecordDict(), h, MEASURED, slots_of(3), CLIENTS)
+    return found.numpy(), measured
+
+
+def test_a_clients_shared_rows_are_one_vector_and_nothing_else_is_sent() -> None:
+    found, _ = shared(ClientNoise(1.0, 1e-9, 1))
+    own = H.numpy()[[0, 2]]
+    assert np.allclose(found[[0, 2]], own / np.linalg.norm(own), atol=1e-6)
+    assert np.allclose(np.linalg.norm(found[[3, 4]]), 1.0, atol=1e-6)
+    assert not found[[1, 5]].any()
+    wide, measured = shared(ClientNoise(1.0, 3.0, 1), torch.ones(6, 5000))
+    assert abs(wide[[0, 2, 3, 4]].std() / 3.0 - 1) < 0.05
+    assert not wide[[1, 5]].any()
+    assert not measured.any()
+    assert np.array_equal(shared(ClientNoise(1.0, 1.0, 1, withholds=False))[1], MEASURED)
+    assert np.allclose(shared(ClientNoise(1e6, 1e-9, 1))[0][[0, 2]], own, atol=1e-3)
+
+
+def test_a_client_that_diverged_is_left_to_be_left_out_alone() -> None:
+    h = H.clone()
+    h[2, 1] = torch.inf
+    found, _ = shared(ClientNoise(1.0, 1e-9, 1), h)
+    assert np.isnan(found[[0, 2]]).all()
+    assert np.isfinite(found[[1, 3, 4, 5]]).all()
+
+
+def test_the_budget_is_counted_and_the_last_measurement_is_not() -> None:
+    noise, state = ClientNoise(1.0, 1.0, 2), RecordDict()
+    for _ in range(2):
+        add_noise(noise, state, H, MEASURED, slots_of(3), CLIENTS)
+    found, _ = add_noise(noise, state, H, MEASURED, slots_of(0), CLIENTS)
+    assert not found.any()
+    with pytest.raises(RefusedError, match="would have no noise"):
+        weights = replace(slots_of(3), layout=Layout(3, 2, 9))
+        add_noise(noise, state, H, MEASURED, weights, CLIENTS)
+    with pytest.raises(RefusedError, match="budget is spent: 2 of 2"):
+        add_noise(noise, state, H, MEASURED, slots_of(3), CLIENTS)

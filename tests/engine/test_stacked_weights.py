@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.engine.graph_batch import GraphBatch, pack_graphs
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.graph import propagate
 
@@ -152,6 +152,15 @@ def constant(value: float) -> ModelWeights:
     return ModelWeights(torch.full((FEATURES, HIDDEN), value), torch.full((HIDDEN,), value))
 
 
+def stepped() -> tuple[StackedWeights, Tensors, Tensors]:
+    """Two networks of two kinds after two steps, their state, and a copy of it."""
+    batch, state = pair()
+    stacked = StackedWeights(state, batch, kinds=[0, 1])
+    for _ in range(2):
+        stacked.step(loss_of(batch), **RATES)
+    return stacked, state, {key: value.clone() for key, value in state.items()}
+
+
 def test_weighted_sums_by_hand():
     batch, state = pair()
     stacked = StackedWeights(state, batch)
@@ -188,14 +197,6 @@ def test_the_largest_weight_tells_of_numbers_that_are_none(key: str, value: floa
     assert StackedWeights(state, batch).largest().tolist() == [7.0, torch.inf]
 
 
-def test_nobody_of_a_kind_sums_to_nothing():
-    batch, state = pair()
-    stacked = StackedWeights(state, batch, kinds=[0, 0])
-    stacked.start_from(constant(1.0), constant(2.0))
-    _, other = stacked.weighted_sums(torch.ones(2))
-    assert not other.first.any() and not other.rest.any()
-
-
 def test_starting_without_replacing_is_remembered_only():
     batch, state = pair()
     stacked = StackedWeights(state, batch)
@@ -205,56 +206,32 @@ def test_starting_without_replacing_is_remembered_only():
 
 
 def test_forgetting_begins_adam_anew_for_some():
-    batch, state = pair()
-    stacked = StackedWeights(state, batch)
-    for _ in range(2):
-        stacked.step(loss_of(batch), **RATES)
-    before = {key: value.clone() for key, value in state.items()}
+    stacked, state, before = stepped()
     stacked.forget_moments([])
-    assert all(torch.equal(value, before[key]) for key, value in state.items())
-    StackedWeights(state, batch, [1]).forget_moments()
-    assert state["step"].tolist() == [2, 0]
-    for moment in ("exp-avg", "exp-avg-sq"):
-        assert not state[f"{moment}.first"][1:].any() and not state[f"{moment}.rest"][1].any()
-        assert torch.equal(state[f"{moment}.first"][0], before[f"{moment}.first"][0])
-        assert torch.equal(state[f"{moment}.rest"][0], before[f"{moment}.rest"][0])
-    for name in ("first", "rest"):
-        assert torch.equal(state[f"weight.{name}"], before[f"weight.{name}"])
+    assert state["step"].tolist() == [2, 2]
+    StackedWeights(state, stacked.batch, [1]).forget_moments()
+    for key, value in state.items():
+        assert torch.equal(value[0], before[key][0])
+        if key.startswith("weight"):
+            assert torch.equal(value, before[key])
+        else:
+            assert not value[1:].any()
 
 
 def test_some_begin_anew():
-    batch, state = pair()
-    stacked = StackedWeights(state, batch, kinds=[0, 1])
-    for _ in range(2):
-        stacked.step(loss_of(batch), **RATES)
-    before = {key: value.clone() for key, value in state.items()}
+    stacked, state, before = stepped()
     state["weight.rest"][1] = torch.nan
     stacked.restart([1], constant(3.0), constant(4.0))
-    fresh = stacked_state(batch, [constant(3.0), constant(4.0)], [0, 1])
+    fresh = stacked_state(stacked.batch, [constant(3.0), constant(4.0)], [0, 1])
     for key, value in state.items():
         mine = slice(1, None)  # of the rows, and of the networks
         assert torch.equal(value[mine], fresh[key][mine])
         assert torch.equal(value[0], before[key][0])
 
 
-def test_a_batch_that_the_caller_cut_gives_the_same():
+def test_what_is_refused():
     batch, state = pair()
-    own = {key: value.clone() for key, value in state.items()}
-    given_batch = StackedWeights(own, batch, [1], take_graphs(batch, [1]))
-    cut = StackedWeights(state, batch, [1])
-    for stacked in (given_batch, cut):
-        stacked.step(loss_of(stacked.batch), **RATES)
-    assert all(torch.equal(value, own[key]) for key, value in state.items())
-    assert state["step"].tolist() == [0, 1]
-
-
-def test_as_many_kinds_as_networks():
-    batch, _ = pair()
     with pytest.raises(ValueError, match="kinds: 3 for 2 networks"):
         stacked_state(batch, [constant(0.0)], [0, 0, 0])
-
-
-def test_sums_want_a_start():
-    batch, state = pair()
     with pytest.raises(AssertionError, match="start_from comes first"):
         StackedWeights(state, batch).weighted_sums(torch.ones(2))

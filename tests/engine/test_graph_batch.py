@@ -1,7 +1,8 @@
-"""Graphs laid one behind the other, and some of them cut out again."""
+"""Graphs laid one behind the other, some of them cut out again, and how well each client does."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -14,7 +15,13 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_dense_adj
 
-from flower_graph.engine.graph_batch import GraphBatch, pack_graphs, take_graphs
+from flower_graph.engine.graph_batch import (
+    GraphBatch,
+    evaluate,
+    node_losses,
+    pack_graphs,
+    take_graphs,
+)
 from flower_graph.ops.graph import Adjacency
 
 
@@ -77,16 +84,13 @@ def test_training_nodes_share_a_client_alike():
     assert torch.equal(batch.train_share > 0, batch.masks["train"])
 
 
-def test_sparse_features_give_the_same():
+def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     egos = toy_egos()
-    assert_same(pack_graphs([replace(e, x=e.x.to_sparse_csr()) for e in egos]), pack_graphs(egos))
-
-
-def test_a_stored_zero_is_no_feature():
-    ego = toy_egos()[4]
-    x = ego.x.to_sparse_csr()
-    x.values()[0] = 0
-    assert_same(pack_graphs([replace(ego, x=x)]), pack_graphs([replace(ego, x=x.to_dense())]))
+    sparse = [replace(e, x=e.x.to_sparse_csr()) for e in egos]
+    assert_same(pack_graphs(sparse), pack_graphs(egos))
+    sparse[4].x.values()[0] = 0
+    egos[4] = replace(egos[4], x=sparse[4].x.to_dense())
+    assert_same(pack_graphs(sparse), pack_graphs(egos))
 
 
 @settings(deadline=None, max_examples=30)
@@ -96,14 +100,7 @@ def test_cutting_out_is_packing_alone(places: list[int]):
     assert_same(take_graphs(pack_graphs(egos), places), pack_graphs([egos[p] for p in places]))
 
 
-def test_a_graph_without_edges_has_the_identity():
-    graph = toy(5, [[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]], [0, 1, 0])
-    matrix, transpose = pack_graphs([graph]).graph
-    assert torch.equal(matrix.to_dense(), torch.eye(3))
-    assert torch.equal(transpose.to_dense(), torch.eye(3))
-
-
-def test_a_client_may_have_several_graphs():
+def test_a_client_may_have_several_graphs_and_one_without_edges_has_the_identity():
     edges = toy(5, [[1.0], [2.0]], [0, 1], [(0, 1)])
     batch = pack_graphs([edges, toy(5, [[1.0], [2.0]], [0, 1])])
     assert batch.clients == (5, 5)
@@ -111,3 +108,50 @@ def test_a_client_may_have_several_graphs():
     wanted = torch.block_diag(half, torch.eye(2))
     torch.testing.assert_close(batch.graph.matrix.to_dense(), wanted)
     assert batch.row_ptr == [0, 1, 2]
+
+
+# Accuracy and loss of each client, by hand --------------------------------------------------------
+
+LOGITS = torch.tensor(
+    [[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0], [5.0, 0.0], [2.0, 0.0], [0.0, 1.0]]
+)
+
+
+def batch():
+    x = [[1.0]] * 3
+    return pack_graphs(
+        [
+            toy(7, x, [0, 0, 0], roles="tve"),
+            toy(9, x[:2], [1, -1], roles="t-"),
+            toy(1, x[:2], [0, 1], roles="vv"),
+        ]
+    )
+
+
+def test_accuracy_and_loss_by_hand():
+    accuracy, loss = evaluate(batch(), LOGITS)
+    # Client 7: node 0 right, node 1 wrong, node 2 right. Client 9: the tie goes to class 0.
+    # Client 1 has nodes for validation alone, and so no loss.
+    assert accuracy[0].tolist() == [1.0, 0.0, 1.0]
+    assert accuracy[1, 0] == 0.0
+    assert accuracy[1, 1:].isnan().all()
+    assert accuracy[2].isnan().tolist() == [True, False, True]
+    assert accuracy[2, 1] == 1.0
+    wanted = [math.log(1 + math.exp(-2)), math.log(2), math.nan]
+    assert loss.tolist() == pytest.approx(wanted, nan_ok=True)
+    assert accuracy.dtype == loss.dtype == torch.float64
+
+
+def test_weights_that_are_no_numbers_show_in_the_loss_of_that_client_alone():
+    logits = LOGITS.clone()
+    logits[3] = math.nan
+    loss = evaluate(batch(), logits).loss
+    assert loss.isnan().tolist() == [False, True, True]
+
+
+def test_losses_of_nodes_want_a_gradient():
+    logits = LOGITS.clone().requires_grad_()
+    node_losses(batch(), logits)[3].backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad[3], torch.tensor([0.5, -0.5]))
+    assert not logits.grad[[0, 1, 2, 4, 5, 6]].any()

@@ -1,0 +1,249 @@
+"""One SuperNode's clients by themselves: what they refuse, do only once, and keep secret."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ego_helpers import SETTINGS, toy_egos
+from flwr.app import Context, RecordDict
+
+from flower_graph.client.state import StateStore
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.messages.fields import Resume
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
+from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
+from flower_graph.strategies.masked_embedding_averaging import cohort_client
+from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
+    EgoNetworkClient,
+    EgoSecrets,
+)
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    EgoEnrolment,
+    EgoReply,
+    EgoRequest,
+    write_save,
+)
+
+RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
+RUN_TOKEN = "ab" * 16
+HELLO = EgoEnrolment(SETTINGS, RUN, "plain")
+EGOS = toy_egos()[:3]
+NUMBERS = np.array([100, 101, 102])
+
+
+def context_of(state_dir: str = "", node_id: int = 2) -> Context:
+    return Context(secrets.randbits(60), node_id, {"state-dir": state_dir}, RecordDict(), {})
+
+
+@pytest.fixture
+def context() -> Context:
+    return context_of(":memory:")
+
+
+def begun(
+    context: Context, egos: Sequence[EgoNetwork] = EGOS, folder: Path | None = None, **changes: Any
+) -> EgoNetworkClient:
+    """Make clients and let them enrol."""
+    client = EgoNetworkClient(context, egos, checkpoint_dir=folder)
+    client.get_properties(replace(HELLO, **changes).to_config())
+    return client
+
+
+def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: Any) -> EgoReply:
+    request = EgoRequest(number, clients, SETTINGS, "full", **more)
+    return EgoNetworkClient(context, EGOS).round(request)
+
+
+def kept(context: Context, name: str = "weight.rest") -> torch.Tensor:
+    _, tensors = StateStore(context, "ego-client").load(lambda _: None)
+    return tensors[name].clone()
+
+
+# Rounds ------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_comes_twice_is_worked_on_once(context: Context) -> None:
+    begun(context)
+    before = initial_weights(SETTINGS).rest.expand(3, -1)
+    for number in (1, 2):
+        one = ask(context, number)
+        after = kept(context)
+        assert not torch.equal(before, after)
+        before = after
+        other = ask(context, number)
+        assert torch.equal(kept(context), after)
+        # What it sends is the same but for the measurements, which are now those after the step.
+        assert one.total.shape == other.total.shape
+
+
+def test_a_shared_model_is_taken_over_once_a_round(context: Context) -> None:
+    begun(context)
+    start = initial_weights(SETTINGS)
+    model = start.first.numpy() + 1, start.rest.numpy() + 1
+    ask(context, 1, model=model)
+    ask(context, 2, model=model)
+    after = kept(context)
+    ask(context, 2, model=model)
+    assert torch.equal(kept(context), after)
+    ask(context, 3, model=model)
+    expected = torch.from_numpy(model[1]).expand(3, -1)
+    torch.testing.assert_close(kept(context), expected, atol=0.1, rtol=0)
+
+
+def test_the_last_request_trains_nothing(context: Context) -> None:
+    begun(context)
+    ask(context, 1)
+    after = kept(context)
+    # The means of the first round are still fused; here there are none, so L_nc is what remains.
+    assert ask(context, 2, is_last=True).total.shape == (10,)
+    fused = kept(context)
+    assert not torch.equal(fused, after)
+    ask(context, 2, is_last=True)
+    assert torch.equal(kept(context), fused)
+
+
+def test_what_a_host_refuses(context: Context) -> None:
+    with pytest.raises(ValueError, match="egos: none is given"):
+        EgoNetworkClient(context, [])
+    with pytest.raises(ValueError, match=r"client numbers \[100, 100\] are not all different"):
+        EgoNetworkClient(context, [EGOS[0], EGOS[0]])
+    with pytest.raises(ValueError, match=r"client 10. has class 2, the run's classes are 0 to 1"):
+        begun(context, settings=SETTINGS._replace(num_classes=2))
+    with pytest.raises(StateLostError, match="its keys of this run are not here"):
+        ask(context, 1)
+    begun(context)
+    with pytest.raises(ValueError, match=r"clients \[7\] are not among"):
+        ask(context, 1, np.array([100, 7]))
+
+
+def test_checkpoints(context: Context, tmp_path: Path) -> None:
+    def save(number: int, folder: Path | None) -> None:
+        client = EgoNetworkClient(context, EGOS, checkpoint_dir=folder)
+        client.save([], write_save(SETTINGS, number, RUN_TOKEN))
+
+    begun(context, folder=tmp_path)
+    save(1, tmp_path)  # before it took part in anything
+    ask(context, 1)
+    trained = kept(context)
+    save(2, tmp_path)
+    begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 1))
+    assert torch.equal(kept(context), initial_weights(SETTINGS).rest.expand(3, -1))
+    begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 2))
+    assert torch.equal(kept(context), trained)
+    with pytest.raises(CheckpointError, match="round-000003"):
+        begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 3))
+    again = Resume(RUN_TOKEN, 2, "again")
+    with pytest.raises(CheckpointError, match="with as many SuperNodes as before"):
+        begun(context, EGOS[:2], tmp_path, resume=again)
+    for call in (lambda: save(2, None), lambda: begun(context, resume=again)):
+        with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
+            call()
+
+
+def test_what_fails_halfway_leaves_the_models_as_they_were(context: Context) -> None:
+    client = begun(context)
+    ask(context, 1)
+    before = kept(context), kept(context, "step")
+    with pytest.raises(KeyError), client.opened(SETTINGS) as clients:
+        clients.train()
+        raise KeyError
+    assert torch.equal(kept(context), before[0])
+    assert torch.equal(kept(context, "step"), before[1])
+    with client.opened(SETTINGS) as clients:
+        clients.train()
+    assert not torch.equal(kept(context), before[0])
+
+
+# Secrets: in this process or through bytes -------------------------------------------------------
+
+IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
+FORMS = {
+    "psi": AlignmentClient,
+    "polynomial": PolynomialAlignmentClient,
+    "plain": PlaintextAlignmentClient,
+    "none": PlaintextAlignmentClient,
+}
+
+
+def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohort_client, "_LIVE", {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_secrets_last(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of()
+    reply = EgoSecrets(context, IDENTITIES).begin(RUN, form)
+    assert reply.clients.tolist() == [3, 5]
+    assert EgoSecrets(context, IDENTITIES).load() is EgoSecrets(context, IDENTITIES).load()
+    forget_process(monkeypatch)
+    found, host, aligner = EgoSecrets(context, IDENTITIES).load()
+    assert found == form
+    assert isinstance(aligner, FORMS[form])
+    assert (host.run_id, host.clients) == (RUN, [3, 5])
+    assert (host.keys().channel_keys == reply.channel_keys).all()
+    with pytest.raises(StateLostError, match="belong to other clients"):
+        EgoSecrets(context, {3: [10, 11]}).load()
+
+
+def test_in_process_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(":memory:")
+    secret = EgoSecrets(context, IDENTITIES)
+    secret.begin(RUN, "psi")
+    assert list(context.state["ego-secrets"]) == ["token"]
+    assert secret.load() is EgoSecrets(context, IDENTITIES).load()
+    forget_process(monkeypatch)
+    with pytest.raises(StateLostError, match="its keys went with another process"):
+        secret.load()
+
+
+def test_a_new_run_has_new_keys_and_a_context_that_was_taken_back_the_older_ones() -> None:
+    # A message that failed after its work: Flower goes on with the context of before.
+    context = context_of()
+    secret = EgoSecrets(context, IDENTITIES)
+    first = secret.begin(RUN, "psi")
+    before = context.state["ego-secrets"].copy()
+    other = secret.begin(OTHER_RUN, "psi")
+    assert not (first.channel_keys == other.channel_keys).all(1).any()
+    assert secret.load()[1].run_id == OTHER_RUN
+    context.state["ego-secrets"] = before
+    host = EgoSecrets(context, IDENTITIES).load()[1]
+    assert host.run_id == RUN
+    assert (host.keys().channel_keys == first.channel_keys).all()
+
+
+def test_nothing_is_there_before_and_after_nor_at_other_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget_process(monkeypatch)
+    context = context_of()
+    secret, other = (EgoSecrets(c, IDENTITIES) for c in (context, context_of(node_id=6)))
+    secret.begin(RUN, "psi")
+    with pytest.raises(StateLostError, match="client 6: its keys of this run are not here"):
+        other.load()
+    for _ in range(2):
+        secret.drop()
+    assert not list(context.state.keys())
+    assert cohort_client._LIVE == {}
+    with pytest.raises(ValueError, match="alignment: 'guess' is not one of psi"):
+        secret.begin(RUN, "guess")
+
+
+@pytest.mark.parametrize("form", ["psi", "plain", "polynomial"])
+@pytest.mark.parametrize(
+    "wrong", [[77077, "seventeen"], ["seventeen", "seventeen"], [2.5, 77077], [77077, 77077]]
+)
+def test_what_is_wrong_with_identities_is_said_without_them(wrong: list[Any], form: str) -> None:
+    # The server reads what an error says.
+    with pytest.raises(ValueError, match="client 8") as caught:
+        EgoSecrets(context_of(), {8: wrong}).begin(RUN, form)
+    assert not any(str(identity) in str(caught.value) for identity in wrong)

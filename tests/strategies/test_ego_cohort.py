@@ -1,0 +1,118 @@
+"""Cohorts of ego-networks against plain PyG clients, one by one, and for any assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from ego_helpers import FEATURES, HIDDEN, SETTINGS, PlainClient, toy_egos, toy_shared
+from torch import Tensor
+
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.graph_batch import evaluate
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    ChosenEgos,
+    EgoCohort,
+    EgoSettings,
+    Shared,
+    initial_weights,
+)
+
+
+def everyone(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> ChosenEgos:
+    return EgoCohort(egos, settings).choose([ego.client for ego in egos])
+
+
+def full_round(chosen: ChosenEgos) -> None:
+    """Take a step of each kind."""
+    egos = {ego.client: ego for ego in chosen.cohort.egos}
+    shared = toy_shared([egos[client] for client in chosen.batch.clients])
+    chosen.train()
+    chosen.fuse(shared)
+    chosen.fuse(shared, classify=False)
+
+
+def by_client(chosen: ChosenEgos) -> dict[int, Tensor]:
+    """Return each client's embeddings, active rows and other weights, one behind the other."""
+    batch, (first, rest) = chosen.batch, chosen.weights()
+    sizes = torch.tensor(batch.ptr).diff().tolist(), torch.tensor(batch.row_ptr).diff().tolist()
+    parts = zip(chosen.embed().split(sizes[0]), first.split(sizes[1]), rest, strict=True)
+    flat = [torch.cat([part.reshape(-1) for part in own]) for own in parts]
+    return dict(zip(batch.clients, flat, strict=True))
+
+
+def test_equals_plain_pyg_clients():
+    """Steps as in all variants, with a projection that is wider than the embeddings."""
+    settings = SETTINGS._replace(projection=3 * HIDDEN)
+    egos, start = toy_egos(), initial_weights(settings)
+    chosen, shared = everyone(egos, settings), toy_shared(egos)
+    plain = [PlainClient(ego, start, settings) for ego in egos]
+    own = [toy_shared([ego]) for ego in egos]
+    for step in ("train", "fuse", "fuse", "contrast", "train"):
+        if step == "train":
+            before = chosen.evaluate(chosen.embed())
+            found = evaluate(chosen.batch, chosen.train())  # of the logits from before
+            torch.testing.assert_close(found, before, rtol=0, atol=0, equal_nan=True)
+            for client in plain:
+                client.step()
+            continue
+        losses = chosen.fuse(shared, classify=step == "fuse").tolist()
+        for loss, client, means in zip(losses, plain, own, strict=True):
+            wanted = client.losses(means)[1].item() if means.place.numel() else torch.nan
+            assert loss == pytest.approx(wanted, abs=1e-5, nan_ok=True)
+            client.step(means, classify=step == "fuse")
+    judged = chosen.evaluate(chosen.embed())
+    for place, client in enumerate(plain):
+        expected = torch.cat([client.embed().detach().reshape(-1), client.active()])
+        found = by_client(chosen)[client.ego.client]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        if client.ego.train_mask.any():
+            loss = client.losses(None)[0].item()
+            assert judged.loss[place].item() == pytest.approx(loss, abs=1e-5)
+
+
+def test_all_clients_start_alike_as_pyg_and_pytorch_do():
+    _, rest = everyone(toy_egos()).weights()
+    start = initial_weights(SETTINGS)
+    assert torch.equal(rest, start.rest.expand(12, -1))
+    assert start.first.abs().max() <= (6 / (FEATURES + HIDDEN)) ** 0.5
+    assert torch.equal(initial_weights(SETTINGS).rest, start.rest)
+    assert not torch.equal(initial_weights(SETTINGS._replace(seed=4)).first, start.first)
+
+
+def test_a_choice_is_these_clients_alone_and_leaves_the_others():
+    egos = toy_egos()
+    cohort, some = EgoCohort(egos, SETTINGS), [108, 101, 105]
+    everybody = [ego.client for ego in egos]
+    alone = everyone([egos[1], egos[5], egos[8]])
+    full_round(cohort.choose(everybody))
+    before = by_client(cohort.choose(everybody))
+    for _ in range(3):
+        full_round(cohort.choose(some))
+    after = by_client(cohort.choose(everybody))
+    # From here on the clients have taken different numbers of steps.
+    full_round(cohort.choose(everybody))
+    mixed = by_client(cohort.choose(everybody))
+    for rounds, found in ((4, after), (1, mixed)):
+        for _ in range(rounds):
+            full_round(alone)
+        own = {client: found[client] for client in sorted(some)}
+        torch.testing.assert_close(own, by_client(alone), rtol=0, atol=1e-6)
+    for client in set(before) - set(some):
+        assert torch.equal(before[client], after[client])
+
+
+def test_a_stranger_is_refused():
+    with pytest.raises(ValueError, match=r"clients \[7, 112\] are not among \[100, "):
+        EgoCohort(toy_egos(), SETTINGS).choose([100, 112, 7])
+
+
+def test_nobody_has_shared_nodes():
+    nothing = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
+    fused, trained = everyone(toy_egos()), everyone(toy_egos())
+    assert fused.fuse(nothing).isnan().all()
+    trained.train()
+    torch.testing.assert_close(by_client(fused), by_client(trained), rtol=0, atol=0)
+    fused.fuse(nothing, classify=False)
+    assert all(weights.isfinite().all() for weights in by_client(fused).values())

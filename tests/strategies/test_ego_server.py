@@ -1,0 +1,266 @@
+"""Whom the server asks, who may enrol with which keys, and what a sum says."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ego_helpers import HIDDEN, SETTINGS
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.messages.keys import HANDLED
+from flower_graph.secure.channel import new_key
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import KeyReply
+from flower_graph.server.exchange import Replies
+from flower_graph.server.ledger import ByteLedger
+from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    EgoReply,
+    EgoRequest,
+    Layout,
+    RoundSum,
+)
+from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
+from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
+from flower_graph.strategies.masked_embedding_averaging.vector import contrast_scale
+
+
+class Answers:
+    """An exchange in which SuperNodes give the answers that a test has."""
+
+    def __init__(self, answers: dict[int, RecordDict]) -> None:
+        self.answers = answers
+
+    def send(self, requests: Any, *, read: Any, **_: Any) -> Replies[Any]:
+        return Replies({node: read(node, self.answers[node]) for node in requests})
+
+
+def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
+    given: dict[str, Any] = {
+        "alignment": "psi",
+        "aggregation": "masked",
+        "participation": 1.0,
+        "limit": 8.0,
+        "resolution": 2.0**-10,
+        "dropout": 0.3,
+        "min_nodes": 1,
+    }
+    session = EgoSession(SETTINGS, **{**given, **options})
+    grid: Any = SimpleNamespace(get_node_ids=lambda: list(hosted))
+    session.open(grid, 1.0, 3)
+    ask(session, {node: keys_of(session, clients) for node, clients in hosted.items()})
+    session.members.new = []
+    return session
+
+
+def ask(session: EgoSession, answers: dict[int, RecordDict], gone: int | None = None) -> list[str]:
+    """Let SuperNodes enrol; return why some take no part."""
+    connected = sorted((session.members.clients.keys() | answers.keys()) - {gone})
+    exchange: Any = Answers(answers)
+    return [entry.reason for entry in session.members.ask(exchange, connected, 1, 1.0)]
+
+
+def keys_of(session: EgoSession, clients: list[int], handled: int | None = None) -> RecordDict:
+    public = np.frombuffer(b"".join(new_key()[1] for _ in clients), np.uint8).reshape(-1, 32)
+    reply = KeyReply(session.sums.server.run_id, np.array(clients, np.int64), public)
+    entries = reply.to_config() | ({} if handled is None else {HANDLED: handled})
+    return RecordDict({"config": ConfigRecord(entries)})
+
+
+HOSTED = {71: [1, 5, 9], 72: [2, 4], 73: [3, 8, 6, 7]}
+
+
+@pytest.mark.parametrize(("aggregation", "fewest"), [("masked", 2), ("plain", 1)])
+def test_who_is_drawn_depends_on_the_round_alone(aggregation: str, fewest: int) -> None:
+    other = {5: [9, 8, 7, 6, 5], 6: [4, 3, 2, 1]}
+    for share, count in ((1.0, 9), (0.5, 4), (0.01, fewest)):
+        options = {"participation": share, "aggregation": aggregation}
+        both = [session_of(hosted, **options) for hosted in (HOSTED, other)]
+        one, same = ([session.sample(number) for number in range(1, 9)] for session in both)
+        assert one == same
+        assert {len(clients) for clients in one} == {count}
+        assert all(clients == sorted(clients) for clients in one)
+        assert share == 1 or len({tuple(clients) for clients in one}) > 4
+
+
+def test_only_connected_and_honest_clients_are_drawn() -> None:
+    session = session_of(HOSTED)
+    session.exchange.grid.get_node_ids = lambda: [72, 73]  # type: ignore[method-assign]
+    session.sums.server.excluded.add(3)
+    assert session.sample(1) == [2, 4, 6, 7, 8]
+    session.exchange.grid.get_node_ids = list  # type: ignore[method-assign]
+    with pytest.raises(NoClientsError, match="round 4: no client of the run is connected"):
+        session.sample(4)
+
+
+def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
+    session = session_of(HOSTED)
+    before = session.ring()
+    assert before is not None
+    assert before.guard_bits == 4  # nine clients
+    session.sums.server.excluded |= {1, 2, 3}
+    assert session.ring() == before
+    assert session_of(HOSTED, aggregation="plain").ring() is None
+
+
+def test_a_client_has_one_host() -> None:
+    session = session_of(HOSTED)
+    (why,) = ask(session, {74: keys_of(session, [10, 4])})
+    assert why.startswith("client 4 is hosted by node 72 already")
+    assert 10 not in session.sums.server.clients  # nothing of it was taken
+
+
+def test_one_that_is_back_under_another_id_keeps_its_place() -> None:
+    session = session_of({71: [1, 5, 9], 73: [3, 6]})
+    keys = keys_of(session, [2, 4])
+    assert ask(session, {72: keys}) == []
+    session.members.new, session.members.unsent = [], {72: {"slots": 1}}
+    session.sums.server.excluded = {4}
+    assert ask(session, {99: keys}, gone=72) == []
+    assert list(session.clients.items()) == [(71, [1, 5, 9]), (73, [3, 6]), (99, [2, 4])]
+    assert session.members.unsent == {99: {"slots": 1}}
+    assert session.sums.server.node_of(4) == 99
+    assert session.sums.server.excluded == {4}
+    assert session.members.new == []
+
+
+def test_one_that_is_back_with_other_keys_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    session = session_of(HOSTED)
+    session.members.begun = {2}
+    assert ask(session, {99: keys_of(session, [4, 2], 0)}, gone=72) == []
+    assert sorted(session.clients) == [71, 73, 99]
+    assert session.members.new == [99]
+    assert session.clients[99] == [2, 4]
+    assert session.sums.server.node_of(4) == 99
+    assert "node 99 has lost its state: its clients begin anew" in caplog.text
+
+
+def test_one_that_has_lost_its_keys_is_asked_again() -> None:
+    session = session_of(HOSTED)
+    session.members._lost = {72}
+    assert ask(session, {72: keys_of(session, [2])}) == []
+    assert session.members.new == [72]
+    assert session.clients[72] == [2]
+    assert session.sums.server.node_of(4) is None
+
+
+def test_keys_of_another_run_and_none_are_refused() -> None:
+    session, other = session_of(HOSTED), session_of({99: [2, 4]})
+    with pytest.raises(MalformedReplyError, match=r"run .*, expected"):
+        session.members.read(99, keys_of(other, [2, 4]))
+    with pytest.raises(MalformedReplyError):
+        session.members.read(74, RecordDict())
+    assert session.sums.server.node_of(4) == 72
+
+
+# What a sum says ---------------------------------------------------------------------------------
+
+METRICS = np.array([1.5, 2, 0.25, 1, 0, 0, 6.0, 0.5, 2, 0])
+REPLIES = [EgoReply(2, {}, np.zeros(0), seconds, 0.5) for seconds in (0.25, 1.0)]
+
+
+def asked_of(rounds: int = 4, slots: int = 2, ring: Ring | None = None) -> Any:
+    """What the book asks a session for."""
+    ledger = ByteLedger()
+    return SimpleNamespace(
+        rounds=rounds,
+        num_slots=slots,
+        ring=lambda: ring,
+        exchange=SimpleNamespace(ledger=ledger),
+        is_due=lambda server_round: False,
+        checkpoints=SimpleNamespace(run=""),
+    )
+
+
+def book_of(*, shares_model: bool = False) -> EgoServerState:
+    return EgoServerState(SETTINGS, variant="full", shares_model=shares_model)
+
+
+def plain_total(layout: Layout) -> np.ndarray:
+    total = np.zeros(layout.length)
+    total[layout.embeddings] = np.arange(layout.slots * layout.hidden)
+    total[layout.counts] = [1, 2]
+    total[layout.metrics] = METRICS
+    return total
+
+
+def test_a_sum_says_means_over_those_that_have_something() -> None:
+    layout, book = Layout(2, HIDDEN), book_of()
+    found = RoundSum(2, 2, plain_total(layout), 2)
+    means = book.take(layout, found, None, REPLIES, 3)
+    assert (means.train, means.val) == (0.75, 0.25)
+    assert math.isnan(means.test)
+    assert means.cross_entropy == 3.0
+    assert means.contrast == 0.25 * contrast_scale(SETTINGS.tau)
+    assert (found.parts["train"], found.parts["mask"]) == (1.0, 0.5)
+    # What one client alone holds is not handed on.
+    sums = book.request(3, asked_of()).sums
+    assert sums is not None
+    assert sums.counts.tolist() == [0, 2]
+    assert sums.embeddings.tolist() == [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
+    assert (sums.server_round, sums.contributors) == (2, 2)
+    book.forget_sums()
+    assert book.request(3, asked_of()).sums is None
+
+
+def test_a_skipped_round_leaves_nothing() -> None:
+    layout, book = Layout(2, HIDDEN), book_of(shares_model=True)
+    start = book.model
+    means = book.take(layout, RoundSum(2, 2, skipped="too few"), None, [], 0)
+    assert math.isnan(means.cross_entropy)
+    request: EgoRequest = book.request(3, asked_of())
+    assert request.sums is None
+    assert book.model is start
+
+
+def test_the_mean_model_comes_from_the_ring() -> None:
+    book = book_of(shares_model=True)
+    layout, session = book.layout(1, asked_of()), asked_of()
+    ring = Ring.fit(3, 32.0, 2.0**-16, guard=True)
+    start = initial_weights(SETTINGS)
+    flat = np.concatenate([start.first.numpy().ravel(), start.rest.numpy()])
+    total = np.zeros(layout.length, ring.dtype)
+    total[layout.metrics] = ring.encode(METRICS)
+    total[layout.model] = ring.encode(flat + 1) + ring.encode(flat + 3)
+    means = book.take(layout, RoundSum(1, 1, total, 2), ring, REPLIES, 2)
+    assert means.cross_entropy == 3.0
+    request = book.request(2, session)
+    assert request.model is not None
+    np.testing.assert_allclose(request.model[0], start.first.numpy() + 2, atol=2.0**-16)
+    np.testing.assert_allclose(request.model[1], start.rest.numpy() + 2, atol=2.0**-16)
+    arrays = book.model_arrays()
+    assert [*arrays][:3] == ["first", "bias-1", "weight-2"]
+    assert arrays["weight-2"].shape == (HIDDEN, HIDDEN)
+    assert sum(a.size for a in arrays.values()) == flat.size
+    assert book_of().model_arrays() == {}
+
+
+def test_after_the_last_round_only_measurements_travel() -> None:
+    book = book_of(shares_model=True)
+    assert book.layout(5, asked_of(rounds=4)).length == 10
+    assert book.request(5, asked_of(rounds=4)).is_last
+    assert not book.request(4, asked_of(rounds=4)).is_last
+
+
+@pytest.mark.parametrize("word", [None, 32])
+def test_payload_by_hand(word: int | None) -> None:
+    ring = None if word is None else Ring.fit(3, 4.0, 2.0**-8, guard=True)
+    layout, book = Layout(2, HIDDEN), book_of()
+    total: np.ndarray = plain_total(layout)
+    if ring is not None:
+        assert ring.word == word
+        total = (total * 2**ring.fraction_bits).astype(ring.dtype) << ring.guard_bits
+    size = 8 if word is None else 4
+    for number in (1, 2):
+        book.take(layout, RoundSum(number, number, total, 2), ring, REPLIES, 3)
+    up, down = book.ledger.payload["up"], book.ledger.payload["down"]
+    assert up["embeddings"] == 2 * 2 * (2 * HIDDEN) * size  # rounds, clients, numbers
+    assert up["activations"] == 2 * 2 * 2 * size
+    assert up["metrics"] == 2 * 2 * 10 * size
+    # The second round brought the sums of the first to the three clients that were asked.
+    assert down["embeddings"] == 3 * (2 * HIDDEN + 2) * size
