@@ -201,6 +201,7 @@ class FedGTAMethod(ModuleMethod):
 
     name, schema = APP, FedGTAConfig
     strategy_class, client_class = FedGTA, FedGTAClient
+    tables = ("personal",)
 
     def own_arguments(self, config: FedGTAConfig) -> dict[str, Any]:
         """Give both halves the section ``strategy``."""

@@ -194,6 +194,7 @@ class FedPUBMethod(ModuleMethod):
 
     name, schema = APP, FedPUBConfig
     strategy_class, client_class = FedPUB, FedPUBClient
+    tables = ("personal",)
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:
         """Give what makes a GCN, with masks if there are any."""

@@ -30,6 +30,7 @@ from flower_graph.apps.reproduce.rows import (
     measured_rows,
     missing_runs,
     shown_runs,
+    unchosen,
 )
 from flower_graph.apps.reproduce.table import PRIVACY, Asked, Values, fill, function, read_table
 from flower_graph.config.rules import refuse_key
@@ -80,13 +81,22 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     table, folder = asked.table, out / "runs"
     if not asked.groups():
         raise ConfigError("--only: no table has such a row or picture")
-    announce(asked.runs(), folder, asked.estimate)
+    announce(_without_unchosen(asked, asked.runs(), folder), folder, asked.estimate)
     train = function(table.centralised) if table.centralised else None
     write = partial(write_page, out, asked, left_out)
-    run_stages(asked.stages(), folder, write, train, fresh=table.fresh)
+    stages = (_without_unchosen(asked, stage, folder) for stage in asked.stages())
+    run_stages(stages, folder, write, train, fresh=table.fresh)
     if measured := measured_rows(asked):
         write(measured)
     print(f"tables and pictures in {out}")
+
+
+def _without_unchosen(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
+    """Leave out what the first seed, as far as the folder has its runs, did not choose."""
+    groups = [group for group in asked.groups() if group.part.choose == "first"]
+    first = [run for group in groups for run in group.runs if run.seed == group.seeds[0]]
+    passed_over = unchosen(groups, kept_runs(first, folder))
+    return [run for run in runs if run not in passed_over]
 
 
 def write_page(

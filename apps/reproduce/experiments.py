@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -132,7 +132,7 @@ Runs = dict[Experiment, dict[int, Curves]]
 
 
 def run_stages(
-    stages: Sequence[Sequence[Run]],
+    stages: Iterable[Sequence[Run]],
     folder: Path,
     after: Callable[[], None],
     centralised: TrainCentralised | None = None,
@@ -142,19 +142,22 @@ def run_stages(
     """Run one stage after the other, in processes that run several runs, unless `fresh`."""
     # A run may take less time than a fresh process needs for its imports.
     folder.mkdir(parents=True, exist_ok=True)
-    for stage in [one for one in stages if left_to_run(one, folder)] or [[]]:
-        try:
-            _run_stage(left_to_run(stage, folder), folder, centralised, fresh)
-        finally:
-            after()
+    is_written = False
+    for stage in stages:
+        if runs := left_to_run(stage, folder):
+            is_written = True
+            try:
+                _run_stage(runs, folder, centralised, fresh)
+            finally:
+                after()
+    if not is_written:
+        after()
 
 
 def _run_stage(
     runs: Sequence[Run], folder: Path, centralised: TrainCentralised | None, fresh: bool
 ) -> None:
     """Run some runs, as many at a time as there are cores."""
-    if not runs:
-        return
     with ProcessPoolExecutor(
         workers_for(runs),
         get_context("spawn"),

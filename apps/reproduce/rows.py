@@ -11,7 +11,14 @@ from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from flower_graph.apps.reproduce.experiments import Curves, Experiment, Runs, loaded, one_thread
+from flower_graph.apps.reproduce.experiments import (
+    Curves,
+    Experiment,
+    Run,
+    Runs,
+    loaded,
+    one_thread,
+)
 from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, function, make
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
@@ -132,11 +139,25 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 
 def best_experiment(group: Group, runs: Runs) -> Experiment:
     """Choose by the mean of the best validation accuracies, if there is a choice."""
-    there = [one for one in group.experiments if one in runs]
-    return max(
-        there or group.experiments[:1],
-        key=lambda one: fmean(run.best_val for run in runs[one].values()) if there else 0.0,
-    )
+    first = group.seeds[:1] if group.part.choose == "first" else None
+    judged = {
+        one: [run.best_val for seed, run in runs[one].items() if first is None or seed in first]
+        for one in group.experiments
+        if one in runs
+    }
+    there = [one for one, values in judged.items() if values]
+    return max(there, key=lambda one: fmean(judged[one]), default=group.experiments[0])
+
+
+def unchosen(groups: Sequence[Group], runs: Runs) -> set[Run]:
+    """List the runs of settings that the first seed did not choose, once it has run them all."""
+    result = set[Run]()
+    for group in groups:
+        first = group.seeds[0]
+        if all(first in runs.get(one, {}) for one in group.experiments):
+            best = best_experiment(group, runs)
+            result |= {r for r in group.runs if r.seed != first and r.experiment != best}
+    return result
 
 
 def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
@@ -316,6 +337,7 @@ FIGURES: dict[str, Figure] = {
     VALIDATION: lambda curves, keys, config: curves.best_val,
     SECONDS: lambda curves, keys, config: curves.seconds_per_round,
     WHOLE: lambda curves, keys, config: curves.run_seconds,
+    "rounds": lambda curves, keys, config: len(curves.test_accuracy),
     "peak-mib": lambda curves, keys, config: curves.peak_bytes / 2**20,
     "uplink-mib": lambda curves, keys, config: sum(curves.bytes_up.values()) / 2**20,
     "micro-f1": _micro_f1,

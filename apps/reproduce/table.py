@@ -90,7 +90,9 @@ class Part:
     name: str = "{method}"  # Name of the runs
     shown: str = "{method}"  # Name of the row
     data_name: str = "{data}"
-    choose: bool = False  # Of what is varied, validation accuracy chooses one
+    # Of what is varied, validation accuracy chooses one: the mean over the seeds, or "first", that
+    # of the first seed, and the others run nothing but the chosen one
+    choose: bool | str = False
     usual: bool = False  # Settings that are the config's own are no runs of their own
     place: str = "{table}, {data}"  # Where a row stands, in words
     rows: tuple[Any, ...] = ()

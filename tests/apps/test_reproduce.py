@@ -56,7 +56,7 @@ def test_methods_name_the_tables_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {one for app in known_apps() for one in method_named(app).tables}
-    assert {*tables()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl"}
+    assert {*tables()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personal"}
     assert not [name for name in list_configs() if name.startswith("reproduce")]
     with pytest.raises(ConfigError, match="'fedgl' is unknown; did you mean 'fedgls'"):
         main("fedgl", tmp_path, only={}, seeds=None, rounds=None)
@@ -101,7 +101,7 @@ def test_rows_and_page_have_all_figures(paper: Paper) -> None:
     for r in paper.rows:
         assert r["values"] and math.isfinite(r["mean"])
         assert r["settings"]["config"] in list_configs()
-    assert any(r["paper"] is not None for r in paper.rows)
+    assert any(r["paper"] is not None for r in paper.rows) == (paper.name != "personal")
     assert missing_runs(paper.asked, paper.runs) == []
     page = make_page(paper.asked, paper.runs, paper.rows, ["Elsewhere: not there"])
     assert "- Elsewhere: not there" in page and "nan" not in page
@@ -112,8 +112,9 @@ def test_rows_and_page_have_all_figures(paper: Paper) -> None:
 
 def test_rows_with_fewer_runs_than_seeds_are_named(paper: Paper) -> None:
     asked, runs = paper.asked, {one: dict(by_seed) for one, by_seed in paper.runs.items()}
-    group = next(g for g in asked.groups() if len(g.seeds) == 2 and len(g.experiments) == 1)
-    del runs[group.experiments[0]][1]
+    group = next(g for g in asked.groups() if len(g.seeds) == 2)
+    for one in group.experiments:
+        del runs[one][1]
     missing = missing_runs(asked, runs)
     assert f"{group.words}: 1 of 2 runs" in missing
     rows = make_rows(asked, runs)
@@ -167,7 +168,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         if config.seed == 7:
             raise RuntimeError("the run broke")
         ran.append(config)
-        return [report(1, 0.5, 0.6), report(2, 0.7, 0.8), report(3, 0.6, 0.9)], {}
+        better = 0.1 * (getattr(config, "graph", None) is not None and config.graph.neighbours == 7)
+        return [report(1, 0.5, 0.6), report(2, 0.7 + better, 0.8), report(3, 0.6, 0.9)], {}
 
     monkeypatch.setattr(experiments, "simulate_whole", simulate)
     monkeypatch.setattr(experiments, "ProcessPoolExecutor", InlinePool)
@@ -228,6 +230,24 @@ def test_a_table_of_ones_own(own_table: str, tmp_path: Path, simulated: list[Run
     assert [r["mean"] for r in rows if r["metric"] == "precision-last"] == pytest.approx([0.3] * 2)
     main(own_table, out, only=only, seeds=None, rounds=3)
     assert len(simulated) == 4  # what is there is not run again
+
+
+def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
+    tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    vary = {"choose": "first", "vary": [{"k": [3, 7]}], "settings": ["graph.neighbours={k}"]}
+    tree = yaml.safe_load(OWN)
+    tree["tables"]["one"][0] |= {**vary, "unnamed": ["k"]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
+    for _ in range(2):  # the second time everything is there
+        only = {"data": ["Cora"], "method": ["mine"]}
+        main(str(tmp_path / "own.yaml"), tmp_path / "out", only=only, seeds=[5, 2, 1], rounds=9)
+    ran = [(config.seed, config.graph.neighbours) for config in simulated]  # type: ignore[attr-defined]
+    assert ran == [(5, 3), (5, 7), (2, 7), (1, 7)]
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert {tuple(r["seeds"]) for r in rows} == {(5, 2, 1)}
+    assert {r["settings"]["overrides"][-1] for r in rows} == {"graph.neighbours=7"}
+    assert "4 runs, 4 of them there already" in capsys.readouterr().out
 
 
 def test_an_interrupted_reproduce_leaves_a_page_and_goes_on(
