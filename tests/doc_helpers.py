@@ -12,24 +12,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 def run_blocks(
     page: Path, count: int, chosen: slice = slice(None), space: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run a page's blocks one after the other.
-
-    Parameters
-    ----------
-    page : Path
-        The page.
-    count : int
-        How many blocks the test knows of; the page must have as many.
-    chosen : slice
-        Which of them are run.
-    space : dict, optional
-        What is defined before.
-
-    Returns
-    -------
-    dict
-        What is defined then.
-    """
+    """Run a page's blocks, of which the test knows the count; give what is defined then."""
     found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert len(found) == count, f"{page.name} has other blocks than this test knows"
     names = {"__name__": "example", **(space or {})}

@@ -25,12 +25,12 @@ from flower_graph.apps.reproduce.page import make_page, matching
 from flower_graph.apps.reproduce.privacy import privacy_curve
 from flower_graph.apps.reproduce.rows import (
     Row,
+    best_experiment,
     find,
     make_rows,
     measured_rows,
     missing_runs,
     shown_runs,
-    unchosen,
 )
 from flower_graph.apps.reproduce.table import PRIVACY, Asked, Values, fill, function, read_table
 from flower_graph.config.rules import refuse_key
@@ -92,10 +92,15 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
 
 
 def _without_unchosen(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
-    """Leave out what the first seed, as far as the folder has its runs, did not choose."""
-    groups = [group for group in asked.groups() if group.part.choose == "first"]
-    first = [run for group in groups for run in group.runs if run.seed == group.seeds[0]]
-    passed_over = unchosen(groups, kept_runs(first, folder))
+    """Leave out what the first seed, once the folder has all its runs, did not choose."""
+    passed_over = set[Run]()
+    for group in asked.groups():
+        if group.part.choose == "first":
+            first = {run for run in group.runs if run.seed == group.seeds[0]}
+            kept = kept_runs([*first], folder)
+            if len(kept) == len(first):
+                best = best_experiment(group, kept)
+                passed_over |= {r for r in group.runs if r not in first and r.experiment != best}
     return [run for run in runs if run not in passed_over]
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from flower_graph.apps.reproduce.experiments import (
     Curves,
     Experiment,
-    Run,
     Runs,
     loaded,
     one_thread,
@@ -147,17 +146,6 @@ def best_experiment(group: Group, runs: Runs) -> Experiment:
     }
     there = [one for one, values in judged.items() if values]
     return max(there, key=lambda one: fmean(judged[one]), default=group.experiments[0])
-
-
-def unchosen(groups: Sequence[Group], runs: Runs) -> set[Run]:
-    """List the runs of settings that the first seed did not choose, once it has run them all."""
-    result = set[Run]()
-    for group in groups:
-        first = group.seeds[0]
-        if all(first in runs.get(one, {}) for one in group.experiments):
-            best = best_experiment(group, runs)
-            result |= {r for r in group.runs if r.seed != first and r.experiment != best}
-    return result
 
 
 def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
