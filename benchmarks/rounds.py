@@ -23,7 +23,7 @@ from benchmarks.measure import say, summary
 from flower_graph.apps.run import client_app
 from flower_graph.config.load import load_config
 from flower_graph.data import load_data
-from flower_graph.data.cached import cached_data
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError
 from flower_graph.ops.active_rows import pack
 from flower_graph.report.rounds import RoundReport

@@ -16,11 +16,11 @@ from flwr.client import NumPyClient
 from flwr.clientapp.typing import Mod
 
 from flower_graph.config.common import RunConfig
-from flower_graph.data.cached import cached_clients, cached_data
 from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.data.sources.names import folder_path
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
 

@@ -34,7 +34,7 @@ from flower_graph.apps.reproduce.rows import (
 )
 from flower_graph.apps.reproduce.table import PRIVACY, Asked, Values, fill, function, read_table
 from flower_graph.config.rules import refuse_key
-from flower_graph.data.cached import cached_data
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.plots.base import CurveSet, plot_grid
 from flower_graph.report.plots.compared import Bar, plot_bars, plot_matrices, plot_points

@@ -10,7 +10,7 @@ from flwr.app import Context
 
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, parse_overrides
-from flower_graph.data.cached import saved_at
+from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError
 
 METHODS = "methods"  # of the node config: modules of methods that a run may name, with commas

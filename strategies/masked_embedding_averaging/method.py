@@ -13,9 +13,9 @@ from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import Strategy
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.cached import cached_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng
 from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
 from flower_graph.audit.scores import Finding, cosines, ranking
-from flower_graph.data.cached import cached_data
 from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.data.sources.names import folder_path
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys

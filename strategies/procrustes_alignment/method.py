@@ -12,10 +12,10 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.cached import cached_clients, cached_data
 from flower_graph.data.folders.client_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.data.sources.names import folder_path
 from flower_graph.method import GraphMethod, classes_of
 from flower_graph.privacy.local import require_one_client

@@ -13,7 +13,7 @@ from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng, dense
 from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
 from flower_graph.audit.scores import Finding, guesses, top
 from flower_graph.audit.words import Floats, Known, Step
-from flower_graph.data.cached import cached_data
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.messages import keys
 from flower_graph.messages.arrays import unpack_integers
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from flower_graph.data.cached import cached_data
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.models import CentralModel, build_server_model

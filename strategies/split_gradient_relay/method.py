@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data import load_graph
-from flower_graph.data.cached import cached_data
 from flower_graph.data.folders.party import USERS, client_folder, node_data, read_matrix, share
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise

@@ -12,10 +12,10 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.cached import cached_clients
 from flower_graph.data.folders.party import RunData, graph_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.data.sources.names import folder_path
 from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod, Partition

@@ -29,9 +29,9 @@ from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_yaml
 from flower_graph.config.registry import method_of
-from flower_graph.data import cached
-from flower_graph.data.cached import cached_data
 from flower_graph.data.folders.party import client_folder, server_folder, share
+from flower_graph.data.sources import datasets as cached
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, NoClientsError
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid

@@ -18,7 +18,7 @@ from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.of_app import configured
-from flower_graph.data.cached import cached_data
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import CheckpointError, ConfigError, DataError
 from flower_graph.report.rounds import RoundReport
 from flower_graph.storage import checkpoint

@@ -386,6 +386,14 @@ def test_constant_features_without_edges_are_refused(sparse: bool) -> None:
         check_client_graph(trainable(x=constant, edge_index=None))
 
 
+def test_nothing_to_train_on_is_refused() -> None:
+    nobody = torch.zeros(5, dtype=torch.bool)
+    with pytest.raises(DataError, match="client 0: none of its 5 nodes is for training"):
+        check_client_graph(trainable(train_mask=nobody))
+    with pytest.raises(DataError, match="client 0: none of its 5 nodes has a label"):
+        check_client_graph(trainable(y=torch.full((5,), -1), train_mask=nobody))
+
+
 def test_more_neighbours_than_a_graphless_client_has_nodes() -> None:
     graphs = [trainable(), trainable(client=4, edge_index=None)]
     check_neighbours(graphs, 4)
