@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from flower_graph.data.cached import cached_data
 from flower_graph.data.graph import WholeGraph, to_undirected
 from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings, Shared
