@@ -11,12 +11,9 @@ import torch
 
 from benchmarks.measure import say, summary
 from flower_graph.config.load import load_config
-from flower_graph.strategies.procrustes_alignment.cohort_client import (
-    EmbeddingModel,
-    FloatArray,
-    IntArray,
-)
+from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingModel
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalkSettings
+from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
 from flower_graph.strategies.procrustes_alignment.method import METHOD, build_model
 
 TARGET = 1.5  # times gensim alone, walking included

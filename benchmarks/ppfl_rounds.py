@@ -28,14 +28,11 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     EmbeddingModel,
-    FloatArray,
-    IntArray,
-)
-from flower_graph.strategies.procrustes_alignment.method import METHOD, make_member
-from flower_graph.strategies.procrustes_alignment.strategy import (
-    ProcrustesAlignment,
     PublicNodeClient,
 )
+from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
+from flower_graph.strategies.procrustes_alignment.method import METHOD, make_member
+from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
 SUPERNODES = 4  # one for each client of the shipped settings
 WARM_UP = 2  # iterations that are not counted; the last is not either: the MLP judges there too

@@ -7,8 +7,16 @@ from typing import Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.ops.alignment import Held, checked_clients, columns, squares
-from flower_graph.ops.procrustes import Embeddings, as_given, nearest_orthogonal, rank_tolerance
+from flower_graph.ops.procrustes import (
+    Embeddings,
+    Held,
+    as_given,
+    checked_clients,
+    columns,
+    nearest_orthogonal,
+    rank_tolerance,
+    squares,
+)
 
 
 class Consensus(NamedTuple, Generic[Embeddings]):
@@ -96,7 +104,10 @@ def consensus(
     values, mask = checked_clients(x, held)
     clients = _clients(values, mask, rotations_only)
     reference, maps, change = _settled(clients, iterations, tolerance)
-    aligned = values.new_empty(values.shape).copy_(_back(reference, maps, clients, mask))
+    stack = maps.flatten(0, 1).T.contiguous()  # back into each client's space, [d, m * d]
+    torch.mm(reference, stack, out=clients.side)
+    back = clients.side.view(len(reference), len(maps), -1).transpose(0, 1)
+    aligned = values.new_empty(values.shape).copy_(back.masked_fill_(~mask[:, :, None], 0))
     return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
 
 
@@ -157,10 +168,3 @@ def _first_reference(clients: _Clients) -> Tensor:
             joined[first] = 1
             reference = reference + clients.side.view(len(reference), -1, dimension)[:, first]
     return reference
-
-
-def _back(reference: Tensor, maps: Tensor, clients: _Clients, mask: Tensor) -> Tensor:
-    """Bring the reference into each client's space, ``[m, u, d]``; takes the memory of ``side``."""
-    stack = maps.flatten(0, 1).T.contiguous()
-    aligned = torch.mm(reference, stack, out=clients.side).view(len(reference), len(maps), -1)
-    return aligned.transpose(0, 1).masked_fill_(~mask[:, :, None], 0)

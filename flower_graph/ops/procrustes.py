@@ -1,7 +1,11 @@
-"""Orthogonal maps between two sets of embeddings of the same nodes (Procrustes)."""
+"""Orthogonal maps between embeddings of the same nodes (Procrustes), and means of several clients'.
+
+Each client's embeddings are in a space of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +17,12 @@ from torch import Tensor
 Embeddings = TypeVar("Embeddings", NDArray[Any], Tensor)
 
 LIMIT = 1e100  # numbers below this in size have squares that float64 can add up
+# Columns of a block of clients: its products with another block are 2048 x 2048, 32 MiB.
+BLOCK_COLUMNS = 2048
+# Distances that are held at a time, and what of two squared lengths is no difference between them.
+BLOCK_DISTANCES, SAME = 2**19, 64 * torch.finfo(torch.float64).eps
+
+Held = NDArray[Any] | Tensor | None
 
 
 @torch.no_grad()
@@ -134,3 +144,177 @@ def _check_both(x: Tensor, y: Tensor) -> None:
         torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     except RuntimeError:
         raise ValueError(f"{shapes}: leading axes that broadcast are needed") from None
+
+
+@torch.no_grad()
+def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = False) -> Embeddings:
+    """Average, for each client, all clients' embeddings after each was mapped into its space.
+
+    ``X'_i = (1 / m) (X_i + sum_{j != i} X_j W_ji)``, with ``W_ji`` the orthogonal map that brings
+    ``X_j`` nearest to ``X_i`` on the nodes that both hold. A node's mean is over the clients that
+    hold it. Time and the number of maps grow with ``m^2``; memory is bounded.
+
+    Parameters
+    ----------
+    x : ndarray or Tensor
+        ``[m, u, d]`` float32 or float64 embeddings of ``u`` nodes by ``m`` clients.
+    held : ndarray or Tensor, optional
+        ``[m, u]`` bool: which nodes each client holds, at least one; without it, all. Rows of
+        nodes that a client does not hold are not read.
+    rotations_only : bool
+        Whether to leave out reflections.
+
+    Returns
+    -------
+    ndarray or Tensor
+        ``[m, u, d]`` means ``X'_i``, zero where a client does not hold the node (PPFL-GNN,
+        algorithms 1 and 2).
+
+    Raises
+    ------
+    ValueError
+        If shapes or dtypes do not fit, if a client holds no node, or for NaN, infinity and
+        numbers as large as ``LIMIT`` in a row that is held.
+    """
+    values, mask = checked_clients(x, held)
+    clients, _, dimension = values.shape
+    size = max(1, BLOCK_COLUMNS // dimension)
+    blocks = [slice(begin, begin + size) for begin in range(0, clients, size)]
+    total = values.new_zeros(values.shape)
+    for number, first in enumerate(blocks):
+        left = columns(values[first], mask[first])
+        for second in blocks[number:]:
+            same = second == first
+            right = left if same else columns(values[second], mask[second])
+            products = _products(left, right, mask[first], mask[second], rank_tolerance(values))
+            maps = _maps(*products, same, rotations_only)
+            total[second] += _by_client(left @ maps, dimension)
+            if not same:  # back, by the transposed maps
+                total[first] += _by_client(right @ maps.T, dimension)
+    total /= mask.sum(0)[:, None]  # NaN for a node that nobody holds: not held, so filled
+    return as_given(total.masked_fill_(~mask[:, :, None], 0), x)
+
+
+def _products(
+    left: Tensor, right: Tensor, left_held: Tensor, right_held: Tensor, relative: float
+) -> tuple[Tensor, Tensor]:
+    """Multiply the embeddings of each client of one block with those of each of another."""
+    # left, right [u, a * d], left_held, right_held [a, u]
+    a, b = len(left_held), len(right_held)
+    product = (left.T @ right).view(a, left.shape[1] // a, b, -1).transpose(1, 2)
+    # Only the nodes of both: a client's square length differs from partner to partner.
+    local = (squares(left, a).T @ right_held.T.double()).sqrt()
+    others = (left_held.double() @ squares(right, b)).sqrt()
+    return product, relative * local * others
+
+
+def _maps(product: Tensor, tolerance: Tensor, same: bool, rotations_only: bool) -> Tensor:
+    """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``."""
+    # Inside one block (``same``) half of them are needed: the way back is the transposed one, and a
+    # client's map to itself is the identity.
+    a, b, d, _ = product.shape
+    if not same:
+        maps = nearest_orthogonal(product, tolerance, rotations_only=rotations_only)
+        return maps.transpose(1, 2).reshape(a * d, b * d)
+    i, j = torch.triu_indices(a, a, 1, device=product.device)
+    result = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
+    maps = torch.eye(d).to(product).repeat(a, a, 1, 1)
+    maps[i, j], maps[j, i] = result, result.mT
+    return maps.transpose(1, 2).reshape(a * d, a * d)
+
+
+def columns(x: Tensor, held: Tensor) -> Tensor:
+    """Put clients' embeddings ``[m, u, d]`` side by side, ``[u, m * d]`` float64, 0 if not held."""
+    side = torch.empty(x.shape[1], len(x), x.shape[2], dtype=torch.float64, device=x.device)
+    side.copy_(x.transpose(0, 1)).masked_fill_(~held.T[:, :, None], 0)
+    return side.view(x.shape[1], -1)
+
+
+def squares(side: Tensor, clients: int) -> Tensor:
+    """Return the square length of each embedding of ``columns``, ``[u, m]``."""
+    return torch.square(torch.linalg.vector_norm(side.view(len(side), clients, -1), dim=2))
+
+
+def _by_client(side: Tensor, dimension: int) -> Tensor:
+    """Undo ``columns``: ``[m, u, d]`` of ``[u, m * d]``."""
+    return side.view(len(side), -1, dimension).transpose(0, 1)
+
+
+def checked_clients(x: NDArray[Any] | Tensor, held: Held) -> tuple[Tensor, Tensor]:
+    """Give embeddings ``[m, u, d]`` and who holds what ``[m, u]`` as tensors, once they fit."""
+    values = as_tensor("x", x)
+    if values.ndim != 3:
+        raise ValueError(
+            f"x of shape {tuple(values.shape)}: [clients, nodes, dimensions] is needed"
+        )
+    if held is None:
+        check_numbers("x", values)
+        return values, torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    mask = torch.as_tensor(held, device=values.device)
+    if mask.dtype != torch.bool or mask.shape != values.shape[:2]:
+        raise ValueError(
+            f"held is {mask.dtype} of shape {tuple(mask.shape)}: bool of shape "
+            f"{tuple(values.shape[:2])} is needed, as x is of shape {tuple(values.shape)}"
+        )
+    if not mask.any(1).all():
+        client = int(mask.any(1).int().argmin())
+        raise ValueError(f"held: client {client} holds 0 nodes; at least 1 is needed")
+    check_numbers("x", values if mask.all() else values.masked_fill(~mask[:, :, None], 0))
+    return values, mask
+
+
+@torch.no_grad()
+def alignment_precision(
+    source: Embeddings, target: Embeddings, rotation: Embeddings, ks: Sequence[int] = (1, 5, 10)
+) -> dict[int, float]:
+    """Measure how often a node's own row is among the ``k`` nearest to its mapped row (P@k).
+
+    The distance is Euclidean. Of equally near rows each has the same chance to be counted first,
+    so that an embedding without information has ``k / p``.
+
+    Parameters
+    ----------
+    source, target : ndarray or Tensor
+        ``[p, d]`` embeddings of the same nodes in two spaces.
+    rotation : ndarray or Tensor
+        ``[d, d]`` map of ``source`` into the space of ``target``.
+    ks : sequence of int
+        How many of the nearest rows, each at least 1.
+
+    Returns
+    -------
+    dict of int to float
+        The share of the nodes for each ``k`` (PPFL-GNN, section 4.4).
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, for a ``k`` below 1, and for numbers that cannot be used.
+    """
+    given = {"source": source, "target": target, "rotation": rotation}
+    x, y, w = (as_tensor(name, values).double() for name, values in given.items())
+    if x.ndim != 2 or x.shape != y.shape or w.shape != (x.shape[1], x.shape[1]):
+        shapes = ", ".join(f"{name} {tuple(values.shape)}" for name, values in given.items())
+        raise ValueError(f"{shapes}: [p, d], [p, d] and [d, d] are needed")
+    for name, values in (("source", x), ("target", y), ("rotation", w)):
+        check_numbers(name, values)
+    if min(ks, default=1) < 1:
+        raise ValueError(f"k = {min(ks)}: at least 1 is needed")
+    nearer, equal = _ranks(x @ w, y)
+    return {k: float(((k - nearer).double() / equal).clamp(0, 1).mean()) for k in ks}
+
+
+def _ranks(query: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the rows that are nearer to each query than its own, and those as near, itself too."""
+    block = max(1, BLOCK_DISTANCES // len(rows))
+    lengths = rows.square().sum(1)
+    nearer, equal = [], []
+    for begin in range(0, len(rows), block):
+        part = slice(begin, begin + block)
+        distance = lengths - 2 * query[part] @ rows.T  # and the query's own length, for all alike
+        local = distance.diagonal(begin)[:, None]
+        # Equal rows may differ by the rounding of the product.
+        same = SAME * (query[part].square().sum(1)[:, None] + lengths)
+        nearer.append((distance < local - same).sum(1))
+        equal.append(((distance - local).abs() <= same).sum(1))
+    return torch.cat(nearer), torch.cat(equal)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers, propagate
-from flower_graph.ops.grouped import grouped_linear
+from flower_graph.ops.grouped import WideRows, grouped_linear, wide_linear, wide_rows
 from flower_graph.ops.mending import (
     Slots,
     impair,
@@ -28,7 +28,6 @@ from flower_graph.ops.mending import (
     mended_edges,
     nearest_of_each,
 )
-from flower_graph.ops.wide import WideRows, wide_linear, wide_rows
 from flower_graph.rng import generator
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from flower_graph.lazy import attach
 if TYPE_CHECKING:
     from flower_graph.strategies.procrustes_alignment.cohort_client import (
         EmbeddingClient,
+        PublicNodeClient,
         public_rows,
     )
     from flower_graph.strategies.procrustes_alignment.secure_consensus import (
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from flower_graph.strategies.procrustes_alignment.strategy import (
         LocalEmbedding,
         ProcrustesAlignment,
-        PublicNodeClient,
     )
 
 __all__ = [

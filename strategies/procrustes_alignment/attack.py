@@ -25,54 +25,33 @@ Embeddings = Mapping[int, NDArray[np.floating]]
 
 
 class Graph(NamedTuple):
-    """The true graph, to judge the attacks by.
+    """The true graph, to judge the attacks by."""
 
-    Attributes
-    ----------
-    edges : ndarray
-        bool ``[n, n]``, symmetric.
-    public : ndarray
-        ``[p]`` ids of the public nodes, which all clients hold, in the order of their embeddings.
-    owner : ndarray
-        ``[n]`` the client that holds a node alone; -1 for others.
-    """
-
-    edges: NDArray[np.bool_]
-    public: NDArray[np.int64]
-    owner: NDArray[np.int64]
+    edges: NDArray[np.bool_]  # [n, n], symmetric
+    public: NDArray[np.int64]  # [p] nodes that all clients hold, in the order of their embeddings
+    owner: NDArray[np.int64]  # [n] the client that holds a node alone; -1 for others
 
 
-def sent_embeddings(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
-    """Return the last embeddings that each client sent, ``[p, d]``; empty if none were sent."""
+def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
+    """Return the last embeddings that each client sent, ``[p, d]``, or the last means it got."""
     result: dict[int, NDArray[np.floating]] = {}
     sizes = _public_rows(exchanges)
     for one in of_kind(exchanges, "train"):
-        arrays = one.reply.array_records.get(keys.ARRAYS)
-        if arrays is None or keys.PUBLIC not in arrays:
+        content = one.reply if sent else one.request
+        if keys.PUBLIC not in content.array_records.get(keys.ARRAYS, ()):
             continue
-        clients = _asked(one)
-        rows = array_of(one.reply, keys.ARRAYS, keys.PUBLIC)
-        result |= zip(clients, split_rows(rows, [sizes[c] for c in clients]), strict=True)
-    return result
-
-
-def returned_means(exchanges: Sequence[Exchange]) -> dict[int, NDArray[np.floating]]:
-    """Return the last means that went down to each client, ``[p, d]``."""
-    result: dict[int, NDArray[np.floating]] = {}
-    sizes = _public_rows(exchanges)
-    for one in of_kind(exchanges, "train"):
-        clients = _asked(one)
-        has = config_of(one.request)[keys.WITH_TARGETS]
-        rows = array_of(one.request, keys.ARRAYS, keys.PUBLIC)
+        asked = config_of(one.request)
+        clients = [int(client) for client in asked[keys.CLIENTS]]
+        rows = array_of(content, keys.ARRAYS, keys.PUBLIC)
         parts = split_rows(rows, [sizes[client] for client in clients])
-        chosen = zip(clients, parts, list(has), strict=True)
-        result |= {client: part for client, part, flag in chosen if flag}
+        chosen = zip(clients, parts, asked[keys.WITH_TARGETS], strict=True)
+        result |= {client: part for client, part, flag in chosen if flag or sent}
     return result
 
 
 def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
     """Find out who is linked, and what is a client's own."""
-    seen = sent_embeddings(exchanges) or returned_means(exchanges)
+    seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
     near = {client: cosines(rows) for client, rows in seen.items()}
@@ -149,10 +128,6 @@ def _scored(
             scores.append(near[pairs[:, 0], pairs[:, 1]])
             truth.append(np.full(len(pairs), is_true))
     return np.concatenate(scores), np.concatenate(truth)
-
-
-def _asked(one: Exchange) -> list[int]:
-    return [int(c) for c in config_of(one.request)[keys.CLIENTS]]
 
 
 def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:

@@ -7,27 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from flwr.app import Context
+from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.messages.fields import Resume
+from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.storage.files import atomic
 from flower_graph.strategies.procrustes_alignment.messages import (
+    NOT_FINITE,
     EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
     PublicReply,
     PublicRequest,
 )
 
-if TYPE_CHECKING:
-    from flwr.app import Context
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float32]
 # Measures the embeddings of all of a client's nodes; is told the round, and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
 MODELS = "model."  # before the names of the models' tensors in a checkpoint
@@ -156,6 +157,7 @@ class _Answer(NamedTuple):
 
     loss: float
     embeddings: FloatArray  # [n, d] of all its nodes
+    shared: FloatArray | None  # [p, d] of the public ones; None if any number is not finite
     disagreement: float
     judged: Mapping[str, float]
 
@@ -164,19 +166,52 @@ class ModelState(CohortState[Models]):
     """The state of models that hand out copies of what they keep, by PyTorch's ``state_dict``."""
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
+        """Write what models keep where the last state lies; refuse what does not fit there."""
         result = _tensors(live)
-        _check_form(result, tensors)
+        for name in {**result, **tensors}:
+            was, now = (
+                (tuple(kept[name].shape), kept[name].dtype) if name in kept else None
+                for kept in (tensors, result)
+            )
+            if was != now:
+                raise ValueError(
+                    f"state {name}: was {was}, is {now}; names, shapes and types of what a model "
+                    "keeps must stay as they were at first"
+                )
         for name, value in result.items():
             tensors[name].copy_(value)
 
 
-class EmbeddingCohortClient:
-    """Keeps the models of one SuperNode's clients behind the ClientApp's context."""
+def _tensors(models: Models) -> Tensors:
+    """Collect what the models keep, under names that tell whose it is."""
+    return {
+        f"{number}.{name}": value
+        for number, model in models.items()
+        if isinstance(model, KeepsState)
+        for name, value in model.state_dict().items()
+    }
+
+
+class PublicNodeClient(NumPyClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; what the models keep lives behind it.
+    members : sequence of EmbeddingClient
+        The clients.
+    save_to : Path, optional
+        Folder for the embeddings after the last iteration, a file for each client.
+    checkpoint_dir : Path, optional
+        Where to save the models when the server asks for a checkpoint.
+    """
 
     def __init__(
         self,
         context: Context,
         members: Sequence[EmbeddingClient],
+        *,
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
     ) -> None:
@@ -190,42 +225,63 @@ class EmbeddingCohortClient:
         self._state = ModelState(
             context, "public-node-client", list(self.members), checkpoint_dir, prefix=MODELS
         )
-        self._makers = Makers(lambda: _copied(self._models()), self._build)
+        self._makers = Makers(self._first, self._build)
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
+        if config.get(CHECKPOINT, False):
+            why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            return {NOT_SAVED: why} if why else {}
+        self.resume(Resume.from_config(config))
+        members = self.members.values()
+        dimensions = [member.dimension for member in members]
+        handled = self._state.processed(self._makers)
+        here = EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
+        return here.to_config()
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
+        """Take the means, train, embed and measure (steps 2 and 3)."""
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        reply = self.round(request)
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        return reply.to_numpy()
 
     @property
-    def public(self) -> dict[int, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    def public(self) -> dict[int, IntArray]:
         """Ids of the public nodes of each client."""
         return {number: member.public for number, member in self.members.items()}
-
-    def hello(self) -> EmbeddingEnrolment:
-        """Say who is here, and how many messages they have behind them."""
-        members = self.members.values()
-        return EmbeddingEnrolment(
-            list(self.members),
-            [member.public for member in members],
-            [member.dimension for member in members],
-            self._state.processed(self._makers),
-        )
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
         """Write a round's checkpoint; return why it cannot be done, or nothing."""
         return self._state.save(server_round, run, self._makers, more)
 
-    def restore(self, resume: Resume) -> Tensors | None:
-        """Go on from the checkpoint that the server names."""
+    def resume(self, resume: Resume) -> Tensors | None:
+        """Go on from the checkpoint that the server names; return what else it has."""
         return self._state.restore(resume, self._makers)
 
     def round(self, request: PublicRequest) -> PublicReply:
         """Have every client that is asked take its targets, train, embed and measure."""
         with self.opened(follows=request.follows) as models:
             answers = [
-                self._answer(models[client], self.members[client], targets, request)
+                self._answer(self.members[client], models[client], targets, request)
                 for client, targets in zip(request.clients, request.targets, strict=True)
             ]
+        by_client = dict(zip(request.clients, answers, strict=True))
         if request.is_last and self._save_to is not None:
-            for client, answer in zip(request.clients, answers, strict=True):
+            for client, answer in by_client.items():
                 save_embeddings(self._save_to, self.members[client], answer.embeddings)
-        return self._reply(request, answers)
+        names = dict.fromkeys(name for answer in answers for name in answer.judged)
+        return PublicReply(
+            request,
+            [answer.shared for answer in answers],
+            [answer.loss for answer in answers],
+            [answer.disagreement for answer in answers],
+            {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
+            [f"client {c}: {NOT_FINITE}" for c, one in by_client.items() if one.shared is None],
+        )
 
     def opened(self, *, follows: bool = False) -> AbstractContextManager[Models]:
         """Work with the models; what changed counts when the block ends well."""
@@ -234,15 +290,25 @@ class EmbeddingCohortClient:
     def _models(self) -> Models:
         return {number: member.build() for number, member in self.members.items()}
 
+    def _first(self) -> Tensors:
+        kept = _tensors(self._models())
+        return {name: value.detach().clone() for name, value in kept.items()}
+
     def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
+        """Make the models, and give every one its part back."""
         models = self._models()
-        _restore(models, tensors)
+        for number, model in models.items():
+            if isinstance(model, KeepsState):
+                local = [name for name in tensors if name.startswith(f"{number}.")]
+                model.load_state_dict(
+                    {name.removeprefix(f"{number}."): tensors[name].clone() for name in local}
+                )
         return models, tensors
 
     def _answer(
         self,
-        model: EmbeddingModel,
         member: EmbeddingClient,
+        model: EmbeddingModel,
         targets: FloatArray | None,
         request: PublicRequest,
     ) -> _Answer:
@@ -253,30 +319,12 @@ class EmbeddingCohortClient:
             raise ValueError(
                 f"client {member.number}: its model embeds as {embeddings.shape}, expected {shape}"
             )
-        good = bool(np.isfinite(embeddings).all())
-        judge = member.judge if good else None
-        at = (request.server_round, request.is_last)
-        judged = {} if judge is None else judge(embeddings, *at)
-        pull = math.nan if targets is None else disagreement(embeddings[member.rows], targets)
-        return _Answer(loss, embeddings, pull, judged)
-
-    def _reply(self, request: PublicRequest, answers: Sequence[_Answer]) -> PublicReply:
-        embeddings: list[FloatArray | None] = []
-        left_out = []
-        for client, answer in zip(request.clients, answers, strict=True):
-            rows = answer.embeddings[self.members[client].rows]
-            good = bool(np.isfinite(answer.embeddings).all())
-            embeddings.append(rows if good else None)
-            if not good:
-                left_out.append(f"client {client}: its embeddings are not finite")
-        names = dict.fromkeys(name for answer in answers for name in answer.judged)
-        return PublicReply(
-            embeddings,
-            [answer.loss for answer in answers],
-            [answer.disagreement for answer in answers],
-            {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
-            left_out,
-        )
+        is_finite = bool(np.isfinite(embeddings).all())
+        judge = member.judge if is_finite else None
+        judged = {} if judge is None else judge(embeddings, request.server_round, request.is_last)
+        shared = embeddings[member.rows]
+        pull = math.nan if targets is None else disagreement(shared, targets)
+        return _Answer(loss, embeddings, shared if is_finite else None, pull, judged)
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
@@ -298,44 +346,3 @@ def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArra
     with atomic(file) as temporary, temporary.open("wb") as stream:
         np.savez(stream, nodes=member.nodes, public=public, embeddings=embeddings)
     return file
-
-
-def _tensors(models: Models) -> Tensors:
-    """Collect what the models keep, under names that tell whose it is."""
-    return {
-        f"{number}.{name}": value
-        for number, model in models.items()
-        if isinstance(model, KeepsState)
-        for name, value in model.state_dict().items()
-    }
-
-
-def _copied(models: Models) -> Tensors:
-    return {name: value.detach().clone() for name, value in _tensors(models).items()}
-
-
-def _restore(models: Models, tensors: Tensors) -> None:
-    """Give every model its part back."""
-    for number, model in models.items():
-        if isinstance(model, KeepsState):
-            start = f"{number}."
-            local = {
-                name.removeprefix(start): value.clone()
-                for name, value in tensors.items()
-                if name.startswith(start)
-            }
-            model.load_state_dict(local)
-
-
-def _check_form(tensors: Tensors, kept: Tensors) -> None:
-    """Refuse a state that does not fit where the last one lies; names the tensor."""
-    for name in {**tensors, **kept}:
-        forms = [
-            None if name not in result else (tuple(result[name].shape), result[name].dtype)
-            for result in (kept, tensors)
-        ]
-        if forms[0] != forms[1]:
-            raise ValueError(
-                f"state {name}: was {forms[0]}, is {forms[1]}; names, shapes and types of what a "
-                "model keeps must stay as they were at first"
-            )

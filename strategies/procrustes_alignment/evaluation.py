@@ -75,15 +75,6 @@ def judge_embeddings(
     return _cross_validate(rows, y, folds, derive_seed(seed, "judge") % 2**32, classifier)
 
 
-def check_folds(y: NDArray[np.integer], folds: int, client: int, role: str) -> None:
-    """Refuse nodes that cannot be judged, before anything is trained."""
-    # y [n]
-    y = np.asarray(y)
-    problem = _problem(y[y >= 0], folds)
-    if problem:
-        raise DataError(f"client {client}, {role} nodes: {problem}")
-
-
 def _problem(y: NDArray[np.integer], folds: int) -> str:
     """Say why labelled nodes of these classes cannot be judged, and what to do; else nothing."""
     classes, counts = np.unique(y, return_counts=True)
@@ -165,9 +156,9 @@ def judge(
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
-    """Check that every client's validation and test nodes can be judged."""
+    """Refuse clients whose validation or test nodes cannot be judged, before any training."""
     for graph in graphs:
         for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
             labels = graph.y[mask].numpy()
-            if labels.size:
-                check_folds(labels, folds, graph.client, role)
+            if labels.size and (problem := _problem(labels[labels >= 0], folds)):
+                raise DataError(f"client {graph.client}, {role} nodes: {problem}")

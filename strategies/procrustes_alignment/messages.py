@@ -27,29 +27,31 @@ from flower_graph.messages.fields import (
     NotSaved,
     Numbers,
     Ragged,
+    Saves,
+    Token,
     Whole,
-    Word,
     split_rows,
 )
 from flower_graph.messages.keys import (
-    ARRAY_NAMES,
     ARRAYS,
-    CHECKPOINT,
     CLIENTS,
     DIMENSIONS,
     DISAGREEMENT,
     FINGERPRINTS,
     FOLLOWS,
     IS_LAST,
+    IS_TARGET,
     JUDGED,
     LEFT_OUT,
     LOSS,
     MAX_NUMBER,
     NODES,
     PUBLIC,
+    ROTATIONS_ONLY,
     ROWS,
-    RUN_TOKEN,
+    SEED,
     SERVER_ROUND,
+    SLOTS,
     WANTS_EMBEDDINGS,
     WITH_TARGETS,
 )
@@ -59,6 +61,7 @@ __all__ = ["EmbeddingEnrolment", "PublicReply", "PublicRequest", "fingerprint", 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 
+NOT_FINITE = "its embeddings are not finite"
 MAX_DIMENSION = 1 << 16
 MAX_JUDGED = 64  # measurements of a round
 SHARES = ("train", "val", "test")  # measurements with these ends are shares of right answers
@@ -75,7 +78,7 @@ class EmbeddingEnrolment(Message, up="query"):
     """Client to server: who is there, and which nodes each can share."""
 
     clients: Annotated[
-        list[int], Numbers(CLIENTS, "numbers of the clients here", shape="a", whole=True)
+        list[int], Numbers(CLIENTS, "numbers of the clients here", shape="c", whole=True)
     ]
     nodes: Annotated[  # of each client [p]
         list[IntArray],
@@ -83,7 +86,7 @@ class EmbeddingEnrolment(Message, up="query"):
             NODES,
             "ids of these, client by client",
             shape="sum of rows",
-            pointer=Numbers(ROWS, "public nodes of each", shape="b", whole=True),
+            pointer=Numbers(ROWS, "public nodes of each", shape="c", whole=True),
         ),
     ]
     dimensions: Annotated[
@@ -98,20 +101,17 @@ class EmbeddingEnrolment(Message, up="query"):
     handled: Handled = None
 
     def check(self, known: Entries) -> None:
-        """Refuse lists that do not fit together, and clients that cannot be."""
-        clients, dimensions = self.clients, self.dimensions
+        """Refuse clients that cannot be."""
+        clients = self.clients
         if not clients:
             raise MalformedReplyError("it hosts no clients")
         if len(set(clients)) != len(clients) or min(clients) < 0:
             raise MalformedReplyError(f"its clients {clients!s:.60} are not different numbers >= 0")
-        if not len(clients) == len(self.nodes) == len(dimensions):
-            raise MalformedReplyError(f"{CLIENTS}, {ROWS} and {DIMENSIONS} differ in length")
-        for client, ids, dimension in zip(clients, self.nodes, dimensions, strict=True):
+        for client, ids, dimension in zip(clients, self.nodes, self.dimensions, strict=True):
             if ids.size < 1:
                 raise MalformedReplyError(f"client {client} has no public nodes")
             if not 1 <= dimension <= MAX_DIMENSION:
                 raise MalformedReplyError(f"client {client} has embeddings of {dimension} numbers")
-        for client, ids in zip(clients, self.nodes, strict=True):
             if np.unique(ids).size != ids.size:
                 raise MalformedReplyError(f"client {client} names a public node twice")
 
@@ -140,21 +140,30 @@ class Fingerprints(Numbers):
 
 
 @dataclass(frozen=True)
-class Targets(Field):
-    """Rows of all clients, one behind the other, and an entry that says which of them are meant."""
+class Rows(Field):
+    """Rows of all clients, one behind the other, and an entry that says whose are meant."""
 
     turn = 1
     type = "float32 `[rows, d]`"
-    with_targets = Numbers(
-        WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
-    )
 
     def write(self, value: Any, to: Writing) -> None:
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
         # Flower's ``LocalDpMod`` works on the difference of the two.
         to.config[WITH_TARGETS] = [int(part is not None) for part in value]
-        if to.message.wants_embeddings:
-            to.arrays[self.key] = fill(value, to.message)
+        asked = to.message if isinstance(to.message, PublicRequest) else to.message.request
+        if asked.wants_embeddings:
+            zeros = [np.zeros((ids.size, asked.dimension), np.float32) for ids in asked.nodes]
+            parts = zip(value, zeros, strict=True)
+            to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
+
+
+@dataclass(frozen=True)
+class Targets(Rows):
+    """Means of the clients that have some yet."""
+
+    with_targets = Numbers(
+        WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
+    )
 
     def read(self, name: str, reading: Reading) -> Any:
         """Cut the rows, and learn how long an embedding is."""
@@ -169,16 +178,6 @@ class Targets(Field):
         has = self.with_targets.read(name, reading)
         parts = split_rows(rows.astype(np.float32), sizes)
         return [part if flag else None for part, flag in zip(parts, has, strict=True)]
-
-
-@dataclass(frozen=True)
-class Save(Word):
-    """The run whose checkpoint is to be saved, and a flag that one is."""
-
-    def write(self, value: Any, to: Writing) -> None:
-        """Write both."""
-        to.config[CHECKPOINT] = bool(value)
-        super().write(value, to)
 
 
 @dataclass
@@ -221,34 +220,17 @@ class PublicRequest(Message, down="train"):
             optional=True,
         ),
     ] = False
-    # Token of the run, if the clients are to save a checkpoint of the round
-    save: Annotated[str, Save(RUN_TOKEN, group="checkpoints")] = ""
-
-
-def fill(parts: Sequence[FloatArray | None], request: PublicRequest) -> FloatArray:
-    """Put the rows of all clients one behind the other; zeros for a client without."""
-    shapes = [(ids.size, request.dimension) for ids in request.nodes]
-    return np.concatenate(
-        [
-            np.zeros(shape, np.float32) if part is None else part
-            for shape, part in zip(shapes, parts, strict=True)
-        ]
-    )
+    saves: Saves = False
+    run: Token = ""  # if they are to save
 
 
 @dataclass(frozen=True)
-class Embeddings(Field):
-    """Rows of all clients; who is left out has rows of zeros, which the server never reads."""
+class Embeddings(Rows):
+    """Embeddings of those that are not left out; the server never reads the others' zeros."""
 
-    turn = 1
-    type = "float32 `[rows, d]`"
     present = Numbers(
         WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
     )
-
-    def write(self, value: Any, to: Writing) -> None:
-        """Say whose rows are to be read; ``to_fit`` adds the rows."""
-        to.config[WITH_TARGETS] = [int(part is not None) for part in value]
 
     def read(self, name: str, reading: Reading) -> Any:
         """Read the rows; a client whose rows are not finite is left out, the others stay."""
@@ -271,7 +253,7 @@ class Embeddings(Field):
 def _unfit(rows: FloatArray) -> str:
     """Say why embeddings cannot be used, if so."""
     if not np.isfinite(rows).all():
-        return "its embeddings are not finite"
+        return NOT_FINITE
     if rows.size and (largest := largest_size(rows)) > MAX_NUMBER:
         return (
             f"its embeddings have a number of size {largest:g}, at most {MAX_NUMBER:g} is possible"
@@ -333,6 +315,7 @@ class Judged(Field):
 class PublicReply(Message, up="train"):
     """Client to server: embeddings of public nodes, and what the clients measured."""
 
+    request: PublicRequest  # that it answers; the server knows it
     # [p, d] of each client that was asked, in order; None for one that is left out
     embeddings: Annotated[
         list[FloatArray | None],
@@ -367,13 +350,10 @@ class PublicReply(Message, up="train"):
         named = {int(one[1]): one[2] for one in result if one}
         return {client: named[client] for client in clients if client in named}
 
-    def to_fit(self, request: PublicRequest) -> tuple[list[FloatArray], int, dict[str, Any]]:
-        """Return what ``fit`` returns; who is left out has rows of zeros, and is named."""
-        weight = max(1, sum(part.size for part in request.nodes))
-        if not request.wants_embeddings:
-            return [], weight, self.to_config()
-        arrays = [fill(self.embeddings, request)]
-        return arrays, weight, self.to_config() | {ARRAY_NAMES: [PUBLIC]}
+    @property
+    def examples(self) -> int:
+        """Rows, at least 1."""
+        return max(1, sum(part.size for part in self.request.nodes))
 
     @classmethod
     def from_record(cls, content: RecordDict, request: PublicRequest) -> PublicReply:
@@ -389,3 +369,19 @@ class PublicReply(Message, up="train"):
             if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
                 raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
         del self.left_out[known["c"] :]
+
+
+@dataclass
+class SumOrder(Message, down="train"):
+    """Server to client, beside a ``PublicRequest`` whose targets are rows of the common mean."""
+
+    # Of each client that is asked, int64 [p]
+    slots: Annotated[
+        list[NDArray[np.int64]],
+        Ragged(SLOTS, "place of each public node in the sum; −1: it is not in it", shape="rows"),
+    ]
+    seed: Annotated[int, Whole(SEED, "of the points that all turn to first")]
+    is_target: Annotated[
+        bool, Flag(IS_TARGET, "whether the common mean may be learnt from; else only turned to")
+    ]
+    rotations_only: Annotated[bool, Flag(ROTATIONS_ONLY, "leave reflections out")]

@@ -23,6 +23,7 @@ from flower_graph.strategies.procrustes_alignment import secure_consensus
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     EmbeddingModel,
+    PublicNodeClient,
 )
 from flower_graph.strategies.procrustes_alignment.config import (
     APP,
@@ -42,7 +43,6 @@ from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGA
 from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
-    PublicNodeClient,
 )
 
 if TYPE_CHECKING:

@@ -29,18 +29,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.client.state import Tensors
 from flower_graph.errors import says_lost
 from flower_graph.messages.arrays import decode_array
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import MASK_LENGTH, RING_WORD
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.report.rounds import RoundReport
+from flower_graph.rng import derive_seed
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import MaskingClient, SecureSum
 from flower_graph.server.exchange import Replies
@@ -48,24 +51,24 @@ from flower_graph.server.ledger import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
-    FloatArray,
-)
-from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
-from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
-from flower_graph.strategies.procrustes_alignment.rotated_sum import (
-    CommonMean,
-    SumOrder,
-    rotate,
-)
-from flower_graph.strategies.procrustes_alignment.server_state import (
-    NEAREST,
-    mean_of,
-    public_bytes,
-)
-from flower_graph.strategies.procrustes_alignment.strategy import (
-    ProcrustesAlignment,
     PublicNodeClient,
 )
+from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
+from flower_graph.strategies.procrustes_alignment.messages import (
+    FloatArray,
+    IntArray,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
+)
+from flower_graph.strategies.procrustes_alignment.server_state import (
+    ABSENT,
+    NEAREST,
+    CommonMean,
+    Floats,
+    mean_of,
+)
+from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
 ACTIONS = ("sum_enroll", "sum_unmask")  # named actions, for make_client_app
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
@@ -83,39 +86,34 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         The ClientApp's context; models, keys and rotations live behind it.
     members : sequence of EmbeddingClient
         The clients; their embedding models are those of ``PublicNodeClient``.
-    save_to : Path, optional
-        Folder for the embeddings after the last iteration, a file for each client.
-    checkpoint_dir : Path, optional
-        Where to save models and rotations when the server asks for a checkpoint; never keys.
+    **folders : Path, optional
+        ``save_to`` and ``checkpoint_dir``, as of ``PublicNodeClient``. Checkpoints have the
+        rotations too, and never keys.
     """
 
     def __init__(
-        self,
-        context: Context,
-        members: Sequence[EmbeddingClient],
-        *,
-        save_to: Path | None = None,
-        checkpoint_dir: Path | None = None,
+        self, context: Context, members: Sequence[EmbeddingClient], **folders: Path | None
     ) -> None:
-        super().__init__(context, members, save_to=save_to, checkpoint_dir=checkpoint_dir)
-        MaskingClient.__init__(self, context, list(self.host.members))
+        super().__init__(context, members, **folders)
+        MaskingClient.__init__(self, context, list(self.members))
 
-    def save(self, server_round: int, run: str) -> str:
+    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
         """Write models and rotations; return why it cannot be done, or nothing."""
         turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
-        return self.host.save(server_round, run, turns)
+        return super().save(server_round, run, turns | (more or {}))
 
-    def resume(self, resume: Resume) -> None:
+    def resume(self, resume: Resume) -> Tensors | None:
         """Go on from models and rotations."""
-        turns = self.host.restore(resume)
+        turns = super().resume(resume)
         if turns is not None:
             self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
+        return turns
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
-        request = PublicRequest.from_numpy(parameters, config, public=self.host.public)
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
         kept = self._rotations()
@@ -123,7 +121,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             self._own_space(client, mean, kept.get(client)) if order.is_target else None
             for client, mean in zip(request.clients, request.targets, strict=True)
         ]
-        reply = self.host.round(replace(request, targets=targets))
+        reply = self.round(replace(request, targets=targets))
         rotated = rotate(request, order, reply, int(config[MASK_LENGTH]))
         masked, entries = self.masked(config, {c: one.vector for c, one in rotated.items()})
         self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
@@ -131,9 +129,10 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         for k in NEAREST if near else ():
             of_all = [near.get(client, {}).get(k, math.nan) for client in request.clients]
             reply.judged[f"precision-{k}"] = of_all
-        if request.save:
-            reply.not_saved = self.save(request.server_round, request.save)
-        _, weight, metrics = reply.to_fit(replace(request, wants_embeddings=False))
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        reply.request = replace(request, wants_embeddings=False)
+        _, weight, metrics = reply.to_numpy()
         return [masked.total], weight, metrics | entries
 
     def _own_space(
@@ -144,8 +143,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            with self.host.opened() as models:
-                local = models[client].embed()[self.host.members[client].rows]
+            with self.opened() as models:
+                local = models[client].embed()[self.members[client].rows]
             target[missing] = local[missing]
         return target
 
@@ -156,6 +155,63 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def _rotations(self) -> dict[int, NDArray[Any]]:
         record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
         return {int(name): decode_array(name, array) for name, array in record.items()}
+
+
+def first_points(seed: int, nodes: int, dimension: int) -> Floats:
+    """Draw what everybody turns to before there is a mean, ``[u, d]`` normal."""
+    # Any fixed points do: clients that embed alike turn alike, and so come to lie on each other.
+    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
+    return rng.standard_normal((nodes, dimension))
+
+
+def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats:
+    """Find the orthogonal ``W`` that brings a client's rows nearest to common points."""
+    # embeddings, points [p, d]
+    if not len(embeddings):
+        return np.eye(points.shape[1])
+    return orthogonal_procrustes(embeddings, points, rotations_only=rotations_only)
+
+
+class Rotated(NamedTuple):
+    """A client's embeddings beside those of the others."""
+
+    rotation: Floats  # ``W_i``
+    vector: Floats  # its part of the sum
+    precision: Mapping[int, float]  # how near they came to the common mean; empty without one
+
+
+def rotate(
+    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
+) -> dict[int, Rotated]:
+    """Bring each client's rows nearest to the common mean, or to the first points without one."""
+    start = first_points(order.seed, length // request.dimension, request.dimension)
+    result = {}
+    for index, client in enumerate(request.clients):
+        x, mean, slots = reply.embeddings[index], request.targets[index], order.slots[index]
+        if x is None:
+            continue
+        here, local = slots != ABSENT, x.astype(np.float64)
+        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+        turn, near = rotation(local[here], points, order.rotations_only), dict[int, float]()
+        if mean is not None and here.any():
+            near = alignment_precision(local[here], points, turn, NEAREST)
+        result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
+    return result
+
+
+def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
+    """Lay a client's turned rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
+    dimension = turned.shape[1]
+    here = slots != ABSENT
+    chosen = slots[here]
+    count = length // dimension
+    if length % dimension or np.unique(chosen).size != chosen.size:
+        raise ValueError(f"{length} numbers for rows of {dimension}, or a slot named twice")
+    if chosen.size and not 0 <= chosen.min() <= chosen.max() < count:
+        raise ValueError(f"slots from {chosen.min()} to {chosen.max()}, must be 0 to {count - 1}")
+    rows = np.zeros((count, dimension))
+    rows[chosen] = turned[here]
+    return rows.ravel()
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -225,10 +281,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: write the round's requests, with the common mean and what masks need."""
-        there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
-        # In the order of their clients: ids of SuperNodes differ from run to run.
-        there = dict(sorted(there.items(), key=lambda item: min(item[1])))
-        mean = self.mean
+        there, mean = self.there(server_round), self.mean
         mean.choose(
             self.clients.ids, there, self.sums.prepare(server_round, there), self.clients.dimension
         )
@@ -249,10 +302,10 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self.sums.take(node, content)
         return reply
 
-    def reply_bytes(self) -> int:
-        """Return the most bytes that a reply to this round's requests may have."""
+    def reply_bytes(self, numbers: int = 0) -> int:
+        """Return the most bytes of a reply to this round's requests, with its part of the sum."""
         lengths = (int(entries[MASK_LENGTH]) for entries in self.entries.values())
-        return public_bytes(self.requests.values(), max(lengths, default=0))
+        return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, Any]:
         """Return what the server must find again: the common mean."""

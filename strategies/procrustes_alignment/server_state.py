@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.messages.keys import CONFIG
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.server.exchange import Rejected
-from flower_graph.server.ledger import reply_bytes
 from flower_graph.server.membership import Membership
-from flower_graph.strategies.procrustes_alignment.cohort_client import FloatArray, IntArray
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
     PublicReply,
     PublicRequest,
 )
@@ -31,6 +32,8 @@ LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 NEAREST = (1, 5, 10)
+ABSENT = -1  # slot of a node that is not in a sum
+Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -125,6 +128,91 @@ class PublicServerState:
         return x, held, slots
 
 
+class CommonMean:
+    """The server's mean of the turned embeddings, by node."""
+
+    def __init__(self, dropout: float) -> None:
+        self.dropout, self.made = dropout, 0  # sums so far
+        self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
+        self.rows: FloatArray = np.zeros((0, 0), np.float32)
+        self.slots: dict[int, IntArray] = {}  # where each client's nodes are
+
+    def choose(
+        self,
+        ids: Mapping[int, IntArray],
+        there: Mapping[int, Iterable[int]],
+        clients: Sequence[int],
+        dimension: int,
+    ) -> None:
+        """Choose the nodes of the next sum; those that stay keep their mean."""
+        nodes = common_nodes(ids, clients, self.dropout)
+        if len(clients) > 1 and not nodes.size:
+            raise ValueError(
+                f"no public node has {fewest_holders(len(clients), self.dropout)} holders among "
+                f"{len(clients)} clients, of which the share {self.dropout:g} may be missing: its "
+                "sum could be one client's own embedding; lower dropout, or align in the clear"
+            )
+        if not np.array_equal(nodes, self.nodes):
+            rows = np.zeros((nodes.size, dimension), np.float32)
+            at = find_slots(self.nodes, nodes)
+            if self.made:
+                rows[at[at != ABSENT]] = self.rows[at != ABSENT]
+            self.nodes, self.rows = nodes, rows
+        everyone = (client for here in there.values() for client in here)
+        self.slots = {client: find_slots(ids[client], self.nodes) for client in everyone}
+
+    def of(self, client: int) -> FloatArray | None:
+        """Give a client's rows; zeros where there is none."""
+        if not self.made:
+            return None
+        slots = self.slots[client]
+        return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
+
+    def take(self, total: Floats, contributors: Iterable[int]) -> None:
+        """Divide a sum by each node's holders."""
+        holders = np.zeros(self.nodes.size)
+        for client in contributors:
+            slots = self.slots[client]
+            holders[slots[slots != ABSENT]] += 1
+        rows = total.reshape(self.nodes.size, -1)
+        self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that lasts between rounds."""
+        arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
+        return arrays | {"made": self.made}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self.nodes, self.rows = state["nodes"].numpy(), state["mean"].numpy()
+        self.made = int(state["made"])
+
+
+def fewest_holders(clients: int, dropout: float) -> int:
+    """Say how many clients must hold a node for its sum to be asked for."""
+    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
+    # are in the sum of every node then, however unlucky: no row is one client's alone.
+    return 2 + math.floor(dropout * clients)
+
+
+def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], dropout: float) -> IntArray:
+    """Choose the nodes of a sum: those with enough holders among its clients, ascending ids."""
+    if not clients:
+        return np.zeros(0, np.int64)
+    result, counts = np.unique(
+        np.concatenate([ids[client] for client in clients]), return_counts=True
+    )
+    return result[counts >= fewest_holders(len(clients), dropout)]
+
+
+def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
+    """Find nodes ``[p]`` among the common ones, ascending; ``ABSENT`` where they are not."""
+    if not common.size:
+        return np.full(nodes.shape, ABSENT)
+    at = np.searchsorted(common, nodes).clip(max=common.size - 1)
+    return np.where(common[at] == nodes, at, ABSENT)
+
+
 class PublicMembership(Membership):
     """Which clients each SuperNode hosts, and which nodes each of them can share."""
 
@@ -154,14 +242,14 @@ class PublicMembership(Membership):
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
         """Refuse other nodes than before, and embeddings of another length."""
-        for client, nodes in zip(answer.clients, answer.nodes, strict=True):
+        said = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
+        for client, nodes, dimension in said:
             # What it sent, and what waits for it, is by these nodes in this order.
             if not np.array_equal(self.state.ids.get(client, nodes), nodes):
                 return (
                     f"client {client} has other public nodes than before; the ids must stay the "
                     "same during a run"
                 )
-        for client, dimension in zip(answer.clients, answer.dimensions, strict=True):
             if dimension != self.state.dimension:
                 return (
                     f"client {client} has embeddings of {dimension} numbers, the others of "
@@ -174,14 +262,6 @@ class PublicMembership(Membership):
         if answer.handled == 0 and (lost := self.state.begin_anew(answer.clients)):
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.state.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
-
-
-def public_bytes(requests: Iterable[PublicRequest], numbers: int = 0) -> int:
-    """Return the most bytes of a reply to one of these requests, with so many numbers besides."""
-    result = list(requests)
-    rows = max((sum(ids.size for ids in one.nodes) * one.dimension for one in result), default=0)
-    clients = max((len(one.clients) for one in result), default=0)
-    return reply_bytes(rows + numbers, clients)
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -19,7 +19,8 @@ Iteration ``t`` (Algorithms 1 and 2), one exchange:
 With ``alignment="consensus"`` steps 4 and 5 turn all clients into one common space and back: ``m``
 alignments in the place of ``m (m - 1)``.
 
-The client's model is any ``EmbeddingModel``: something that embeds nodes and can take targets.
+Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: something that embeds
+nodes and can take targets.
 """
 
 from __future__ import annotations
@@ -31,24 +32,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
-from flwr.client import NumPyClient
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import CHECKPOINT, CONFIG, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.messages.keys import CHECKPOINT, CONFIG, RUN_TOKEN, SERVER_ROUND
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import NOT_DRAWN, Participation
+from flower_graph.server.ledger import NOT_DRAWN, Participation, reply_bytes
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.procrustes_alignment.cohort_client import (
-    EmbeddingClient,
-    EmbeddingCohortClient,
-)
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.server_state import (
@@ -56,67 +51,9 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     PublicServerState,
     mean_of,
     measure_alignment,
-    public_bytes,
 )
 
 LOG = logging.getLogger(__name__)
-
-# Client ------------------------------------------------------------------------------------------
-
-
-class PublicNodeClient(NumPyClient):
-    """The clients of one SuperNode: usually one, in a simulation any number.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; what the models keep lives behind it.
-    members : sequence of EmbeddingClient
-        The clients.
-    save_to : Path, optional
-        Folder for the embeddings after the last iteration, a file for each client.
-    checkpoint_dir : Path, optional
-        Where to save the models when the server asks for a checkpoint.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        members: Sequence[EmbeddingClient],
-        *,
-        save_to: Path | None = None,
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        self.host = EmbeddingCohortClient(context, members, save_to, checkpoint_dir)
-
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
-        if config.get(CHECKPOINT, False):
-            why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
-            return {NOT_SAVED: why} if why else {}
-        self.resume(Resume.from_config(config))
-        return self.host.hello().to_config()
-
-    def save(self, server_round: int, run: str) -> str:
-        """Write a round's checkpoint; return why it cannot be done, or nothing."""
-        return self.host.save(server_round, run)
-
-    def resume(self, resume: Resume) -> None:
-        """Go on from the checkpoint that the server names, if it names one."""
-        self.host.restore(resume)
-
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
-        """Take the means, train, embed and measure (steps 2 and 3)."""
-        request = PublicRequest.from_numpy(parameters, config, public=self.host.public)
-        reply = self.host.round(request)
-        if request.save:
-            reply.not_saved = self.save(request.server_round, request.save)
-        return reply.to_fit(request)
-
-
-# Server ------------------------------------------------------------------------------------------
 
 
 class ProcrustesAlignment(RoundStrategy):
@@ -179,18 +116,22 @@ class ProcrustesAlignment(RoundStrategy):
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: write the round's requests, with the means that wait."""
-        session, known = self.session, self.clients
-        there = session.gather(server_round, "no SuperNode hosts a client with public nodes")
-        # In the order of their clients: ids of SuperNodes differ from run to run.
-        nodes = sorted(there, key=lambda node: min(there[node]))
-        asked = [nodes[index] for index in session.draw(len(nodes), server_round)]
+        there = self.there(server_round)
+        nodes = list(there)
+        asked = [nodes[index] for index in self.session.draw(len(nodes), server_round)]
         return {
             node: replace(
-                self.request(server_round, there[node], known.targets.get),
+                self.request(server_round, there[node], self.clients.targets.get),
                 wants_embeddings=self.wants_embeddings,
             )
             for node in asked
         }
+
+    def there(self, server_round: int) -> dict[int, list[int]]:
+        """Wait for SuperNodes; return their clients, in the order of these."""
+        # Ids of SuperNodes differ from run to run.
+        there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
+        return dict(sorted(there.items(), key=lambda item: min(item[1])))
 
     def request(
         self,
@@ -200,6 +141,7 @@ class ProcrustesAlignment(RoundStrategy):
     ) -> PublicRequest:
         """Write the request to the clients of a SuperNode, each with its target."""
         session, known = self.session, self.clients
+        saves = session.is_due(server_round)
         return PublicRequest(
             server_round,
             list(clients),
@@ -208,16 +150,20 @@ class ProcrustesAlignment(RoundStrategy):
             known.dimension,
             is_last=server_round == session.rounds,
             follows=bool(known.begun & set(clients)),
-            save=session.checkpoints.run if session.is_due(server_round) else "",
+            saves=saves,
+            run=session.checkpoints.run if saves else "",
         )
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         """Read what step 3 brings."""
         return PublicReply.from_record(content, self.requests[node])
 
-    def reply_bytes(self) -> int:
-        """Return the most bytes that a reply to this round's requests may have."""
-        return public_bytes(self.requests.values())
+    def reply_bytes(self, numbers: int = 0) -> int:
+        """Return the most bytes of a reply to this round's requests, with ``numbers`` besides."""
+        asked = self.requests.values()
+        rows = [sum(ids.size for ids in one.nodes) * one.dimension for one in asked]
+        clients = max((len(one.clients) for one in asked), default=0)
+        return reply_bytes(max(rows, default=0) + numbers, clients)
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with what came, and say what the round gave."""
