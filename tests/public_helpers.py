@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Context
-from flwr.clientapp.typing import Mod
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
@@ -18,13 +18,15 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     EmbeddingModel,
-    FloatArray,
-    IntArray,
-)
-from flower_graph.strategies.procrustes_alignment.strategy import (
-    ProcrustesAlignment,
     PublicNodeClient,
 )
+from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
+from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+    ACTIONS,
+    SecureConsensus,
+    SecureConsensusClient,
+)
+from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
 
 class ToyModel:
@@ -101,7 +103,7 @@ class Outcome(NamedTuple):
 
     reports: list[RoundReport]
     weights: dict[str, Any]
-    strategy: ProcrustesAlignment
+    strategy: Any
     grid: InProcessGrid
 
 
@@ -109,17 +111,20 @@ def make_grid(
     members: Sequence[EmbeddingClient],
     supernodes: int,
     *,
+    secure: bool = False,
     mods: list[Mod] | None = None,
     **client: Any,
 ) -> InProcessGrid:
-    """Deal members to SuperNodes."""
+    """Give members to SuperNodes; in the secure form mods see all messages, else those of train."""
+    kind = SecureConsensusClient if secure else PublicNodeClient
 
     def client_fn(context: Context) -> PublicNodeClient:
-        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        here = members[part * len(members) // parts : (part + 1) * len(members) // parts]
-        return PublicNodeClient(context, here, **client)
+        part = int(context.node_config["partition-id"])
+        here = members[part * len(members) // supernodes : (part + 1) * len(members) // supernodes]
+        return kind(context, here, **client)
 
-    app = make_client_app(client_fn, train_mods=mods)
+    around: dict[str, Any] = {"mods" if secure else "train_mods": mods}
+    app = make_client_app(client_fn, actions=ACTIONS if secure else (), **around)
     return InProcessGrid(app, num_supernodes=supernodes)
 
 
@@ -129,10 +134,35 @@ def run(
     rounds: int = 3,
     supernodes: int | None = None,
     strategy: ProcrustesAlignment | None = None,
+    resume: bool = False,
     **client: Any,
 ) -> Outcome:
     """Run members in process, by default one at each SuperNode."""
     grid = make_grid(members, supernodes or len(members), **client)
     strategy, reports = strategy or ProcrustesAlignment(), list[RoundReport]()
-    strategy.start(grid, num_rounds=rounds, timeout=5.0, on_round=reports.append)
+    how: dict[str, Any] = {"num_rounds": rounds, "timeout": 5.0, "resume": resume}
+    strategy.start(grid, on_round=reports.append, **how)
     return Outcome(reports, strategy.weights(), strategy, grid)
+
+
+def run_secure(
+    members: Sequence[EmbeddingClient],
+    *,
+    rounds: int = 4,
+    strategy: SecureConsensus | None = None,
+    **how: Any,
+) -> Outcome:
+    """Run the secure form in process."""
+    return run(members, rounds=rounds, strategy=strategy or SecureConsensus(), secure=True, **how)
+
+
+def silent(numbers: set[int], rounds: set[int]) -> Mod:
+    """Make a mod: these SuperNodes fail in these rounds."""
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        here = int(context.node_config["partition-id"]) in numbers
+        if here and int(message.metadata.group_id) in rounds:
+            raise RuntimeError("away")
+        return call_next(message, context)
+
+    return mod

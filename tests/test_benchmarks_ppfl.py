@@ -114,25 +114,3 @@ def test_ppfl_is_laid_out(overlapping: dict[str, Any]):
     assert text.count("| at most 1.00 s |") == 2 and text.count("| at most 100.0 ms |") == 4
     assert "| peak memory, consensus of 10 clients |" in text
     assert f"| `{ppfl.CONFIGS[1]}`, idle | 4 | 1,489 / 1,083 | 1 |" in text
-
-
-def test_every_part_of_ppfl_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    asked: list[tuple[Any, ...]] = []
-
-    def part(*case: Any) -> dict[str, Any]:
-        asked.append(case)
-        if case[0] == "alignment":
-            size = ppfl_server.Size(*case[2])
-            return {"form": case[1], **size._asdict(), "seconds": {"median": 0.5 * size.clients}}
-        return {"threads": case[3], "config": case[1], "settings": case[2], "own": [0.5]}
-
-    ray = {"round": {"median": 2.0}}
-    monkeypatch.setattr(ppfl, "_part", part)
-    monkeypatch.setattr(ppfl, "measure_ray", lambda *given: ray | {"given": given})
-    found = ppfl.measure_all(quick=False)
-    assert {case for case, *_ in asked} == set(ppfl.CASES)
-    assert [entry["above"] for entry in found["flwr"]] == [1.5] * 4
-    given = [(name, settings, ppfl.ROUNDS) for name in ppfl.CONFIGS for settings in ([], ppfl.IDLE)]
-    assert [entry["given"] for entry in found["flwr"]] == given
-    assert found["server"]["fits"][0]["all"] == pytest.approx(1.0)
-    assert ppfl.measure_all(quick=True)["flwr"] == []

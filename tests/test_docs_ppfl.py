@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,10 @@ import numpy as np
 import pytest
 import torch
 from doc_helpers import DOCS, run_blocks
-from flwr.app import ArrayRecord, Context
-from flwr.client import NumPyClient
 
 from flower_graph.apps.run import run
-from flower_graph.client import state
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.load import load_config
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.strategy import (
-    ProcrustesAlignment,
-    PublicNodeClient,
-)
 
 PAGE, BLOCKS = DOCS / "ppfl.md", 3
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -66,40 +57,6 @@ def test_the_secure_form_learns_as_well(capsys: pytest.CaptureFixture[str]) -> N
     arrays = space["result"].arrays
     assert set(arrays) == {"mean", "nodes"}
     assert arrays["nodes"].numpy().tolist() == defined()["KNOWN"].tolist()
-
-
-def arrays_of(
-    client_fn: Callable[[Context], NumPyClient], supernodes: int, **node_config: str
-) -> ArrayRecord:
-    """Run three rounds of the page's example with other clients around its members."""
-    app = make_client_app(client_fn)
-    grid = InProcessGrid(app, num_supernodes=supernodes, node_config=node_config)
-    arrays = ProcrustesAlignment().start(grid, num_rounds=3).arrays
-    assert arrays is not None
-    return arrays
-
-
-def test_what_the_model_keeps_is_enough_for_another_process(tmp_path: Path) -> None:
-    """Each message is answered as if by a new process, as in a deployment."""
-
-    def forgetful(context: Context) -> NumPyClient:
-        state._LIVE.clear()
-        client: NumPyClient = defined()["client_fn"](context)
-        return client
-
-    plain = arrays_of(defined()["client_fn"], 4)
-    moved = arrays_of(forgetful, 4, **{"state-dir": str(tmp_path)})
-    for name, array in plain.items():
-        assert np.array_equal(array.numpy(), moved[name].numpy()), name
-
-
-def test_one_supernode_for_all_clubs_gives_the_same() -> None:
-    def client_fn(context: Context) -> NumPyClient:
-        return PublicNodeClient(context, [defined()["my_member"](club) for club in range(4)])
-
-    plain, together = arrays_of(defined()["client_fn"], 4), arrays_of(client_fn, 1)
-    for name, array in plain.items():
-        assert np.array_equal(array.numpy(), together[name].numpy()), name
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_means_stand_for_embeddings_that_nobody_sends() -> None:
     by_name = {one.attack: one for one in found}
     assert by_words(by_name, "have an edge").success == 1.0
     assert by_words(by_name, "whose a private node is").success == 0.5
-    assert embeddings.sent_embeddings(exchanges) == {}
+    assert embeddings.last_rows(exchanges, sent=True) == {}
 
 
 def test_a_run_that_shows_nothing_is_named() -> None:

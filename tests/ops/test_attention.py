@@ -81,13 +81,6 @@ def test_softmax_by_hand():
     torch.testing.assert_close(edge_softmax(score, graph), torch.tensor([[0.75], [0.25], [1.0]]))
 
 
-def test_isolated_node_attends_to_itself_alone():
-    x, source, target = draws()
-    out = attend(x, source, target, attention_graph(EDGES, N))
-    torch.testing.assert_close(out[4], x[4])
-    torch.testing.assert_close(attend(x, source, target, attention_graph(NO_EDGES, N)), x)
-
-
 def attend_to_all(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Let ``n`` nodes, marked by unit vectors, attend equally to all; return coefficients."""
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]

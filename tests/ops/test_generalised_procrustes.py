@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from alignment_helpers import masks, normal, orthogonal, spaces
@@ -53,17 +52,6 @@ def test_equals_the_pairs_for_two_clients(seed: int, d: int, more: int, only: bo
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, m=st.integers(1, 6), d=st.integers(1, 5))
-def test_clients_that_agree_but_for_their_space_get_their_own_back(seed: int, m: int, d: int):
-    x, held = spaces(seed, m, 4 * d, d), masks(seed, m, 4 * d, d)
-    found = consensus(x, held)
-    torch.testing.assert_close(found.aligned, x * held[:, :, None])
-    assert found.change < 1e-9
-    error = found.rotations.mT @ found.rotations - torch.eye(d)
-    assert error.abs().max() < 1e-12
-
-
-@settings(deadline=None, max_examples=30)
 @given(seed=seeds, m=st.integers(2, 8), only=st.booleans())
 def test_disagreement_never_grows(seed: int, m: int, only: bool):
     x, held = spaces(seed, m, 12, 3, noise=1.0), masks(seed, m, 12, 3)
@@ -85,17 +73,6 @@ def test_neither_order_nor_a_clients_space_matters(seed: int, order: list[int]):
     q = orthogonal(seed + 60, 5, 3, 3)
     found = consensus((x @ q)[order], held[order], iterations=300, tolerance=1e-12).aligned
     torch.testing.assert_close(found, (wanted @ q)[order], atol=1e-5, rtol=1e-5)
-
-
-def test_the_reference_of_many_is_nearer_to_the_truth_than_any_client():
-    base = normal(0, 100, 4)
-    x = (base + 0.5 * normal(1, 50, 100, 4)) @ orthogonal(2, 50, 4, 4)
-    found = consensus(x)
-    apart = torch.linalg.vector_norm(x @ orthogonal(2, 50, 4, 4).mT - base, dim=(1, 2))
-    # In the space of the truth, to which the reference is still to be turned.
-    pair = align_pairs(torch.stack([found.reference, base]))
-    assert 2 * torch.linalg.norm(pair[1] - base) < apart.min() / 4
-    assert found.change <= 1e-3
 
 
 def test_a_chain_of_clients_reaches_from_end_to_end():
@@ -181,17 +158,6 @@ def test_rounding_is_no_information():
     exact = consensus(x, held, iterations=1).rotations
     rounded = consensus(x.float(), held, iterations=1).rotations
     torch.testing.assert_close(rounded, exact.float(), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numpy_is_torch(dtype: Any):
-    x, held = spaces(0, 4, 12, 3, noise=0.3).numpy().astype(dtype), masks(0, 4, 12, 3)
-    found, tensor = consensus(x, held.numpy()), consensus(torch.tensor(x), held)
-    for array, other in zip(found[:3], tensor[:3], strict=True):
-        assert isinstance(array, np.ndarray) and isinstance(other, Tensor)
-        assert array.dtype == dtype
-        np.testing.assert_array_equal(array, other.numpy())
-    assert found.change == tensor.change
 
 
 def test_bad_settings_and_input_are_named():

@@ -23,7 +23,6 @@ from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.masked_embedding_averaging import messages as ego
 from flower_graph.strategies.procrustes_alignment import messages as public
-from flower_graph.strategies.procrustes_alignment.rotated_sum import SumOrder
 from flower_graph.strategies.split_gradient_relay import messages as relay
 from flower_graph.strategies.structure_fedavg import messages as structure
 
@@ -49,7 +48,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     MaskedReply: {"total": np.arange(3, dtype="<u8")},
     polynomial.PolynomialReply: {"prime": PRIME},
     polynomial.PatternReply: {"w": 2},
-    SumOrder: {"sizes": [2, 1]},
+    public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     sage.Generators: {"shapes": SHAPES},

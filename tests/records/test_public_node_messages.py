@@ -26,6 +26,7 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,
     PublicReply,
     PublicRequest,
+    SumOrder,
     fingerprint,
 )
 
@@ -39,9 +40,9 @@ def said(properties: dict[str, Any]) -> RecordDict:
     return RecordDict({CONFIG: ConfigRecord(properties)})
 
 
-def answer(request: PublicRequest, reply: PublicReply) -> RecordDict:
+def answer(reply: PublicReply) -> RecordDict:
     """Write a reply as the adaptor does."""
-    arrays, _, metrics = reply.to_fit(request)
+    arrays, _, metrics = reply.to_numpy()
     names = metrics.pop(ARRAY_NAMES, [])
     left_out = metrics.pop(LEFT_OUT, [])
     content = RecordDict({METRICS: MetricRecord(metrics)})
@@ -55,17 +56,20 @@ def answer(request: PublicRequest, reply: PublicReply) -> RecordDict:
 
 def good_reply() -> PublicReply:
     rows = [np.full((2, 2), 0.5, np.float32), np.array([[6.0, 7.0]], np.float32)]
-    return PublicReply(rows, [1.0, 2.0], [0.1, float("nan")], {"val": [0.6, 0.7]})
+    return PublicReply(REQUEST, rows, [1.0, 2.0], [0.1, float("nan")], {"val": [0.6, 0.7]})
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({CLIENTS: []}, "it hosts no clients"),
+        ({CLIENTS: [], ROWS: [], NODES: b"", DIMENSIONS: []}, "it hosts no clients"),
         ({CLIENTS: [3, 3]}, r"its clients \[3, 3\] are not different"),
         ({CLIENTS: [3, -1]}, "are not different numbers >= 0"),
-        ({CLIENTS: [1]}, "differ in length"),
-        ({ROWS: [3, 0]}, "client 1 has no public nodes"),
+        ({CLIENTS: [1]}, "rows: expected whole 1 numbers"),
+        (
+            {ROWS: [3, 0], NODES: pack_integers(np.array([7, 5, 4]))},
+            "client 1 has no public nodes",
+        ),
         ({ROWS: [2, 2]}, "3 ids came, rows says 4"),
         ({DIMENSIONS: [2, 0]}, "client 1 has embeddings of 0 numbers"),
         ({NODES: pack_integers(np.array([7, 7, 5]))}, "client 3 names a public node twice"),
@@ -110,7 +114,7 @@ def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
 
 
 def test_a_reply() -> None:
-    found = PublicReply.from_record(answer(REQUEST, good_reply()), REQUEST)
+    found = PublicReply.from_record(answer(good_reply()), REQUEST)
     assert [None if x is None else x.tolist() for x in found.embeddings] == [
         [[0.5, 0.5], [0.5, 0.5]],
         [[6, 7]],
@@ -119,22 +123,18 @@ def test_a_reply() -> None:
     assert found.disagreement[0] == 0.1
 
 
-def test_a_client_that_is_left_out_is_named_and_never_read_as_zeros() -> None:
+def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
     reply = good_reply()
     reply.embeddings[1], reply.left_out = None, ["client 1: its embeddings are not finite"]
-    found = PublicReply.from_record(answer(REQUEST, reply), REQUEST)
-    assert found.embeddings[0] is not None
-    assert found.embeddings[1] is None
+    found = PublicReply.from_record(answer(reply), REQUEST)
+    assert [rows is None for rows in found.embeddings] == [False, True]
     assert found.left_out == ["client 1: its embeddings are not finite"]
-
-
-def test_a_client_that_sends_nan_is_left_out_by_the_server() -> None:
+    # The server itself leaves out who sends what is no number.
     reply = good_reply()
     assert reply.embeddings[0] is not None
     reply.embeddings[0][1, 0] = np.inf
-    found = PublicReply.from_record(answer(REQUEST, reply), REQUEST)
-    assert found.embeddings[0] is None
-    assert found.embeddings[1] is not None
+    found = PublicReply.from_record(answer(reply), REQUEST)
+    assert [rows is None for rows in found.embeddings] == [True, False]
     assert found.left_out == ["client 3: its embeddings are not finite"]
 
 
@@ -156,7 +156,7 @@ def test_a_client_that_sends_nan_is_left_out_by_the_server() -> None:
     ],
 )
 def test_a_reply_that_cannot_be_is_refused(spoil: Any, why: str) -> None:
-    content = answer(REQUEST, good_reply())
+    content = answer(good_reply())
     spoil(content)
     with pytest.raises(MalformedReplyError, match=why):
         PublicReply.from_record(content, REQUEST)
@@ -166,3 +166,9 @@ def test_fingerprints_tell_order_and_ids() -> None:
     prints = {fingerprint(np.array(ids)) for ids in ([1, 2], [2, 1], [1], [1, 2, 0])}
     assert len(prints) == 4
     assert all(0 <= number < 2**63 for number in prints)
+
+
+def test_slots_that_do_not_fit_are_refused() -> None:
+    entries = SumOrder([np.array([3, -1])], 7, True, False).to_config()
+    with pytest.raises(MalformedReplyError, match="slots: 2 came, expected 3"):
+        SumOrder.from_config(entries, sizes=[3])

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import relay_helpers
 import structure_helpers
-import test_secure_consensus as secure
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import run as run_egos
@@ -189,7 +188,8 @@ def public(see: Recorder, folder: Path) -> None:
             grid = see.watch(public_grid(toy_members(), 4, checkpoint_dir=where))
             strategy = kind(participation=0.5, **saving(where))
             strategy.start(grid, num_rounds=rounds, timeout=5, resume=resume)
-    SecureConsensus().start(see.watch(secure.make_grid(toy_members(), 4)), num_rounds=4, timeout=5)
+    grid = see.watch(public_grid(toy_members(), 4, secure=True))
+    SecureConsensus().start(grid, num_rounds=4, timeout=5)
 
 
 def sums(see: Recorder, folder: Path) -> None:

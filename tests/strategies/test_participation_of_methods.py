@@ -12,9 +12,7 @@ import relay_helpers
 from ego_strategy_helpers import faulty, seven_egos
 from ego_strategy_helpers import run as run_egos
 from public_helpers import run as run_public
-from public_helpers import still_member, toy_members
-from test_secure_consensus import run as run_secure
-from test_secure_consensus import silent
+from public_helpers import run_secure, silent, still_member, toy_members
 
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.ledger import Participation

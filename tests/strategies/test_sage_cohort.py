@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from flower_graph.errors import StateLostError
 from flower_graph.ops.graph import gcn_adjacency
+from flower_graph.ops.grouped import wide_rows
 from flower_graph.ops.mending import slots
-from flower_graph.ops.wide import wide_rows
 from flower_graph.strategies.fed_sage import neighbour_generation
 from flower_graph.strategies.fed_sage.cohort import (
     CLASSIFIER_NAMES,

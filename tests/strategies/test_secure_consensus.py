@@ -5,72 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from public_helpers import ToyModel, still_member, toy_members
+from hypothesis import given
+from hypothesis import strategies as st
+from public_helpers import ToyModel, make_grid, silent, still_member, toy_members
 from public_helpers import run as run_in_the_clear
+from public_helpers import run_secure as run
 from scipy.linalg import orthogonal_procrustes as reference
 
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.ring import Ring
-from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.cohort_client import (
-    EmbeddingClient,
-    FloatArray,
-    IntArray,
-)
-from flower_graph.strategies.procrustes_alignment.rotated_sum import first_points
+from flower_graph.storage import checkpoint
+from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
+from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-    ACTIONS,
     LEARNT_FROM,
     SecureConsensus,
-    SecureConsensusClient,
+    first_points,
+    rotation,
+    sum_vector,
+)
+from flower_graph.strategies.procrustes_alignment.server_state import (
+    ABSENT,
+    common_nodes,
+    fewest_holders,
+    find_slots,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16
-
-
-class Outcome(NamedTuple):
-    reports: list[RoundReport]
-    weights: dict[str, Any]
-    strategy: SecureConsensus
-    grid: InProcessGrid
-
-
-def make_grid(
-    members: Sequence[EmbeddingClient],
-    supernodes: int,
-    mods: list[Mod] | None = None,
-    node_config: dict[str, Any] | None = None,
-) -> InProcessGrid:
-    def client_fn(context: Context) -> SecureConsensusClient:
-        part = int(context.node_config["partition-id"])
-        here = members[part * len(members) // supernodes : (part + 1) * len(members) // supernodes]
-        return SecureConsensusClient(context, here)
-
-    app = make_client_app(client_fn, actions=ACTIONS, mods=mods)
-    return InProcessGrid(app, num_supernodes=supernodes, node_config=node_config)
-
-
-def run(
-    members: Sequence[EmbeddingClient],
-    *,
-    rounds: int = 4,
-    supernodes: int | None = None,
-    strategy: SecureConsensus | None = None,
-    **grid: Any,
-) -> Outcome:
-    made = make_grid(members, supernodes or len(members), **grid)
-    strategy, reports = strategy or SecureConsensus(), list[RoundReport]()
-    strategy.start(made, num_rounds=rounds, timeout=5.0, on_round=reports.append)
-    return Outcome(reports, strategy.weights(), strategy, made)
 
 
 class ByHand(NamedTuple):
@@ -113,16 +83,6 @@ def by_hand(members: Sequence[EmbeddingClient], rounds: int, absent: dict[int, s
     return found._replace(mean=mean)
 
 
-def silent(numbers: set[int], rounds: set[int]) -> Mod:
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        here = int(context.node_config["partition-id"]) in numbers
-        if here and int(message.metadata.group_id) in rounds:
-            raise RuntimeError("away")
-        return call_next(message, context)
-
-    return mod
-
-
 @pytest.mark.parametrize("supernodes", [4, 1])
 def test_the_mean_is_that_of_the_same_steps_in_the_clear(supernodes: int) -> None:
     # Client 0 lacks node 12, which three hold: enough, since one may be missing.
@@ -133,13 +93,9 @@ def test_the_mean_is_that_of_the_same_steps_in_the_clear(supernodes: int) -> Non
     assert np.allclose(outcome.weights["mean"], wanted, atol=100 * STEP)
     assert [report.answered for report in outcome.reports] == [4] * 5
     assert [report.skipped for report in outcome.reports] == [""] * 5
-
-
-def test_one_sum_of_the_same_embeddings_is_the_sum_to_the_step_of_the_ring() -> None:
-    outcome = run(toy_members(), rounds=1)
-    wanted = by_hand(toy_members(), 1, {}).mean
+    once = run(toy_members(), rounds=1, supernodes=supernodes).weights["mean"]
     # Each of up to four numbers is rounded by half a step; the mean is a float32 afterwards.
-    assert np.abs(outcome.weights["mean"] - wanted).max() <= STEP / 2 + 1e-6
+    assert np.abs(once - by_hand(toy_members(), 1, {}).mean).max() <= STEP / 2 + 1e-6
 
 
 def test_it_comes_to_lie_as_the_consensus_in_the_clear() -> None:
@@ -217,29 +173,11 @@ def test_nobodys_embedding_is_in_any_message() -> None:
     assert hits(plain, secrets) >= 4 * 2
 
 
-def test_a_masked_vector_looks_like_nothing() -> None:
-    rows = np.random.default_rng(0).normal(size=(400, 4)).tolist()
-    sent: list[Any] = []
-
-    def watch(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        reply = call_next(message, context)
-        if message.metadata.message_type == "train":
-            sent.append(reply.content["arrays"]["masked-sum"].numpy())
-        return reply
-
-    run([still_member(i, rows, range(400)) for i in range(3)], rounds=1, mods=[watch])
-    for words in sent:
-        counts = np.bincount(words.view(np.uint8), minlength=256)
-        expected = words.nbytes / 256
-        # Chi-square with 255 degrees of freedom: 400 is far beyond its 1 - 10^-7 quantile.
-        assert ((counts - expected) ** 2 / expected).sum() < 400
-
-
 # Faults ------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_is_away_is_missing_from_the_sum_and_comes_back() -> None:
-    outcome = run(toy_members(), rounds=4, mods=[silent({2}, {4})])
+    outcome = run(toy_members(), mods=[silent({2}, {4})])
     wanted = by_hand(toy_members(), 4, {4: {2}}).mean
     assert np.allclose(outcome.weights["mean"], wanted, atol=100 * STEP)
     assert outcome.strategy.contributors == [0, 1, 3]
@@ -324,7 +262,7 @@ def test_no_node_with_enough_holders() -> None:
 
 def test_a_client_that_comes_later_takes_part_from_the_next_sum() -> None:
     members = toy_members(5)[1:]
-    grid = make_grid(members, 4)
+    grid = make_grid(members, 4, secure=True)
     late = list(grid.contexts)[3]
     kept = grid.contexts.pop(late)
     strategy, reports = SecureConsensus(), list[RoundReport]()
@@ -364,8 +302,79 @@ def test_what_a_round_reports() -> None:
 
 
 def test_flowers_own_round_loop_is_refused() -> None:
-    strategy = SecureConsensus()
+    strategy, grid = SecureConsensus(), make_grid(toy_members(), 4, secure=True)
     with pytest.raises(RuntimeError, match="two exchanges"):
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), make_grid(toy_members(), 4))
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
     with pytest.raises(RuntimeError, match="two exchanges"):
         strategy.aggregate_train(1, [])
+
+
+def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
+    strategy = SecureConsensus(checkpoint_dir=tmp_path, checkpoint_every=2)
+    run(toy_members(), rounds=3, supernodes=2, strategy=strategy, checkpoint_dir=tmp_path)
+    names = {
+        name
+        for path in tmp_path.rglob("client-*.safetensors")
+        for name in checkpoint.load_client(path)
+    }
+    kept = {f"model.{k}.{name}" for k in range(4) for name in ("vectors", "rounds")}
+    assert names == kept | {"clients"} | {str(k) for k in range(4)}
+
+
+# Vectors and nodes of a sum ----------------------------------------------------------------------
+
+
+def test_rows_go_to_their_slots() -> None:
+    rows = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    found = sum_vector(rows, np.array([2, ABSENT, 0]), 8)
+    assert found.tolist() == [5, 6, 0, 0, 1, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("slots", "length", "what"),
+    [
+        ([0, 0, 1], 8, "slot named twice"),
+        ([0, 1, 2], 7, "7 numbers for rows of 2"),
+        ([0, 1, 4], 8, "slots from 0 to 4, must be 0 to 3"),
+        ([0, 1, -2], 8, "slots from -2 to 1"),
+    ],
+)
+def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        sum_vector(np.ones((3, 2)), np.array(slots), length)
+
+
+def test_nodes_with_enough_holders() -> None:
+    ids = {c: np.array(own) for c, own in enumerate([[1, 2, 3], [2, 3], [3, 9, 2], [3, 1]])}
+    # Of four clients one may be missing, so three must hold a node: 2 and 3.
+    assert fewest_holders(4, 0.3) == 3
+    assert common_nodes(ids, [0, 1, 2, 3], 0.3).tolist() == [2, 3]
+    assert common_nodes(ids, [0, 1, 2, 3], 0.0).tolist() == [1, 2, 3]
+    assert common_nodes(ids, [1, 2], 0.3).tolist() == [2, 3]
+    assert common_nodes(ids, [], 0.3).tolist() == []
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=2, max_size=9),
+    st.sampled_from([0.0, 0.1, 0.3, 0.5]),
+    st.randoms(use_true_random=False),
+)
+def test_no_sum_is_ever_of_one_client_alone(owned, dropout, chance) -> None:
+    ids = {c: np.array(sorted(own)) for c, own in enumerate(owned)}
+    m = len(owned)
+    least = max(2, m - int(dropout * m + 1e-12))  # contributors without which a sum is skipped
+    there = chance.sample(range(m), chance.randint(least, m))
+    for node in common_nodes(ids, range(m), dropout).tolist():
+        assert sum(node in ids[client] for client in there) >= 2
+
+
+def test_slots_of_nodes() -> None:
+    assert find_slots(np.array([9, 4, 2]), np.array([2, 5, 9])).tolist() == [2, ABSENT, 0]
+    assert find_slots(np.array([9, 4]), np.zeros(0, np.int64)).tolist() == [ABSENT, ABSENT]
+
+
+def test_rotation_without_common_nodes_or_reflection() -> None:
+    assert np.array_equal(rotation(np.zeros((0, 2)), np.zeros((0, 2)), False), np.eye(2))
+    x = np.array([[1.0, 0], [0, 2]])
+    assert np.allclose(rotation(x, x * [-1, 1], False), [[-1, 0], [0, 1]])
+    assert np.linalg.det(rotation(x, x * [-1, 1], True)) == pytest.approx(1)

@@ -6,14 +6,18 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import chisquare
 from torch import Tensor
 
 from flower_graph.errors import DataError
@@ -21,6 +25,9 @@ from flower_graph.strategies.procrustes_alignment.deepwalk import (
     DeepWalk,
     DeepWalkSettings,
     negative_sampling_loss,
+    neighbour_lists,
+    random_walks,
+    sample_pairs,
 )
 
 SETTINGS = DeepWalkSettings(dimension=4, walks=5, length=8, window=2, seed=3)
@@ -93,11 +100,18 @@ def test_walks_and_draws_depend_on(what: str) -> None:
     assert not np.array_equal(one.embed(), other.embed())
 
 
-def test_clients_start_at_different_vectors_of_word2vecs_size():
-    first, second = model().embed(), model(client=1).embed()
+def test_clients_start_at_different_vectors_of_word2vecs_size_and_hand_out_copies():
+    walker = model()
+    first, second = walker.embed(), model(client=1).embed()
     assert first.shape == (9, 4) and first.dtype == np.float32
     assert not np.array_equal(first, second)
     assert 0.2 < np.abs(first).max() <= 1 / 4  # uniform in -1/d to 1/d
+    first[:] = 7
+    walker.state_dict()["vectors"].fill_(7)
+    state = walker.state_dict()
+    walker.load_state_dict(state)
+    state["vectors"].fill_(7)
+    assert np.abs(walker.embed()).max() < 1
 
 
 def test_public_rows_start_at_their_targets_and_others_where_they_were():
@@ -110,12 +124,6 @@ def test_public_rows_start_at_their_targets_and_others_where_they_were():
     np.testing.assert_allclose(after[ROWS], targets(), atol=1e-6)
     others = np.setdiff1d(np.arange(9), ROWS)
     np.testing.assert_allclose(after[others], before[others], atol=1e-6)
-
-
-def test_training_moves_rows_away_from_their_targets():
-    walker = model()
-    walker.learn(ROWS, targets(), 1)
-    assert (np.abs(walker.embed()[ROWS] - targets()) > 1e-4).any(axis=1).all()
 
 
 def test_steps_of_a_later_round_are_smaller_by_the_decay():
@@ -167,16 +175,6 @@ def test_loss_of_two_pairs_by_hand():
     assert negative_sampling_loss(vectors, near, far) == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_embeddings_and_states_are_copies():
-    walker = model()
-    walker.embed()[:] = 7
-    walker.state_dict()["vectors"].fill_(7)
-    state = walker.state_dict()
-    walker.load_state_dict(state)
-    state["vectors"].fill_(7)
-    assert np.abs(walker.embed()).max() < 1
-
-
 @pytest.mark.parametrize(
     ("rows", "wrong", "message"),
     [
@@ -212,3 +210,80 @@ def test_walks_that_gensim_cannot_take_whole_are_refused(length: int) -> None:
         ValueError, match=rf"deepwalk\.length: {length} is not allowed; it must be at least 2"
     ):
         DeepWalkSettings(length=length)
+
+
+# Walks -------------------------------------------------------------------------------------------
+
+# 0 - 1 - 2, 1 - 3, and 4 alone, in no order.
+STAR = np.array([[3, 1, 0, 1, 2, 1], [1, 3, 1, 0, 1, 2]])
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[NDArray[np.int64], int]:
+    """Draw up to 8 nodes and some edges, each in both directions."""
+    n = draw(st.integers(1, 8))
+    node = st.integers(0, n - 1)
+    pairs = draw(st.sets(st.tuples(node, node).filter(lambda pair: pair[0] != pair[1])))
+    edges = sorted(pairs | {(b, a) for a, b in pairs})
+    return np.array(edges, np.int64).reshape(-1, 2).T, n
+
+
+def test_lists_of_a_star_by_hand():
+    lists = neighbour_lists(STAR, 5)
+    assert lists.indptr.tolist() == [0, 1, 4, 5, 6, 6]
+    assert lists.neighbours.tolist() == [1, 0, 2, 3, 1, 1]
+
+
+@given(graphs(), st.integers(1, 9), st.integers(0, 99))
+def test_a_walk_takes_edges_only_and_stays_where_there_are_none(
+    graph: tuple[NDArray[np.int64], int], length: int, seed: int
+) -> None:
+    edges, n = graph
+    starts = np.random.default_rng(seed).integers(n, size=20)
+    lists = neighbour_lists(edges, n)
+    walks = random_walks(*lists, starts, length, np.random.default_rng(seed))
+    assert walks.shape == (20, length) and walks[:, 0].tolist() == starts.tolist()
+    allowed, degree = set(map(tuple, edges.T.tolist())), np.diff(lists.indptr)
+    for walk in walks.tolist():
+        for here, there in pairwise(walk):
+            assert (here, there) in allowed if degree[here] else here == there
+
+
+def test_each_neighbour_is_as_likely_as_the_others():
+    walks = random_walks(*neighbour_lists(STAR, 5), np.full(6000, 1), 4, np.random.default_rng(3))
+    assert set(walks[:, 2].tolist()) == {1}
+    # Two steps to a leaf are independent of each other: all nine ways are as likely.
+    ways = Counter(map(tuple, walks[:, [1, 3]].tolist()))
+    assert len(ways) == 9 and chisquare(list(ways.values())).pvalue > 0.01
+    # An edge that is there twice is walked twice as often.
+    lists = neighbour_lists(np.array([[0, 0, 0], [1, 1, 2]]), 3)
+    walks = random_walks(*lists, np.zeros(6000, np.int64), 2, np.random.default_rng(5))
+    seen = Counter(walks[:, 1].tolist())
+    assert chisquare([seen[1], seen[2]], [4000, 2000]).pvalue > 0.01
+
+
+def test_pairs_are_drawn_as_often_as_windows_that_shrink_see_them():
+    """Walk 0 1 2 3, window 2: distance 1 is 3 pairs in all windows, distance 2 is 2 in half."""
+    pairs = sample_pairs(np.arange(4)[None], 2, 16_000, np.random.default_rng(7))
+    seen = Counter(map(tuple, pairs.T.tolist()))
+    expected = {(0, 1): 2, (1, 2): 2, (2, 3): 2, (0, 2): 1, (1, 3): 1}
+    both = {pair[::turn]: share for pair, share in expected.items() for turn in (1, -1)}
+    assert set(seen) == set(both)
+    assert chisquare([seen[pair] for pair in both], [1000 * s for s in both.values()]).pvalue > 0.01
+
+
+def test_a_window_that_is_wider_than_the_walk_is_cut():
+    pairs = sample_pairs(np.array([[5, 6]]), 9, 50, np.random.default_rng(0))
+    assert set(map(tuple, pairs.T.tolist())) == {(5, 6), (6, 5)}
+
+
+def test_edges_walks_and_samples_that_cannot_be_are_refused():
+    lists, rng = neighbour_lists(STAR, 5), np.random.default_rng(0)
+    for edge, wrong in (((0, 3), 3), ((-1, 0), -1)):
+        with pytest.raises(ValueError, match=rf"node {wrong}, and nodes are 0 to 2"):
+            neighbour_lists(np.array([edge]).T, 3)
+    with pytest.raises(ValueError, match="length = 0"):
+        random_walks(*lists, np.arange(5), 0, rng)
+    for walks, window in (((0, 5), 2), ((3, 1), 2), ((3, 4), 0)):
+        with pytest.raises(ValueError, match=f"window = {window} have no pairs"):
+            sample_pairs(np.zeros(walks, np.int64), window, 10, rng)

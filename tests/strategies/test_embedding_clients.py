@@ -1,8 +1,9 @@
-"""One SuperNode's PPFL-GNN clients: what they answer, keep and save."""
+"""PPFL-GNN's clients: what cannot be one, and what those of a SuperNode answer, keep and save."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,28 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from public_helpers import ToyModel, still_member, toy_members
+from public_helpers import StillModel, ToyModel, still_member, toy_members
 from torch import Tensor
 
-from flower_graph.client import state
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
-    EmbeddingCohortClient,
+    PublicNodeClient,
+    disagreement,
+    public_rows,
+)
+from flower_graph.strategies.procrustes_alignment.messages import (
     FloatArray,
     IntArray,
-    disagreement,
+    PublicReply,
+    PublicRequest,
 )
-from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 
 
 def context(**config: Any) -> Context:
     return Context(1, 2, config, RecordDict(), {})
 
 
-def ask(host: EmbeddingCohortClient, number: int, targets: Any = None, **more: Any) -> PublicReply:
+def ask(host: PublicNodeClient, number: int, targets: Any = None, **more: Any) -> PublicReply:
     clients = list(host.members)
     nodes = [member.public for member in host.members.values()]
     request = PublicRequest(number, clients, nodes, targets or [None] * len(clients), 3, **more)
@@ -42,52 +46,70 @@ def rows_of(reply: PublicReply, place: int = 0) -> FloatArray:
     return found
 
 
-def test_hosts_need_clients_with_different_numbers() -> None:
+def toy_member(model: type[ToyModel], start: FloatArray) -> EmbeddingClient:
+    """Make client 0 with another model."""
+    return replace(toy_members(1)[0], build=partial(model, start), judge=None)
+
+
+VECTORS = np.zeros((3, 2), np.float32)
+GOOD: dict[str, Any] = {
+    "number": 7,
+    "nodes": np.array([4, 2, 9]),
+    "rows": np.array([2, 0]),
+    "dimension": 2,
+    "build": partial(StillModel, VECTORS),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": np.zeros(0, np.int64)}, r"client 7: nodes has shape \(0,\), must be \[n\]"),
+        ({"nodes": np.array([4, 4, 9])}, "client 7: two of its nodes have one id"),
+        ({"rows": np.zeros(0, np.int64)}, "client 7 has no public node"),
+        ({"rows": np.array([1, 1])}, "client 7: a public node is named twice"),
+        ({"rows": np.array([3])}, "client 7: row 3 is none of its 3 nodes"),
+        ({"rows": np.array([-1])}, "client 7: row -1 is none of its 3 nodes"),
+        ({"dimension": 0}, "client 7: dimension is 0, must be at least 1"),
+    ],
+)
+def test_what_cannot_be_a_client_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EmbeddingClient(**GOOD | changes)
+
+
+def test_public_ids_and_rows_by_id() -> None:
+    assert EmbeddingClient(**GOOD).public.tolist() == [9, 4]
+    assert public_rows(np.array([4, 2, 9]), np.array([9, 4])).tolist() == [2, 0]
+    with pytest.raises(ValueError, match=r"public nodes \[3, 11\] are none of the client's 3"):
+        public_rows(np.array([4, 2, 9]), np.array([3, 9, 11]))
+
+
+def test_supernodes_need_clients_with_different_numbers() -> None:
     with pytest.raises(ValueError, match="members: none is given"):
-        EmbeddingCohortClient(context(), [])
+        PublicNodeClient(context(), [])
     one = toy_members(1)[0]
     with pytest.raises(ValueError, match=r"client numbers \[0, 0\] are not all different"):
-        EmbeddingCohortClient(context(), [one, one])
+        PublicNodeClient(context(), [one, one])
 
 
 def test_targets_reach_the_model_at_the_public_rows() -> None:
-    member = still_member(5, [[1, 0, 0], [0, 1, 0]], [8, 9])
     seen: list[tuple[list[int], Any]] = []
 
-    class Watching:
+    class Watching(StillModel):
         def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
             seen.append((rows.tolist(), None if targets is None else targets.tolist()))
             return 1.0
 
-        def embed(self) -> FloatArray:
-            return np.eye(2, 3, dtype=np.float32)
-
-    member = EmbeddingClient(5, member.nodes, np.array([1]), 3, Watching)
-    host = EmbeddingCohortClient(context(), [member])
+    build = partial(Watching, np.eye(2, 3, dtype=np.float32))
+    host = PublicNodeClient(
+        context(), [EmbeddingClient(5, np.array([8, 9]), np.array([1]), 3, build)]
+    )
     ask(host, 1)
     reply = ask(host, 2, [np.array([[0, 2, 0]], np.float32)])
     assert seen == [([1], None), ([1], [[0, 2, 0]])]
     assert rows_of(reply).tolist() == [[0, 1, 0]]
     assert reply.disagreement == [0.0]
-
-
-@pytest.mark.parametrize("how", ["live", "context", "file"])
-def test_models_go_on_in_another_process(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, members = toy_members(2), toy_members(2)
-    if how == "file":
-        monkeypatch.setattr(state, "SMALL_BYTES", 0)
-    where = context(**{"state-dir": str(tmp_path)})
-    for number in (1, 2, 3):
-        if how != "live":
-            state._LIVE.clear()
-        reply = ask(EmbeddingCohortClient(where, members), number)
-    for place, member in enumerate(plain):
-        model = member.build()
-        for number in (1, 2, 3):
-            model.learn(member.rows, None, number)
-        assert np.array_equal(rows_of(reply, place), model.embed()[member.rows])
 
 
 def test_a_model_that_fails_is_where_it_was() -> None:
@@ -99,9 +121,8 @@ def test_a_model_that_fails_is_where_it_was() -> None:
             return loss
 
     start = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    first = toy_members(1)[0]
-    member = EmbeddingClient(0, first.nodes, first.rows, 3, partial(Failing, start))
-    host = EmbeddingCohortClient(context(**{"state-dir": ":memory:"}), [member])
+    member = toy_member(Failing, start)
+    host = PublicNodeClient(context(**{"state-dir": ":memory:"}), [member])
     ask(host, 1)
     with pytest.raises(RuntimeError, match="no"):
         ask(host, 2)
@@ -114,11 +135,9 @@ def test_a_model_that_fails_is_where_it_was() -> None:
 
 def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -> None:
     good, bad = toy_members(2)
-    nothing = np.full((6, 3), np.nan, np.float32)
-    bad = EmbeddingClient(1, bad.nodes, bad.rows, 3, partial(ToyModel, nothing), bad.judge)
-    reply = ask(EmbeddingCohortClient(context(), [good, bad]), 1)
-    assert reply.embeddings[0] is not None
-    assert reply.embeddings[1] is None
+    bad = replace(bad, build=partial(ToyModel, np.full((6, 3), np.nan, np.float32)))
+    reply = ask(PublicNodeClient(context(), [good, bad]), 1)
+    assert [rows is None for rows in reply.embeddings] == [False, True]
     assert reply.left_out == ["client 1: its embeddings are not finite"]
     assert reply.judged["val"][0] == 1 / 8
     assert math.isnan(reply.judged["val"][1])
@@ -128,7 +147,7 @@ def test_a_model_that_embeds_in_another_shape_is_refused() -> None:
     member = still_member(5, [[1, 0, 0], [0, 1, 0]], [8, 9])
     wrong = EmbeddingClient(5, np.array([8, 9, 10]), np.array([0]), 3, member.build)
     with pytest.raises(ValueError, match=r"client 5: its model embeds as \(2, 3\), expected"):
-        ask(EmbeddingCohortClient(context(), [wrong]), 1)
+        ask(PublicNodeClient(context(), [wrong]), 1)
 
 
 def test_a_state_that_changes_its_shape_is_refused() -> None:
@@ -137,16 +156,14 @@ def test_a_state_that_changes_its_shape_is_refused() -> None:
             more = {"more": torch.zeros(1)} if int(self.rounds) else {}
             return super().state_dict() | more
 
-    start = np.zeros((6, 3), np.float32)
-    first = toy_members(1)[0]
-    member = EmbeddingClient(0, first.nodes, first.rows, 3, partial(Growing, start))
+    member = toy_member(Growing, np.zeros((6, 3), np.float32))
     with pytest.raises(ValueError, match=r"state 0\.more: was None, is \(\(1,\), torch\.float32\)"):
-        ask(EmbeddingCohortClient(context(), [member]), 1)
+        ask(PublicNodeClient(context(), [member]), 1)
 
 
 def test_embeddings_are_saved_after_the_last_round(tmp_path: Path) -> None:
     members = toy_members(2)
-    host = EmbeddingCohortClient(context(), members, tmp_path / "embeddings")
+    host = PublicNodeClient(context(), members, save_to=tmp_path / "embeddings")
     ask(host, 1)
     assert not (tmp_path / "embeddings").exists()
     reply = ask(host, 2, is_last=True)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.image import imread
 
 from flower_graph.report.rounds import RoundReport
 from flower_graph.strategies.procrustes_alignment import plots as plots_alignment
@@ -91,11 +90,3 @@ def test_settings_beside_each_other_are_means_over_seeds(drawn: list[Axes]) -> N
     # A method has one colour in all columns.
     assert lower.lines[0].get_color() == lower_two.lines[1].get_color()
     assert lower_two.lines[0].get_color() != lower_two.lines[1].get_color()
-
-
-def test_the_picture_is_written(tmp_path: Path) -> None:
-    one = AlignmentCurves({"P@1": [[0.5, 1.0]]}, {"FED": [[0.5, 0.75]]}, 0.875)
-    plot_alignment(tmp_path / "x.png", {"Figure 3": one, "Figure 4": one})
-    picture = imread(tmp_path / "x.png")
-    assert picture.shape[1] > picture.shape[0] > 600
-    assert np.unique(picture).size > 10

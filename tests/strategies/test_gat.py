@@ -9,23 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
-from flower_graph.engine.dropout import turn_of
-from flower_graph.engine.graph_batch import pack_graphs
-from flower_graph.ops.attention import attention_graph
 from flower_graph.strategies.procrustes_alignment.gat import (
     GATWeights,
-    Inputs,
     PublicGAT,
     PublicGATSettings,
     embedding_loss,
-    hidden_layer,
-    output_layer,
 )
 
 N, F, D, C = 12, 9, 6, 3
@@ -65,16 +57,18 @@ def make_targets(seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(len(ROWS), D)).astype(np.float32)
 
 
-def make_inputs(graph: Client) -> Inputs:
-    x = pack_graphs([graph]).x
-    return Inputs(x, turn_of(x), attention_graph(graph.edge_index, len(graph.y)))
+def trained(graph: Client, server_round: int = 1, **changes: float) -> np.ndarray:
+    """Embed after a round with targets."""
+    model = PublicGAT(graph, dataclasses.replace(SETTINGS, **changes))
+    model.learn(ROWS, make_targets(), server_round)
+    return model.embed()
 
 
-def make_weights(rows: int, seed: int = 1) -> GATWeights:
-    """Draw weights, biases too, that need gradients."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(rows, D), (2, D // 2), (2, D // 2), (D,), (D, C), (1, C), (1, C), (C,)]
-    return GATWeights(*(torch.randn(s, generator=draw).requires_grad_() for s in shapes))
+def make_weights() -> GATWeights:
+    """Draw weights, biases too."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(F, D), (2, D // 2), (2, D // 2), (D,), (D, C), (1, C), (1, C), (C,)]
+    return GATWeights(*(torch.randn(shape, generator=draw) for shape in shapes))
 
 
 def pyg_layers(weights: GATWeights) -> tuple[GATConv, GATConv]:
@@ -87,21 +81,6 @@ def pyg_layers(weights: GATWeights) -> tuple[GATConv, GATConv]:
             layer.att_dst.copy_(state["target" + end][None])
             layer.bias.copy_(state["bias" + end])
     return first, second
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**31))
-def test_layers_are_pygs(seed: int):
-    graph = make_client(seed, nodes=30)
-    assert (graph.x != 0).any(0).all()  # or a column would be left out
-    inputs, weights = make_inputs(graph), make_weights(F, seed)
-    hidden = hidden_layer(weights, inputs)
-    logits = output_layer(weights, hidden, inputs)
-    first, second = pyg_layers(weights)
-    expected = functional.elu(first(graph.x, graph.edge_index))
-    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
-    wanted = second(expected, graph.edge_index)
-    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_embedding_loss_by_hand():
@@ -138,72 +117,53 @@ def test_first_loss_by_hand():
     assert loss == pytest.approx(math.log(1 + math.exp(8 / 9 - 10 / 9)), abs=1e-6)
 
 
-def test_gradient_of_all_terms_is_the_sum():
+def test_layers_losses_and_steps_are_pygs():
     """Two steps along cross-entropy + beta cosine: PyG's layers and PyTorch's Adam do the same."""
-    graph, beta = make_client(nodes=30), 0.7
+    graph, beta, losses = make_client(nodes=30), 0.7, list[float]()
+    assert (graph.x != 0).any(0).all()  # or a column would be left out
     options = dataclasses.replace(SETTINGS, dropout=0.0, beta=beta, epochs=2)
     model, targets = PublicGAT(graph, options), make_targets()
-    weights = make_weights(F)
-    flat = torch.cat([one.detach().view(-1) for one in weights])[:, None]
+    weights = make_weights()
+    flat = torch.cat([one.view(-1) for one in weights])[:, None]
     model.load_state_dict(model.state_dict() | {"weight": flat})
-    model.learn(ROWS, targets, 1)
     first, second = pyg_layers(weights)
-    parameters = [*first.parameters(), *second.parameters()]
-    adam = torch.optim.Adam(parameters, lr=0.01, weight_decay=5e-4, fused=True)
+
+    def hidden_layer() -> Tensor:
+        return functional.elu(first(graph.x, graph.edge_index))
+
+    before = hidden_layer().detach().numpy()
+    np.testing.assert_allclose(model.embed(), before, rtol=1e-5, atol=1e-5)
+    adam = torch.optim.Adam(
+        [*first.parameters(), *second.parameters()], lr=0.01, weight_decay=5e-4, fused=True
+    )
     for _ in range(2):
-        hidden = functional.elu(first(graph.x, graph.edge_index))
+        hidden = hidden_layer()
         logits = second(hidden, graph.edge_index)
         loss = functional.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask])
+        losses.append(float(loss.detach()))
         cosine = functional.cosine_similarity(hidden[ROWS], torch.from_numpy(targets))
         adam.zero_grad()
         (loss + beta * (1 - cosine).mean()).backward()
         adam.step()
-    expected = functional.elu(first(graph.x, graph.edge_index)).detach().numpy()
-    np.testing.assert_allclose(model.embed(), expected, rtol=1e-3, atol=1e-4)
+    assert model.learn(ROWS, targets, 1) == pytest.approx(losses[1], rel=1e-4)
+    after = hidden_layer().detach().numpy()
+    np.testing.assert_allclose(model.embed(), after, rtol=1e-3, atol=1e-4)
 
 
-def test_cosine_term_reaches_the_first_layer_alone():
-    graph = make_client(nodes=30)
-    weights, inputs = make_weights(F), make_inputs(graph)
-    hidden = hidden_layer(weights, inputs)
-    output_layer(weights, hidden, inputs)
-    embedding_loss(hidden[ROWS], torch.from_numpy(make_targets())).backward()
-    assert all(one.grad is not None and one.grad.abs().sum() > 0 for one in weights[:4])
-    assert all(one.grad is None for one in weights[4:])
-
-
-def test_targets_pull_public_rows_towards_them():
-    graph, targets = make_client(), make_targets()
-    options = dataclasses.replace(SETTINGS, epochs=100, dropout=0.0)
-    distances = []
-    for beta in (0.0, 3.0):
-        model = PublicGAT(graph, dataclasses.replace(options, beta=beta))
-        model.learn(ROWS, targets, 1)
-        public = torch.from_numpy(model.embed()[ROWS])
-        distances.append(embedding_loss(public, torch.from_numpy(targets)).item())
-    assert distances[1] < 0.5 * distances[0]
-
-
-def test_beta_zero_is_training_without_targets():
-    graph = make_client()
-    local, alone, pulled = (
+def test_beta_zero_or_no_public_row_is_training_without_targets():
+    graph, none = make_client(), np.empty(0, np.int64)
+    local, alone, empty = (
         PublicGAT(graph, dataclasses.replace(SETTINGS, beta=beta)) for beta in (0.0, 2.0, 2.0)
     )
-    losses = [
+    losses = {
         local.learn(ROWS, make_targets(), 1),
         alone.learn(ROWS, None, 1),
-        pulled.learn(ROWS, make_targets(), 1),
-    ]
-    assert losses[0] == losses[1]
+        empty.learn(none, np.empty((0, D), np.float32), 1),
+    }
+    assert len(losses) == 1
     np.testing.assert_array_equal(local.embed(), alone.embed())
-    assert np.abs(local.embed() - pulled.embed()).max() > 1e-4
-
-
-def test_no_public_rows_are_no_targets():
-    graph, none = make_client(), np.empty(0, np.int64)
-    empty, alone = PublicGAT(graph, SETTINGS), PublicGAT(graph, SETTINGS)
-    assert empty.learn(none, np.empty((0, D), np.float32), 1) == alone.learn(none, None, 1)
     np.testing.assert_array_equal(empty.embed(), alone.embed())
+    assert np.abs(local.embed() - trained(graph, beta=2.0)).max() > 1e-4
 
 
 def test_going_on_from_a_state_is_going_on():
@@ -219,38 +179,20 @@ def test_going_on_from_a_state_is_going_on():
 
 
 def test_same_seed_same_bits_and_others_differ():
-    graph = make_client()
-
-    def trained(graph: Client, seed: int = 7, server_round: int = 1) -> np.ndarray:
-        torch.rand(3)  # moves PyTorch's own generator on, which must not show
-        model = PublicGAT(graph, dataclasses.replace(SETTINGS, seed=seed))
-        model.learn(ROWS, make_targets(), server_round)
-        return model.embed()
-
-    np.testing.assert_array_equal(trained(graph), trained(graph))
+    graph, one = make_client(), trained(make_client())
+    torch.rand(3)  # moves PyTorch's own generator on, which must not show
+    np.testing.assert_array_equal(trained(graph), one)
     other_client = dataclasses.replace(graph, client=3)
     for other in (trained(graph, seed=8), trained(graph, server_round=2), trained(other_client)):
-        assert np.abs(other - trained(graph)).max() > 1e-4
+        assert np.abs(other - one).max() > 1e-4
 
 
-def test_pytorchs_own_generator_is_left_alone():
-    model = PublicGAT(make_client(), SETTINGS)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    model.learn(ROWS, None, 1)
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_sparse_features_are_dense_ones():
-    graph = make_client()
+def test_neither_the_layout_of_features_nor_a_judged_label_matters():
+    graph, one = make_client(), trained(make_client())
     sparse = dataclasses.replace(graph, x=graph.x.to_sparse_csr())
-    results = []
-    for one in (graph, sparse):
-        model = PublicGAT(one, SETTINGS)
-        model.learn(ROWS, make_targets(), 1)
-        results.append(model.embed())
-    np.testing.assert_array_equal(*results)
+    hidden = dataclasses.replace(graph, train_y=torch.where(graph.train_mask, graph.y, -1))
+    np.testing.assert_array_equal(trained(sparse), one)
+    np.testing.assert_array_equal(trained(hidden), one)
 
 
 def test_features_that_a_client_never_sees_change_nothing():
@@ -273,17 +215,6 @@ def test_isolated_nodes_and_a_graph_without_edges():
     assert np.isfinite(empty.embed()).all() and empty.embed().std(0).min() > 0
 
 
-def test_a_judged_label_is_never_read():
-    graph = make_client()
-    hidden = dataclasses.replace(graph, train_y=torch.where(graph.train_mask, graph.y, -1))
-    results = []
-    for one in (graph, hidden):
-        model = PublicGAT(one, SETTINGS)
-        model.learn(ROWS, make_targets(), 1)
-        results.append(model.embed())
-    np.testing.assert_array_equal(*results)
-
-
 @pytest.mark.parametrize("shape", [(4, D + 1), (3, D), (4 * D,)])
 def test_wrong_targets(shape: tuple[int, ...]):
     model = PublicGAT(make_client(), SETTINGS)
@@ -291,14 +222,11 @@ def test_wrong_targets(shape: tuple[int, ...]):
         model.learn(ROWS, np.zeros(shape, np.float32), 1)
 
 
-def test_no_training_node():
+def test_what_cannot_be_trained():
     graph = make_client()
     unlabelled = dataclasses.replace(graph, train_y=torch.full((N,), -1))
     with pytest.raises(ValueError, match="client 2 has no training node with a label"):
         PublicGAT(unlabelled, SETTINGS)
-
-
-def test_heads_that_do_not_divide():
     with pytest.raises(ValueError, match="heads: 4 cannot share an embedding of 6 numbers"):
         dataclasses.replace(SETTINGS, heads=4)
 
