@@ -12,6 +12,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -87,6 +88,7 @@ class StructureCohort:
                 tensors |= {LEARNER + name: value for name, value in result}
         self.weights, self._state = StackedWeights(tensors, self.batch, kinds=kinds), tensors
         self._graph: Adjacency | None = None
+        self._distilled = torch.zeros(0)
         self._turn = turn_of(self.batch.x)
 
     @property
@@ -115,36 +117,15 @@ class StructureCohort:
         # prototypes [k, h]
         if not self.settings.keep_optimiser:
             self.weights.forget_moments()
-        contrast = self._learn_structure()
-        kept = self._dropout(server_round)
-        distilled = torch.zeros(0)
+        contrast, kept = self._learn_structure(), self._dropout(server_round)
         for epoch in range(self.settings.local_epochs):
-            parts: list[Tensor] = []
-
-            def loss(
-                first: Tensor, rest: Tensor, epoch: int = epoch, parts: list[Tensor] = parts
-            ) -> Tensor:
-                hidden = self._hidden(
-                    first, rest, None if kept.inputs is None else kept.inputs[epoch]
-                )
-                dropped = hidden if kept.hidden is None else hidden * kept.hidden[epoch]
-                logits = self._logits(dropped, rest)
-                shares = log_shares(logits)
-                total = self._classification(shares)
-                if prototypes is not None:
-                    total = total + self._prototype_loss(hidden, prototypes)
-                if self.settings.graphs != LEARNED:
-                    return total
-                parts.append(self._distillation(shares))
-                return total + parts[0].sum()
-
+            left = DropoutMask(*(None if part is None else part[epoch] for part in kept))
             self.weights.step(
-                loss,
+                partial(self._loss, left, prototypes),
                 learning_rate=self.settings.learning_rate,
                 weight_decay=self.settings.weight_decay,
             )
-            distilled = parts[0].detach() if parts else distilled
-        return Trained(contrast, distilled, self._diverged())
+        return Trained(contrast, self._distilled, self._diverged())
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
         """Replace the networks' weights by the server's models; moments stay as they are."""
@@ -259,6 +240,22 @@ class StructureCohort:
         self.learners.step(loss)
         self._graph = None
         return result[0].detach().cpu()
+
+    def _loss(
+        self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
+    ) -> Tensor:
+        """Add up what all networks learn by, with what dropout leaves in a step."""
+        hidden = self._hidden(first, rest, left.inputs)
+        shares = log_shares(
+            self._logits(hidden if left.hidden is None else hidden * left.hidden, rest)
+        )
+        total = self._classification(shares)
+        if prototypes is not None:
+            total = total + self._prototype_loss(hidden, prototypes)
+        if self.settings.graphs == LEARNED:
+            distilled = self._distillation(shares)
+            self._distilled, total = distilled.detach(), total + distilled.sum()
+        return total
 
     def _adjacency(self) -> Adjacency:
         """Return the batch's graph, with what the learners say in the graphless clients' part."""
