@@ -24,11 +24,7 @@ from flower_graph.models import build_server_model
 from flower_graph.ops.graph import gcn_adjacency
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.strategy import (
-    ACTIONS,
-    NodeClient,
-    SplitGradientRelay,
-)
+from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory

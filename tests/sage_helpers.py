@@ -13,7 +13,8 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage.strategy import ACTIONS, LocalSage, SageClient
+from flower_graph.strategies.fed_sage.cohort_client import ACTIONS, SageClient
+from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 CLASSES, FEATURES = 3, 8

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flower_graph.audit.record import RecordingGrid
-from flower_graph.audit.scores import Finding
+from flower_graph.audit.scores import Finding, Floats
 from flower_graph.config.common import RunConfig
 from flower_graph.rng import derive_seed
 
@@ -64,7 +63,7 @@ def audit_rng(config: RunConfig) -> np.random.Generator:
     return np.random.default_rng(derive_seed(config.seed, "audit"))
 
 
-def dense(x: torch.Tensor) -> NDArray[np.floating[Any]]:
+def dense(x: torch.Tensor) -> Floats:
     """Turn a feature matrix, which may be sparse, into an array."""
-    values: NDArray[np.floating[Any]] = (x if x.layout == torch.strided else x.to_dense()).numpy()
+    values: Floats = (x if x.layout == torch.strided else x.to_dense()).numpy()
     return values

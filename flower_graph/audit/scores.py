@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
+Floats = NDArray[np.floating[Any]]
 # Measures and what they say
 AUC, PRECISION = "AUC", "precision"
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fed_sage.strategy import ACTIONS, FedSage, LocalSage, SageClient
+    from flower_graph.strategies.fed_sage.cohort_client import ACTIONS, SageClient
+    from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 
 __all__ = ["ACTIONS", "FedSage", "LocalSage", "SageClient"]
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.device import resolve_device
 from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.fields import Resume
+from flower_graph.messages.keys import ARRAY_NAMES, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings, Upload
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
@@ -23,83 +28,122 @@ from flower_graph.strategies.fed_sage.messages import (
     SageEnrolment,
     SageRequest,
     SageScores,
+    read_settings,
+    tensors_of,
 )
 
-if TYPE_CHECKING:
-    from flwr.app import Context
-
-    from flower_graph.data.partition.ego_networks import EgoNetwork
-
+# Messages besides Flower's own that a SageClient answers.
+ACTIONS = ("generate", "judge", "save", "finish")
 COUNTERS = ("round", "epoch")  # bookkeeping, stays on the CPU
+Answer = tuple[list[Any], int, dict[str, Any]]
 
 
-class SageCohortClient:
-    """Keeps a cohort between messages."""
+class SageClient(NumPyClient):
+    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the clients' weights live behind it (``client.state``).
+    egos : sequence of EgoNetwork
+        The clients.
+    num_classes : int
+        Number of classes in the whole run.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    """
 
     def __init__(
         self,
         context: Context,
-        networks: Sequence[EgoNetwork],
-        classes: int,
-        device: torch.device,
+        egos: Sequence[EgoNetwork],
+        *,
+        num_classes: int,
+        device: str = "cpu",
         checkpoint_dir: Path | None = None,
     ) -> None:
-        numbers = [network.client for network in networks]
+        numbers = [network.client for network in egos]
         if not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"networks: clients {numbers}; give at least one, each once")
         self.clients = np.array(numbers, dtype=np.int64)
-        self.features, self.classes = int(networks[0].x.shape[1]), classes
-        self._networks, self._device = networks, device
+        self._networks, self._classes, self._device = egos, num_classes, resolve_device(device)
         self._state = CohortState[SageCohort](context, "sage-client", numbers, checkpoint_dir)
 
-    def enrol(self, settings: SageSettings, resume: Resume) -> SageEnrolment:
-        """Go on from a checkpoint if the server does; say who is here, and what is kept."""
-        makers = self._makers(settings)
-        self._state.restore(resume, makers)
-        handled = self._state.processed(makers)
-        return SageEnrolment(self.clients, self.features, self.classes, handled)
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which clients are here; go on from a checkpoint if the server does."""
+        makers = self._makers(read_settings(config))
+        self._state.restore(Resume.from_config(config), makers)
+        features, handled = int(self._networks[0].x.shape[1]), self._state.processed(makers)
+        return SageEnrolment(self.clients, features, self._classes, handled).to_config()
 
-    def generate(self, request: GeneratorRequest) -> Generators | None:
-        """Train NeighGen alone, or step ``fGen`` with the others' judgement; show it if asked."""
+    def generate(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Train NeighGen alone, or step ``fGen`` with the others' judgement (steps 1 and 2)."""
+        request = GeneratorRequest.from_numpy(parameters, config)
         with self._opened(request.settings) as cohort:
             cohort.pretrain()
             if request.epoch:
                 cohort.learn(request.epoch, tensors_of(request.gradient), request.others)
             if not request.share:
-                return None
+                return [], self.clients.size, {}
             shown = cohort.upload(request.epoch + 1)
         rows, missing, latent = (part.cpu().numpy() for part in shown[:3])
         weights = _arrays(shown.weights)
-        return Generators(request.epoch + 1, self.clients, rows, missing, latent, weights)
+        reply = Generators(request.epoch + 1, self.clients, rows, missing, latent, weights)
+        return reply.to_numpy()
 
-    def judge(self, shown: Generators, settings: SageSettings) -> PeerGradients:
-        """Compare what all clients generate with the nodes here."""
+    def judge(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Compare what all clients generate with the nodes here (step 2)."""
+        shown = Generators.from_numpy(parameters, config)
         parts = [torch.from_numpy(part) for part in (shown.rows, shown.missing, shown.encoded)]
         upload = Upload(parts[0], parts[1], parts[2], tensors_of(shown.weights))
-        with self._opened(settings) as cohort:
+        with self._opened(read_settings(config)) as cohort:
             gradient = cohort.judge(upload, torch.from_numpy(shown.clients))
-        return PeerGradients(shown.epoch, _arrays(gradient))
+        return PeerGradients(shown.epoch, _arrays(gradient)).to_numpy(self.clients.size)
 
-    def train(self, request: SageRequest) -> SageScores | tuple[Arrays, int]:
-        """Train classifiers; give the mean of those that came with weights, else their scores."""
-        places = self._places(request.clients)
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Train the classifiers on the mended graphs (step 4).
+
+        LocalSage+ answers with scores, FedSage+ with the mean classifier of the clients here,
+        weighted by their training nodes.
+        """
+        request = SageRequest.from_numpy(parameters, config)
+        number, places = request.server_round, self._places(request.clients)
         with self._opened(request.settings) as cohort:
             cohort.begin()
             if request.weights:
-                cohort.set_weights(request.server_round, places, tensors_of(request.weights))
-            cohort.train(request.server_round, places)
+                cohort.set_weights(number, places, tensors_of(request.weights))
+            cohort.train(number, places)
             if not request.weights:
-                return SageScores.of(request.server_round, cohort.score(), places)
+                scores = SageScores.of(number, cohort.score(), places)
+                return [], request.clients.size, scores.to_config()
             mean, size = cohort.mean_weights(places)
-        return _arrays(mean), size
+        entries = {SERVER_ROUND: number, ARRAY_NAMES: list(mean)}
+        return list(_arrays(mean).values()), size, entries
 
-    def evaluate(self, request: SageRequest) -> SageScores:
-        """Measure the averaged classifier on mended graphs."""
+    def evaluate(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Judge the averaged classifier on mended graphs."""
+        request = SageRequest.from_numpy(parameters, config)
         places = self._places(request.clients)
         with self._opened(request.settings) as cohort:
             cohort.begin()
             result = cohort.score(tensors_of(request.weights))
-        return SageScores.of(request.server_round, result, places)
+        scores = SageScores.of(request.server_round, result, places)
+        return float(scores.losses.mean()), request.clients.size, scores.to_config()
+
+    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Write a checkpoint."""
+        server_round, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
+        why = self._state.save(server_round, run, self._makers(read_settings(config)))
+        return [], self.clients.size, {NOT_SAVED: why} if why else {}
+
+    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Forget the run."""
+        self._state.drop()
+        return [], self.clients.size, {}
 
     def _opened(self, settings: SageSettings) -> AbstractContextManager[SageCohort]:
         """Open the cohort for one message; it counts as handled when the block ends well."""
@@ -113,31 +157,18 @@ class SageCohortClient:
             raise ValueError(f"the message names clients {foreign[:5]}, who are not here")
         return torch.tensor([where[number] for number in clients.tolist()], dtype=torch.int64)
 
-    def save(self, settings: SageSettings, server_round: int, run: str) -> str:
-        """Write a round's checkpoint; return why it cannot be written, or nothing."""
-        return self._state.save(server_round, run, self._makers(settings))
-
-    def drop(self) -> None:
-        """Forget the run."""
-        self._state.drop()
-
     def _makers(self, settings: SageSettings) -> Makers[SageCohort]:
         """Return what makes tensors of new clients, and what makes a cohort from tensors."""
 
         def start() -> Tensors:
-            return SageCohort(self._networks, self.classes, settings, self._device).tensors
+            return SageCohort(self._networks, self._classes, settings, self._device).tensors
 
         def build(tensors: Tensors) -> tuple[SageCohort, Tensors]:
             placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
-            cohort = SageCohort(self._networks, self.classes, settings, self._device, placed)
+            cohort = SageCohort(self._networks, self._classes, settings, self._device, placed)
             return cohort, cohort.tensors
 
         return Makers(start, build)
-
-
-def tensors_of(arrays: Arrays) -> Tensors:
-    """Give arrays as tensors."""
-    return {name: torch.from_numpy(value) for name, value in arrays.items()}
 
 
 def _arrays(tensors: Tensors) -> Arrays:

@@ -238,6 +238,11 @@ class MeanClassifier(Message, up="train"):
     ]
 
 
+def tensors_of(arrays: Arrays) -> dict[str, TorchTensor]:
+    """Give arrays as tensors."""
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+
 def read_mean(content: RecordDict, server_round: int, shapes: Shapes) -> tuple[RecordDict, int]:
     """Check the mean classifier of a SuperNode's clients; return the reply and its weight."""
     # Flower's FedAvg can average the reply as it is.

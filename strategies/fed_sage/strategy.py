@@ -28,43 +28,29 @@ part has none. One that comes later trains its generator alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, RecordDict
-from flwr.client import NumPyClient
+from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from torch import Tensor
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import (
-    ARRAY_NAMES,
-    CONFIG,
-    NOT_SAVED,
-    NUM_EXAMPLES,
-    RUN_TOKEN,
-    SERVER_ROUND,
-)
+from flower_graph.messages.keys import CONFIG, NUM_EXAMPLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import NOT_CONNECTED
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings
-from flower_graph.strategies.fed_sage.cohort_client import SageCohortClient, tensors_of
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
-    GeneratorRequest,
-    Generators,
     SageRequest,
     SageScores,
     read_mean,
-    read_settings,
+    tensors_of,
     write_settings,
 )
 from flower_graph.strategies.fed_sage.neighbour_generation import initial_weights
@@ -76,93 +62,6 @@ from flower_graph.strategies.fed_sage.server_state import (
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 LOG = logging.getLogger(__name__)
-# Messages besides Flower's own that a SageClient answers.
-ACTIONS = ("generate", "judge", "save", "finish")
-Answer = tuple[list[Any], int, dict[str, Any]]
-
-
-# Client ------------------------------------------------------------------------------------------
-
-
-class SageClient(NumPyClient):
-    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; the clients' weights live behind it (``client.state``).
-    egos : sequence of EgoNetwork
-        The clients.
-    num_classes : int
-        Number of classes in the whole run.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        egos: Sequence[EgoNetwork],
-        *,
-        num_classes: int,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        where = resolve_device(device)
-        self.host = SageCohortClient(context, egos, num_classes, where, checkpoint_dir)
-
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say which clients are here; go on from a checkpoint if the server does."""
-        return self.host.enrol(read_settings(config), Resume.from_config(config)).to_config()
-
-    def generate(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Train NeighGen alone, or step ``fGen`` with the others' judgement (steps 1 and 2)."""
-        shown = self.host.generate(GeneratorRequest.from_numpy(parameters, config))
-        return shown.to_numpy() if shown else ([], self.host.clients.size, {})
-
-    def judge(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Compare what all clients generate with the nodes here (step 2)."""
-        shown = Generators.from_numpy(parameters, config)
-        gradients = self.host.judge(shown, read_settings(config))
-        return gradients.to_numpy(self.host.clients.size)
-
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Train the classifiers on the mended graphs (step 4).
-
-        LocalSage+ answers with scores, FedSage+ with the mean classifier of the clients here,
-        weighted by their training nodes.
-        """
-        request = SageRequest.from_numpy(parameters, config)
-        result = self.host.train(request)
-        if isinstance(result, SageScores):
-            return [], request.clients.size, result.to_config()
-        mean, size = result
-        entries = {SERVER_ROUND: request.server_round, ARRAY_NAMES: list(mean)}
-        return list(mean.values()), size, entries
-
-    def evaluate(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Judge the averaged classifier on mended graphs."""
-        request = SageRequest.from_numpy(parameters, config)
-        scores = self.host.evaluate(request)
-        return float(scores.losses.mean()), request.clients.size, scores.to_config()
-
-    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Write a checkpoint."""
-        server_round, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
-        why = self.host.save(read_settings(config), server_round, run)
-        return [], self.host.clients.size, {NOT_SAVED: why} if why else {}
-
-    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Forget the run."""
-        self.host.drop()
-        return [], self.host.clients.size, {}
-
-
-# Server ------------------------------------------------------------------------------------------
 
 
 class LocalSage(RoundStrategy):

@@ -22,7 +22,7 @@ from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies.fed_sage import strategy as fed_sage
+from flower_graph.strategies import fed_sage
 from flower_graph.strategies.masked_embedding_averaging import baselines as ego_baselines
 from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings

@@ -5,11 +5,8 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.split_gradient_relay.strategy import (
-        ACTIONS,
-        NodeClient,
-        SplitGradientRelay,
-    )
+    from flower_graph.strategies.split_gradient_relay.cohort_client import ACTIONS, NodeClient
+    from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
     from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 __all__ = ["ACTIONS", "NodeClient", "SplitGradientRelay", "UserSettings"]

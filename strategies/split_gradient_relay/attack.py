@@ -1,4 +1,14 @@
-"""nFedGNN: which features a user has, from its latent vectors and its gradients."""
+"""nFedGNN: which features a user has, from its latent vectors and its gradients.
+
+A user's latent vector is ``x W + b``, and ``W`` starts from a matrix that the seed decides. From
+then on a row of ``W`` moves by Adam, by gradients that the server itself has sent: whoever guesses
+that a feature is in ``x``, and how large it is, can compute its row in every round. So each round
+adds as many linear equations for ``x`` as a latent vector has numbers. Without weight decay all
+rows would move alike, and later rounds would tell nothing; with it they do not.
+
+The attack supposes that all features of a user that are not zero are equally large, as in a bag of
+words. Which value, it finds out: for a wrong one, the equations have no solution.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
-from flower_graph.audit import words
 from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng, dense
 from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
-from flower_graph.audit.scores import Finding, guesses, top
-from flower_graph.audit.words import Floats, Known, Step
+from flower_graph.audit.scores import Finding, Floats, guesses, top
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.messages import keys
 from flower_graph.messages.arrays import unpack_integers
+from flower_graph.ops.adam import BETAS, EPS
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.messages import read_settings
 from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
@@ -23,6 +33,10 @@ from flower_graph.strategies.split_gradient_relay.users import UserSettings, sha
 # A bag of words: how many different ones a user may have, if its features sum to one
 MOST_WORDS = 40
 USERS = 25  # that are attacked in a run: each takes a second
+EQUATIONS = 160  # more of them make the search slow, and hardly better
+# Singular values below this share of the largest are drowned by float32's rounding.
+RANK_TOLERANCE = 1e-6
+SEARCH_STEPS = 6000
 
 
 class Seen(NamedTuple):
@@ -99,13 +113,13 @@ def attack(
     latents = {user: seen.steps[user][0].latent for user in truth}
     scores = {
         "from one latent, least squares": {
-            user: words.least_squares(latent, start) for user, latent in latents.items()
+            user: least_squares(latent, start) for user, latent in latents.items()
         },
         "from one latent, sparse": {
-            user: words.sparse_from_one(latent, start) for user, latent in latents.items()
+            user: sparse_from_one(latent, start) for user, latent in latents.items()
         },
         "from all latents and gradients, sparse": {
-            user: words.sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
+            user: sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
         },
     }
     return [_judge(f"features, {name}", truth, result, rng) for name, result in scores.items()]
@@ -129,6 +143,102 @@ def _judge(
     # A user with many features has many guesses, of which many are right by chance.
     chance = float((counts**2).sum() / (features * counts.sum()))
     return guesses(name, np.concatenate(right), chance, wholly=wholly / len(truth))
+
+
+# What a user has, from equations ----------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One request to a user, and its answer."""
+
+    gradient: Floats | None  # [h] gradient that the user is to apply; None where it has none
+    # [f, h] averaged weights that the user is to take over before that; NaN rows stay
+    average: Floats | None
+    latent: Floats  # [h] what it answers
+
+
+class Known(NamedTuple):
+    """What the messages say about the users' models."""
+
+    start: Floats  # [f, h] the first weights, without a bias
+    bias: bool  # Whether users have a bias; it starts at zero
+    learning_rate: float  # Of the users' Adam
+    weight_decay: float
+
+
+def least_squares(latent: Floats, start: Floats) -> Floats:
+    """Return the shortest ``x`` with ``x W = latent``, ``[f]``."""
+    result: Floats = np.linalg.lstsq(start.T.astype(float), latent.astype(float), rcond=None)[0]
+    return result
+
+
+def sparse_from_one(latent: Floats, start: Floats) -> Floats:
+    """Return a non-negative ``x`` with ``x W`` nearest to a latent vector, ``[f]``."""
+    # Non-negative least squares has at most as many features as the latent has numbers.
+    result: Floats = nnls(start.T.astype(float), latent.astype(float), maxiter=SEARCH_STEPS)[0]
+    return result
+
+
+def sparse_from_sequence(
+    known: Known, steps: Sequence[Step], values: Sequence[float]
+) -> tuple[Floats, float]:
+    """Return how likely each feature is, from all equations of a sequence."""
+    size = known.start.shape[1]
+    steps = steps[: max(1, EQUATIONS // size)]
+    shift = bias_course(known, steps)
+    target = (np.stack([step.latent for step in steps]) - shift).astype(float).ravel()
+    fits = [_unexplained(equations(known, steps, value), target) for value in values]
+    value = values[int(np.argmin(fits))]
+    result = nnls(equations(known, steps, value), target / value, maxiter=SEARCH_STEPS)[0]
+    return result, value
+
+
+def equations(known: Known, steps: Sequence[Step], value: float) -> Floats:
+    """Return the matrix that a user's features meet, ``[T h, f]``, if each is ``value``."""
+    course = row_course(known.start, value, known, steps)
+    return course.transpose(0, 2, 1).reshape(-1, known.start.shape[0])
+
+
+def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
+    """Return the bias in every round, ``[T, h]``; zeros where users have none."""
+    # The last row of averaged weights is the bias's.
+    size = known.start.shape[1]
+    if not known.bias:
+        return np.zeros((len(steps), size))
+    local = [step._replace(average=_last_row(step.average)) for step in steps]
+    return row_course(np.zeros((1, size)), 1.0, known, local)[:, 0]
+
+
+def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step]) -> Floats:
+    """Return rows of weights in every round, ``[T, f, h]``, of features that are ``value`` each."""
+    weight = start.astype(float).copy()
+    first, second, count, course = np.zeros_like(weight), np.zeros_like(weight), 0, []
+    for step in steps:
+        if step.average is not None:
+            new = step.average[: weight.shape[0]]
+            weight = np.where(np.isnan(new), weight, new)
+        if step.gradient is not None:
+            count += 1
+            slope = value * step.gradient.astype(float) + known.weight_decay * weight
+            first += (1 - BETAS[0]) * (slope - first)
+            second += (1 - BETAS[1]) * (slope * slope - second)
+            size = known.learning_rate / (1 - BETAS[0] ** count)
+            root = np.sqrt(second / (1 - BETAS[1] ** count)) + EPS
+            weight = weight - size * first / root
+        course.append(weight)
+    return np.stack(course)
+
+
+def _last_row(average: Floats | None) -> Floats | None:
+    return None if average is None else average[-1:]
+
+
+def _unexplained(matrix: Floats, target: Floats) -> float:
+    """Return which part of the target no combination of the columns explains, 0 to 1."""
+    size, space = np.linalg.eigh(matrix @ matrix.T)
+    space = space[:, size > size[-1] * RANK_TOLERANCE**2]
+    rest = target - space @ (space.T @ target)
+    return float(np.linalg.norm(rest) / np.linalg.norm(target)) if target.any() else 0.0
 
 
 class RelayAudit(Audit):

@@ -1,4 +1,4 @@
-"""The users that one SuperNode hosts: their cohort, its state between messages, checkpoints."""
+"""The users that one SuperNode hosts: their half of a round, their state, checkpoints."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
-from flower_graph.messages.fields import Resume
+from flower_graph.engine.device import resolve_device
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
+from flower_graph.strategies.split_gradient_relay.messages import (
+    EnrolmentReply,
+    EnrolmentRequest,
+    RelayReply,
+    RelayRequest,
+)
 from flower_graph.strategies.split_gradient_relay.users import (
     Cohort,
     LinearCohort,
@@ -24,14 +32,12 @@ from flower_graph.strategies.split_gradient_relay.users import (
     UserSettings,
 )
 
-if TYPE_CHECKING:
-    from flwr.app import Context
-
-
+ACTIONS = ("finish",)  # named actions of NodeClient, for make_client_app
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
 GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
 Opened = tuple[Cohort, Tensors]
+Answer = tuple[list[Any], int, dict[str, Any]]
 
 
 @dataclass
@@ -78,10 +84,26 @@ class ChosenUsers:
         return None if same else place
 
 
-class UserCohortClient:
-    """Keeps the users of one client from message to message."""
+class NodeClient(NumPyClient):
+    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
 
-    # Parameters are those of ``NodeClient``.
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
+    x : Tensor
+        ``[n_c, f]`` the users' features, dense or sparse CSR.
+    users : Tensor
+        ``[n_c]`` the users' numbers in the server's graph.
+    user_model : Module, optional
+        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
+        the paper's linear map, stored by active rows. It runs without dropout, since one latent
+        vector serves training and evaluation; put dropout into the server's model.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where to save the users' weights when the server asks for a checkpoint.
+    """
 
     def __init__(
         self,
@@ -89,49 +111,66 @@ class UserCohortClient:
         x: Tensor,
         users: Tensor,
         *,
-        user_model: nn.Module | None,
-        device: torch.device,
-        checkpoint_dir: Path | None,
+        user_model: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
     ) -> None:
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
         self.users = users.long().cpu()
-        self._x, self._model, self._device = x, user_model, device
+        self._x, self._model, self._device = x, user_model, resolve_device(device)
         self._state = CohortState[Opened](
             context, "node-client", self.users, checkpoint_dir, key="users", copies=False
         )
 
-    def weight_shape(self, settings: UserSettings) -> tuple[int, int]:
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Say which users are here; load a checkpoint first if the server resumes a run."""
+        hello = EnrolmentRequest.from_config(config)
+        makers = self._makers(hello.settings)
+        self._state.restore(hello.resume, makers)
+        shape, handled = self._weight_shape(hello.settings), self._state.processed(makers)
+        return EnrolmentReply(self.users.numpy(), shape, handled).to_config()
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._updated(request) as users:
+            reply = RelayReply(request.server_round, users.latent())
+            if request.send_weights:
+                reply.weight_sum, reply.holders = users.weight_sum()
+        if request.checkpoint:
+            makers = self._makers(request.settings)
+            reply.not_saved = self._state.save(request.server_round, request.run, makers)
+        return reply.to_numpy()
+
+    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Apply the last gradients and forget the run."""
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._updated(request):
+            pass
+        self._state.drop()
+        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
+        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+
+    @contextmanager
+    def _updated(self, request: RelayRequest) -> Iterator[ChosenUsers]:
+        """Open the users' state and apply what a message brings; it counts if all ends well."""
+        # The state must be there if a gradient comes for what the users have sent.
+        follows = bool(request.gradient_round.any())
+        place = self._places(request.users)
+        makers = self._makers(request.settings)
+        with self._state.opened(makers, follows=follows) as (cohort, tensors):
+            users = ChosenUsers(cohort, tensors, place)
+            if request.average is not None:
+                users.take_average(request.average, request.average_round)
+            users.step(request.gradient, request.gradient_round)
+            yield users
+
+    def _weight_shape(self, settings: UserSettings) -> tuple[int, int]:
         """Return the shape of one user's weights as they are averaged."""
         if self._model is not None:
             return sum(p.numel() for p in self._model.parameters()), 1
         return self._x.shape[1] + int(settings.bias), settings.latent_size
-
-    def handled(self, settings: UserSettings) -> int:
-        """Return how many messages the users have behind them; 0 if their state is lost, too."""
-        return self._state.processed(self._makers(settings))
-
-    @contextmanager
-    def message(
-        self, settings: UserSettings, users: NDArray[Any], *, follows: bool = False
-    ) -> Iterator[ChosenUsers]:
-        """Open the state for one message; it counts as handled when the block ends well."""
-        # users [p]
-        place = self._places(users)
-        with self._state.opened(self._makers(settings), follows=follows) as (cohort, tensors):
-            yield ChosenUsers(cohort, tensors, place)
-
-    def save(self, settings: UserSettings, server_round: int, run: str) -> str:
-        """Write the round's checkpoint of these users; return why it cannot be done, or nothing."""
-        return self._state.save(server_round, run, self._makers(settings))
-
-    def restore(self, settings: UserSettings, resume: Resume) -> None:
-        """Go on from the checkpoint of these users that the server names, if it names one."""
-        self._state.restore(resume, self._makers(settings))
-
-    def drop(self) -> None:
-        """Forget the run."""
-        self._state.drop()
 
     def _makers(self, settings: UserSettings) -> Makers[Opened]:
         def start() -> Tensors:

@@ -20,12 +20,9 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
+from flower_graph.strategies.split_gradient_relay.cohort_client import ACTIONS, NodeClient
 from flower_graph.strategies.split_gradient_relay.config import APP, NFedGNNConfig
-from flower_graph.strategies.split_gradient_relay.strategy import (
-    ACTIONS,
-    NodeClient,
-    SplitGradientRelay,
-)
+from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit

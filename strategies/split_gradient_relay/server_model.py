@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_graph.config.rules import ABOVE_ZERO, NOT_NEGATIVE, at_least
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
@@ -54,7 +55,10 @@ class RelayServer:
         seed: int,
         device: torch.device,
     ) -> None:
-        _check_numbers(latent_size, reg_weight, learning_rate, weight_decay)
+        at_least(1).check("latent_size", latent_size)
+        NOT_NEGATIVE.check("reg_weight", reg_weight)
+        ABOVE_ZERO.check("learning_rate", learning_rate)
+        NOT_NEGATIVE.check("weight_decay", weight_decay)
         n = data.y.shape[0]
         self.num_nodes, self.device, self.seed, self.reg_weight = n, device, seed, reg_weight
         self.model = model.to(device)
@@ -132,18 +136,6 @@ class RelayServer:
         self.latent = state["latent"].to(self.device)
         self.known = state["known"].to(self.device)
         self._refresh_graph()
-
-
-def _check_numbers(
-    latent_size: int, reg_weight: float, learning_rate: float, weight_decay: float
-) -> None:
-    if latent_size < 1:
-        raise ValueError(f"latent_size: {latent_size} is not at least 1")
-    for name, value in (("reg_weight", reg_weight), ("weight_decay", weight_decay)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}: {value} is not at least 0 and finite")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate: {learning_rate} is not above 0 and finite")
 
 
 def _mask(data: ServerData, name: str, n: int, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.config.rules import at_least, choice
 from flower_graph.server.ledger import ByteLedger, reply_bytes
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.split_gradient_relay.messages import (
@@ -32,12 +33,8 @@ class RelayServerState:
     def __init__(
         self, num_users: int, settings: UserSettings, *, participation: float, average_every: int
     ) -> None:
-        if average_every < 0:
-            raise ValueError(f"average_every: {average_every} is not at least 0")
-        if settings.average_over not in ("holders", "all"):
-            raise ValueError(
-                f"average_over: {settings.average_over!r} is neither 'holders' nor 'all'"
-            )
+        at_least(0).check("average_every", average_every)
+        choice("holders", "all").check("average_over", settings.average_over)
         if not average_every:  # nobody needs the inactive rows that "all" keeps
             settings = settings._replace(average_over="holders")
         if settings.average_over == "all" and participation < 1:

@@ -30,14 +30,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, RecordDict
-from flwr.client import NumPyClient
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_graph.engine.device import resolve_device
@@ -46,13 +43,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.split_gradient_relay.cohort_client import ChosenUsers, UserCohortClient
-from flower_graph.strategies.split_gradient_relay.messages import (
-    EnrolmentReply,
-    EnrolmentRequest,
-    RelayReply,
-    RelayRequest,
-)
+from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, ServerData
 from flower_graph.strategies.split_gradient_relay.server_state import (
     RelayMembership,
@@ -61,98 +52,6 @@ from flower_graph.strategies.split_gradient_relay.server_state import (
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 LOG = logging.getLogger(__name__)
-ACTIONS = ("finish",)  # named actions of NodeClient, for make_client_app
-
-
-# Client ------------------------------------------------------------------------------------------
-
-
-class NodeClient(NumPyClient):
-    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
-    x : Tensor
-        ``[n_c, f]`` the users' features, dense or sparse CSR.
-    users : Tensor
-        ``[n_c]`` the users' numbers in the server's graph.
-    user_model : Module, optional
-        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
-        the paper's linear map, stored by active rows. It runs without dropout, since one latent
-        vector serves training and evaluation; put dropout into the server's model.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where to save the users' weights when the server asks for a checkpoint.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        x: Tensor,
-        users: Tensor,
-        *,
-        user_model: nn.Module | None = None,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-    ) -> None:
-        self.host = UserCohortClient(
-            context,
-            x,
-            users,
-            user_model=user_model,
-            device=resolve_device(device),
-            checkpoint_dir=checkpoint_dir,
-        )
-
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say which users are here; load a checkpoint first if the server resumes a run."""
-        hello = EnrolmentRequest.from_config(config)
-        self.host.restore(hello.settings, hello.resume)
-        shape, handled = self.host.weight_shape(hello.settings), self.host.handled(hello.settings)
-        return EnrolmentReply(self.host.users.numpy(), shape, handled).to_config()
-
-    def fit(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
-        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
-        request = RelayRequest.from_numpy(parameters, config)
-        with self._message(request) as users:
-            self._update(users, request)
-            reply = RelayReply(request.server_round, users.latent())
-            if request.send_weights:
-                reply.weight_sum, reply.holders = users.weight_sum()
-        if request.checkpoint:
-            reply.not_saved = self.host.save(request.settings, request.server_round, request.run)
-        return reply.to_numpy()
-
-    def finish(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[list[Any], int, dict[str, Any]]:
-        """Apply the last gradients and forget the run."""
-        request = RelayRequest.from_numpy(parameters, config)
-        with self._message(request) as users:
-            self._update(users, request)
-        self.host.drop()
-        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
-        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
-
-    def _message(self, request: RelayRequest) -> AbstractContextManager[ChosenUsers]:
-        """Open the users' state; it must be there if a gradient comes for what it has sent."""
-        follows = bool(request.gradient_round.any())
-        return self.host.message(request.settings, request.users, follows=follows)
-
-    @staticmethod
-    def _update(users: ChosenUsers, request: RelayRequest) -> None:
-        """Take over averaged weights, then step; each at most once per round it belongs to."""
-        if request.average is not None:
-            users.take_average(request.average, request.average_round)
-        users.step(request.gradient, request.gradient_round)
-
-
-# Server ------------------------------------------------------------------------------------------
 
 
 class SplitGradientRelay(RoundStrategy):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,27 +47,6 @@ class UserSettings(NamedTuple):
     weight_decay: float
     seed: int
     average_over: str
-
-
-class Cohort(Protocol):
-    """What ``NodeClient`` needs of an engine; ``None`` for ``users`` means all of them."""
-
-    num_users: int
-
-    def tensors(self) -> Tensors:
-        """Return everything that lasts between rounds; changing a tensor changes the cohort."""
-
-    def forward(self, users: Tensor | None) -> Tensor:
-        """Return latent vectors ``[p, h]``."""
-
-    def step(self, users: Tensor | None, gradient: Tensor) -> None:
-        """Back-propagate ``[p, h]`` gradients of the latent vectors and take an Adam step."""
-
-    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the users' weights summed, ``[f, h]`` float64, and counted, ``[f]``."""
-
-    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
-        """Replace the users' weights by averaged ones, ``[f, h]``."""
 
 
 def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
@@ -285,3 +264,7 @@ class ModuleCohort:
             value = mean[start : start + size, 0].to(weight).view(weight.shape[1:])
             weight[users] = value.expand(users.numel(), *value.shape)
             start += size
+
+
+# What ``NodeClient`` works with; where a cohort is asked for ``users``, ``None`` means all of them.
+Cohort = LinearCohort | ModuleCohort

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Audit, dense
 from flower_graph.audit.record import Exchange, RecordingGrid, array_of, of_kind
-from flower_graph.audit.scores import Finding, ranking
-from flower_graph.audit.words import Floats
+from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
 from flower_graph.strategies.structure_fedavg.config import AVERAGING, FedGLSConfig

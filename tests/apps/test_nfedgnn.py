@@ -34,4 +34,4 @@ def test_a_client_hosts_its_share(config_of: MakeConfig) -> None:
     config = config_of(own_graph())
     context = context_of({"partition-id": 1, "num-partitions": 4, "state-dir": ":memory:"})
     client = METHOD.build_client(config, context, None)
-    assert client.host.users.tolist() == list(range(7, 15))
+    assert client.users.tolist() == list(range(7, 15))

@@ -26,7 +26,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.sum.service import ACTIONS, SecureSum, SecureSumClient
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
+from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
     EgoFedProx,
     EgoModelClient,

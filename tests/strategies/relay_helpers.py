@@ -16,11 +16,7 @@ from flower_graph.models import build_server_model
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator, seeded
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.strategy import (
-    ACTIONS,
-    NodeClient,
-    SplitGradientRelay,
-)
+from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
 
 CLASSES, FEATURES = 3, 8
 

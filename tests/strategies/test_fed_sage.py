@@ -25,9 +25,10 @@ from flower_graph.errors import CheckpointError, NoClientsError
 from flower_graph.server.ledger import Participation
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES
+from flower_graph.strategies.fed_sage.cohort_client import SageClient
 from flower_graph.strategies.fed_sage.messages import read_settings
 from flower_graph.strategies.fed_sage.neighbour_generation import LATENT
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 
 
 @pytest.mark.parametrize("strategy", [LocalSage, FedSage])
@@ -65,7 +66,7 @@ def test_fed_sage_averages_by_training_nodes() -> None:
     class Spy(SageClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             reply = super().fit(parameters, config)
-            alone[int(self.host.clients[0])] = reply
+            alone[int(self.clients[0])] = reply
             return reply
 
     again = run_sage(FedSage, rounds=1, supernodes=6, client=Spy)
@@ -110,12 +111,12 @@ def test_a_faulty_supernode_is_named_and_left_out() -> None:
     class Faulty(SageClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             arrays, size, metrics = super().fit(parameters, config)
-            if 0 in self.host.clients:
+            if 0 in self.clients:
                 arrays[0][:] = np.nan
             return arrays, size, metrics
 
         def judge(self, parameters: Any, config: Any) -> Any:
-            if 0 in self.host.clients:
+            if 0 in self.clients:
                 raise RuntimeError("no room")
             return super().judge(parameters, config)
 
@@ -201,15 +202,15 @@ def test_a_training_that_failed_changes_nothing(strategy: type[LocalSage]) -> No
     class Fails(SageClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             number = int(config["server-round"])
-            if number == 2 and self.host.clients[0] not in failed:
-                failed.append(int(self.host.clients[0]))
+            if number == 2 and self.clients[0] not in failed:
+                failed.append(int(self.clients[0]))
                 with pytest.raises(OSError, match="full"):
                     self._half(config)
             return super().fit(parameters, config)
 
         def _half(self, config: Any) -> None:
-            with self.host._opened(read_settings(config)) as cohort:
-                cohort.train(2, torch.arange(len(self.host.clients)))
+            with self._opened(read_settings(config)) as cohort:
+                cohort.train(2, torch.arange(len(self.clients)))
                 raise OSError("the disk is full")
 
     outcome = run_sage(strategy, client=Fails)

@@ -17,7 +17,8 @@ from flower_graph.client.state import IN_PROCESS, forget_run
 from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
-from flower_graph.strategies.split_gradient_relay.cohort_client import UserCohortClient
+from flower_graph.strategies.split_gradient_relay.cohort_client import ChosenUsers, NodeClient
+from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
 from flower_graph.strategies.split_gradient_relay.users import (
     Cohort,
     LinearCohort,
@@ -314,7 +315,8 @@ def test_any_module_equals_a_loop():
 
 HERE = UserSettings(2, True, 0.1, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
-USERS = torch.tensor([7, 2, 9, 4])
+EVERYBODY = [7, 2, 9, 4]
+USERS = torch.tensor(EVERYBODY)
 RUNS = itertools.count(5000)
 GRADIENT = np.arange(8, dtype=np.float32).reshape(4, 2) - 3
 
@@ -326,19 +328,24 @@ def context(tmp_path: Path) -> Iterator[Context]:
     forget_run(run, tmp_path / "state")
 
 
-def host_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> UserCohortClient:
-    cpu = torch.device("cpu")
-    return UserCohortClient(context, x, users, user_model=None, device=cpu, checkpoint_dir=None)
+def client_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> NodeClient:
+    """Make the client that answers one message."""
+    return NodeClient(context, x, users)
 
 
 def send(
-    host: UserCohortClient, users: list[int], gradient: Any = None, rounds: list[int] | None = None
-) -> np.ndarray:
-    """Handle a message as ``NodeClient`` does; return the latent vectors."""
-    with host.message(HERE, np.array(users)) as chosen:
-        if gradient is not None:
-            chosen.step(gradient, np.array(rounds))
-        return chosen.latent()
+    client: NodeClient,
+    users: list[int] = EVERYBODY,
+    gradient: Any = None,
+    rounds: list[int] | None = None,
+    **more: Any,
+) -> list[np.ndarray]:
+    """Send a message, without a gradient if none is given; return the arrays of the answer."""
+    gradient = np.zeros((len(users), 2), np.float32) if gradient is None else gradient
+    waiting = np.array(rounds or [0] * len(users))
+    request = RelayRequest(1, np.array(users), gradient, waiting, HERE, **more)
+    arrays, _, config = request.to_numpy()
+    return client.fit(arrays, config)[0]
 
 
 def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
@@ -351,73 +358,75 @@ def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
 
 def test_latents_come_in_the_order_of_the_message(context: Context):
     want = expected()
-    assert np.array_equal(send(host_of(context), [7, 2, 9, 4]), want)
-    assert np.array_equal(send(host_of(context), [4, 7]), want[[3, 0]])
+    assert np.array_equal(send(client_of(context))[0], want)
+    assert np.array_equal(send(client_of(context), [4, 7])[0], want[[3, 0]])
 
 
 def test_a_gradient_that_comes_twice_is_applied_once(context: Context):
-    everybody = USERS.tolist()
-    first = send(host_of(context), everybody, GRADIENT, [1] * 4)
-    again = send(host_of(context), everybody, GRADIENT, [1] * 4)
-    assert np.array_equal(first, again)
-    assert np.array_equal(first, expected(([0, 1, 2, 3], GRADIENT)))
+    send(client_of(context))
+    for _ in range(2):
+        (latent,) = send(client_of(context), EVERYBODY, GRADIENT, [1] * 4)
+        assert np.array_equal(latent, expected(([0, 1, 2, 3], GRADIENT)))
 
 
 def test_gradients_of_different_rounds_in_one_message(context: Context):
-    host = host_of(context)
-    send(host, [9, 7], GRADIENT[:2], [1, 1])
-    got = send(host, [7, 2, 9, 4], GRADIENT, [1, 0, 2, 1])  # new for users 9 and 4 alone
-    want = expected(([2, 0], GRADIENT[:2]), ([2, 3], GRADIENT[[2, 3]]))
-    assert np.array_equal(got, want)
+    client = client_of(context)
+    send(client)
+    send(client, [9, 7], GRADIENT[:2], [1, 1])
+    (latent,) = send(client, EVERYBODY, GRADIENT, [1, 0, 2, 1])  # new for users 9 and 4 alone
+    assert np.array_equal(latent, expected(([2, 0], GRADIENT[:2]), ([2, 3], GRADIENT[[2, 3]])))
 
 
 def test_an_average_is_taken_over_once(context: Context):
-    host, average = host_of(context), np.full((4, 2), 0.5, np.float32)
+    client, average = client_of(context), np.full((4, 2), 0.5, np.float32)
     average[3] = np.nan
-    with host.message(HERE, np.array([7, 4])) as chosen:
-        chosen.take_average(average, 3)
-    assert send(host, [7, 2, 9, 4])[[0, 3]].tolist() == [[1.5, 1.5], [2.0, 2.0]]
-    stepped = send(host, [7], GRADIENT[:1], [3])
-    with host.message(HERE, USERS.numpy()) as chosen:
-        chosen.take_average(average, 3)
-        assert np.array_equal(chosen.latent()[:1], stepped), "it had this average already"
-        assert chosen.latent()[2].tolist() == [2.0, 2.0], "it had not"
+    send(client, [7, 4], average=average, average_round=3)
+    assert send(client)[0][[0, 3]].tolist() == [[1.5, 1.5], [2.0, 2.0]]
+    (stepped,) = send(client, [7], GRADIENT[:1], [3])
+    (latent,) = send(client, average=average, average_round=3)
+    assert np.array_equal(latent[:1], stepped), "it had this average already"
+    assert latent[2].tolist() == [2.0, 2.0], "it had not"
 
 
 def test_sums_of_the_asked_users(context: Context):
-    with host_of(context).message(HERE, np.array([4, 7])) as chosen:
-        total, count = chosen.weight_sum()
+    _, total, count = send(client_of(context), [4, 7], send_weights=True)
     assert count.tolist() == [2, 0, 1, 0]
     assert total.shape == (4, 2)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_sparse_features_give_equal_bits(context: Context):
-    want = send(host_of(context), USERS.tolist(), GRADIENT, [1] * 4)
-    host_of(context).drop()
-    sparse = host_of(context, X.to_sparse_csr())
-    assert np.array_equal(send(sparse, USERS.tolist(), GRADIENT, [1] * 4), want)
+    sparse = client_of(context, X.to_sparse_csr())
+    assert np.array_equal(send(sparse)[0], expected())
+    (latent,) = send(sparse, EVERYBODY, GRADIENT, [1] * 4)
+    assert np.array_equal(latent, expected(([0, 1, 2, 3], GRADIENT)))
 
 
 def test_users_of_others_are_refused_and_nothing_is_lost(context: Context):
-    host = host_of(context)
-    before = send(host, USERS.tolist(), GRADIENT, [1] * 4)
+    client = client_of(context)
+    (before,) = send(client)
     for users in ([7, 3], [100], [-1]):
         with pytest.raises(ValueError, match="names users that this client does not host"):
-            send(host, users)
-    assert np.array_equal(send(host, USERS.tolist()), before)
+            send(client, users)
+    assert np.array_equal(send(client)[0], before)
 
 
-def test_a_message_that_fails_halfway_loses_the_state_loudly(context: Context):
-    host = host_of(context)
-    send(host, USERS.tolist())
-    with pytest.raises(KeyError), host.message(HERE, USERS.numpy()):
-        raise KeyError
-    with pytest.raises(StateLostError):
-        send(host, USERS.tolist())
+def test_state_that_the_server_counts_on_must_be_there(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    client = client_of(context)
+    with pytest.raises(StateLostError, match=r"client 1: its state of this run is gone.*state-dir"):
+        send(client, EVERYBODY, GRADIENT, [1] * 4)
+    send(client)
+    send(client, EVERYBODY, GRADIENT, [1] * 4)
+    with monkeypatch.context() as patch, pytest.raises(AttributeError, match="latent"):
+        patch.delattr(ChosenUsers, "latent")
+        send(client)
+    with pytest.raises(StateLostError):  # a message that failed half way
+        send(client)
 
 
 @pytest.mark.parametrize(("rows", "users"), [(4, 1), (4, 0), (0, 0)])
 def test_rows_and_users_must_match(context: Context, rows: int, users: int):
     with pytest.raises(ValueError, match=f"x has {rows} rows for {users} users"):
-        host_of(context, X[:rows], USERS[:users])
+        client_of(context, X[:rows], USERS[:users])

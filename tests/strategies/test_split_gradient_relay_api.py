@@ -30,11 +30,7 @@ from flower_graph.audit.record import RecordingGrid, config_of, of_kind
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.strategy import (
-    ACTIONS,
-    NodeClient,
-    SplitGradientRelay,
-)
+from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
 
 # Flower's own loop -------------------------------------------------------------------------------
 

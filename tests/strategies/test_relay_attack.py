@@ -1,4 +1,4 @@
-"""Features from latents and gradients."""
+"""A user's features from its latent vectors and gradients: what the attack computes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from flower_graph.audit import words
-from flower_graph.audit.words import Known, Step
 from flower_graph.ops.active_rows import pack
+from flower_graph.strategies.split_gradient_relay import attack
+from flower_graph.strategies.split_gradient_relay.attack import Known, Step
 from flower_graph.strategies.split_gradient_relay.users import (
     LinearCohort,
     UserSettings,
@@ -51,8 +51,8 @@ def run(x: NDArray[np.float32], how: UserSettings, noise: float = 0.0) -> list[S
 def test_rows_move_as_the_clients_do(bias: bool) -> None:
     how, x = settings(bias=bias), user(5)
     steps = run(x, how)
-    course = words.row_course(known_of(how).start, 0.2, known_of(how), steps)
-    expected = course[:, x > 0].sum(1) * 0.2 + words.bias_course(known_of(how), steps)
+    course = attack.row_course(known_of(how).start, 0.2, known_of(how), steps)
+    expected = course[:, x > 0].sum(1) * 0.2 + attack.bias_course(known_of(how), steps)
     np.testing.assert_allclose(np.stack([s.latent for s in steps]), expected, atol=1e-6)
 
 
@@ -60,7 +60,7 @@ def test_rows_move_as_the_clients_do(bias: bool) -> None:
 def test_few_words_are_found_exactly_and_so_is_their_value(count: int) -> None:
     how, x = settings(), user(count)
     candidates = [1 / number for number in range(1, 11)]
-    scores, value = words.sparse_from_sequence(known_of(how), run(x, how), candidates)
+    scores, value = attack.sparse_from_sequence(known_of(how), run(x, how), candidates)
     assert value == pytest.approx(1 / count)
     assert set(np.argsort(-scores)[:count]) == set(np.flatnonzero(x))
 
@@ -72,7 +72,7 @@ def test_noise_leaves_a_guess() -> None:
         for _ in range(4):
             x = user(count)
             steps = run(x, how, noise=50.0)
-            scores, _ = words.sparse_from_sequence(known_of(how), steps, [1 / count])
+            scores, _ = attack.sparse_from_sequence(known_of(how), steps, [1 / count])
             right += (x[np.argsort(-scores)[:count]] > 0).tolist()
     chance = 5 / FEATURES
     assert np.mean(right) < chance + 4 * np.sqrt(chance * (1 - chance) / len(right))
@@ -80,18 +80,18 @@ def test_noise_leaves_a_guess() -> None:
 
 def test_without_weight_decay_later_rounds_tell_nothing_new() -> None:
     steps = run(user(5), settings(weight_decay=0.0))
-    equations = words.equations(known_of(settings(weight_decay=0.0)), steps, 0.2)
+    equations = attack.equations(known_of(settings(weight_decay=0.0)), steps, 0.2)
     # All rows move alike: besides the first latent's equations there is but their number.
     assert np.linalg.matrix_rank(equations, tol=1e-8) <= SIZE + 1
-    with_decay = words.equations(known_of(settings()), run(user(5), settings()), 0.2)
+    with_decay = attack.equations(known_of(settings()), run(user(5), settings()), 0.2)
     assert np.linalg.matrix_rank(with_decay, tol=1e-8) > 2 * SIZE
 
 
 def test_as_many_equations_as_features_give_them_away() -> None:
     rng = np.random.default_rng(0)
     start, x = rng.normal(size=(6, 6)), rng.normal(size=6)
-    np.testing.assert_allclose(words.least_squares(x @ start, start), x, atol=1e-9)
-    np.testing.assert_allclose(words.sparse_from_one(abs(x) @ start, start), abs(x), atol=1e-9)
+    np.testing.assert_allclose(attack.least_squares(x @ start, start), x, atol=1e-9)
+    np.testing.assert_allclose(attack.sparse_from_one(abs(x) @ start, start), abs(x), atol=1e-9)
 
 
 def test_averaged_weights_are_taken_over() -> None:
@@ -99,7 +99,7 @@ def test_averaged_weights_are_taken_over() -> None:
     average = np.full((FEATURES + 1, SIZE), np.nan)
     average[2] = 0.5
     steps = [Step(None, None, np.zeros(SIZE)), Step(None, average, np.zeros(SIZE))]
-    course = words.row_course(known_of(how).start, 1.0, known_of(how), steps)
+    course = attack.row_course(known_of(how).start, 1.0, known_of(how), steps)
     np.testing.assert_array_equal(course[1, 2], 0.5)
     np.testing.assert_array_equal(course[1, 3], course[0, 3])
-    assert (words.bias_course(known_of(how), steps) == 0).all()
+    assert (attack.bias_course(known_of(how), steps) == 0).all()
