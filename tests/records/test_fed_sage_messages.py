@@ -10,17 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import encode_array, pack_integers
-from flower_graph.messages.keys import (
-    ARRAYS,
-    CONFIG,
-    COUNTS,
-    EPOCH,
-    LOSSES,
-    METRICS,
-    NUM_EXAMPLES,
-    SERVER_ROUND,
-)
-from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES, SageSettings
+from flower_graph.messages.keys import COUNTS, EPOCH, LOSSES, NUM_EXAMPLES, SERVER_ROUND
+from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES
 from flower_graph.strategies.fed_sage.messages import (
     Generators,
     SageEnrolment,
@@ -29,33 +20,16 @@ from flower_graph.strategies.fed_sage.messages import (
 )
 from flower_graph.strategies.fed_sage.neighbour_generation import LATENT, initial_weights
 
-SETTINGS = SageSettings(4, 0.1, 0.2, 2, 3, 9)
 CLIENTS = np.array([3, 5], dtype=np.int64)
-START = initial_weights(6, 4, 3, 0)
-SHAPES = {name: tuple(weight.shape) for name, weight in START.items()}
+START = {name: weight.numpy() for name, weight in initial_weights(6, 4, 3, 0).items()}
+SHAPES = {name: weight.shape for name, weight in START.items()}
 
 
-def stacked() -> dict[str, Any]:
-    return {name: np.stack([START[name].numpy()] * 2) for name in FEATURE_NAMES}
-
-
-def shown(**changes: Any) -> Generators:
-    entries = {
-        "epoch": 1,
-        "clients": CLIENTS,
-        "rows": np.array([0, 2]),
-        "missing": np.array([1, 5]),
-        "encoded": np.ones((2, LATENT), dtype=np.float32),
-        "weights": stacked(),
-    }
-    return Generators(**{**entries, **changes})
-
-
-def as_reply(message: Generators) -> RecordDict:
-    """What the adaptor makes of the client's reply."""
-    reply = message.to_record(SETTINGS)
-    reply[METRICS] = MetricRecord({EPOCH: message.epoch})
-    return reply
+def reply(arrays: dict[str, Any], config: dict[str, Any], **metrics: Any) -> RecordDict:
+    """What the adaptor makes of a client's answer."""
+    encoded = ArrayRecord({name: encode_array(name, value) for name, value in arrays.items()})
+    numbers = MetricRecord({key.replace("_", "-"): value for key, value in metrics.items()})
+    return RecordDict({"arrays": encoded, "metrics": numbers, "config": ConfigRecord(config)})
 
 
 @pytest.mark.parametrize(
@@ -70,52 +44,45 @@ def as_reply(message: Generators) -> RecordDict:
     ],
 )
 def test_bad_generators_are_refused(changes: dict[str, Any], reason: str) -> None:
+    entries: dict[str, Any] = {"clients": CLIENTS, "rows": np.array([0, 2])}
+    entries |= {"missing": np.array([1, 5]), "encoded": np.ones((2, LATENT), dtype=np.float32)}
+    entries |= {"weights": {name: np.stack([START[name]] * 2) for name in FEATURE_NAMES}}
+    message = Generators(**({"epoch": 1} | entries | changes))
+    content = message.to_record()
+    content["metrics"] = MetricRecord({EPOCH: message.epoch})
     with pytest.raises(MalformedReplyError, match=reason):
-        Generators.read(as_reply(shown(**changes)), epoch=1, clients=CLIENTS, shapes=SHAPES)
+        Generators.read(content, epoch=1, clients=CLIENTS, shapes=SHAPES)
 
 
 @pytest.mark.parametrize("clients", [[3, 3], [-1], []])
 def test_numbers_of_clients_are_different_and_not_negative(clients: list[int]) -> None:
     wrong = SageEnrolment(np.array(clients, np.int64), 6, 3).to_config()
     with pytest.raises(MalformedReplyError):
-        SageEnrolment.read(RecordDict({CONFIG: ConfigRecord(wrong)}))
+        SageEnrolment.read(RecordDict({"config": ConfigRecord(wrong)}))
 
 
-def scores(server_round: int = 2, losses: Any = (0.5, 0.25), counts: Any = None) -> RecordDict:
-    counts = np.array([1, 0, 0, 2, 1, 0] * 2) if counts is None else np.array(counts)
-    metrics = {SERVER_ROUND: server_round, LOSSES: list(losses)}
-    config = {COUNTS: pack_integers(counts)}
-    return RecordDict({METRICS: MetricRecord(metrics), CONFIG: ConfigRecord(config)})
-
-
-def test_scores() -> None:
-    for reply, reason in (
-        (scores(3), "round 3, expected 2"),
-        (scores(losses=[0.5]), "expected 2 numbers"),
-        (scores(losses=[0.5, float("nan")]), "losses"),
-        (scores(counts=[1, 0, 0, 2, 1, 0]), "6 numbers for 2 clients"),
-        (scores(counts=[3, 0, 0, 2, 1, 0] * 2), "more correct"),
-        (scores(counts=[-1, 0, 0, 2, 1, 0] * 2), "below 0"),
-    ):
-        with pytest.raises(MalformedReplyError, match=reason):
-            SageScores.read(reply, server_round=2, p=2)
-
-
-def mean(weight: Any = 4, server_round: int = 2, without: str = "") -> RecordDict:
-    arrays = {n: encode_array(n, START[n].numpy()) for n in CLASSIFIER_NAMES if n != without}
-    metrics = MetricRecord({SERVER_ROUND: server_round, NUM_EXAMPLES: weight})
-    return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: metrics})
+@pytest.mark.parametrize(
+    ("server_round", "losses", "counts", "reason"),
+    [
+        (3, [0.5, 0.25], [1, 0, 0, 2, 1, 0] * 2, "round 3, expected 2"),
+        (2, [0.5, float("nan")], [1, 0, 0, 2, 1, 0] * 2, "losses"),
+        (2, [0.5, 0.25], [1, 0, 0, 2, 1, 0], "6 numbers for 2 clients"),
+        (2, [0.5, 0.25], [3, 0, 0, 2, 1, 0] * 2, "more correct"),
+        (2, [0.5, 0.25], [-1, 0, 0, 2, 1, 0] * 2, "below 0"),
+    ],
+)
+def test_scores_that_cannot_be(server_round: int, losses: Any, counts: Any, reason: str) -> None:
+    config = {COUNTS: pack_integers(np.array(counts))}
+    content = reply({}, config, **{SERVER_ROUND: server_round, LOSSES: losses})
+    with pytest.raises(MalformedReplyError, match=reason):
+        SageScores.read(content, server_round=2, p=2)
 
 
 def test_mean_classifier() -> None:
-    reply, weight = read_mean(mean(), 2, SHAPES)
-    assert weight == reply.metric_records[METRICS][NUM_EXAMPLES] == 4
-    assert list(reply.array_records[ARRAYS]) == list(CLASSIFIER_NAMES)
-    for bad, reason in (
-        (mean(server_round=1), "round 1"),
-        (mean(-1), "num-examples"),
-        (mean(0.5), "num-examples"),
-        (mean(without="classifier-2.bias"), "classifier-2.bias is missing"),
-    ):
-        with pytest.raises(MalformedReplyError, match=reason):
-            read_mean(bad, 2, SHAPES)
+    weights = {name: START[name] for name in CLASSIFIER_NAMES}
+    content, weight = read_mean(reply(weights, {}, server_round=2, num_examples=4), 2, SHAPES)
+    assert weight == content.metric_records["metrics"][NUM_EXAMPLES] == 4
+    assert list(content.array_records["arrays"]) == list(CLASSIFIER_NAMES)
+    for bad in (-1, 0.5):
+        with pytest.raises(MalformedReplyError, match="num-examples"):
+            read_mean(reply(weights, {}, server_round=2, num_examples=bad), 2, SHAPES)

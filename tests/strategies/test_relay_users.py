@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,32 @@ def linear(settings: UserSettings, users: slice | list[int] = slice(None)) -> Li
     return LinearCohort(pack(features()[users], bias=settings.bias), settings)
 
 
-def module(settings: UserSettings, users: slice | list[int] = slice(None)) -> ModuleCohort:
-    """Build the same users as modules, from the weights that ``LinearCohort`` starts with."""
+@torch.no_grad()
+def linear_map(settings: UserSettings) -> nn.Linear:
+    """Make a module with the weights that ``LinearCohort`` starts with."""
     shared = shared_linear_weight(F, settings)
     layer = nn.Linear(F, H, bias=settings.bias)
-    with torch.no_grad():
-        layer.weight.copy_(shared[:F].T)
-        if settings.bias:
-            layer.bias.copy_(shared[F])
-    return ModuleCohort(features()[users], layer, settings)
+    layer.weight.copy_(shared[:F].T)
+    if settings.bias:
+        layer.bias.copy_(shared[F])
+    return layer
+
+
+def module(settings: UserSettings, users: slice | list[int] = slice(None)) -> ModuleCohort:
+    return ModuleCohort(features()[users], linear_map(settings), settings)
+
+
+class Small(nn.Module):
+    """A user model that is no linear map: two layers, a scalar, and dropout that must be off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(F, 5), nn.Linear(5, H)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.first(x).tanh(), 0.5, self.training)
+        return self.scale * self.second(hidden)
 
 
 KINDS: dict[str, Any] = {"linear": linear, "module": module}
@@ -64,21 +82,11 @@ KINDS: dict[str, Any] = {"linear": linear, "module": module}
 class Loop:
     """The reference: one module and one optimiser per user."""
 
-    def __init__(self, settings: UserSettings) -> None:
-        shared = shared_linear_weight(F, settings)
+    def __init__(self, settings: UserSettings, start: nn.Module | None = None) -> None:
         self.x = features()
-        self.layers = [nn.Linear(F, H, bias=settings.bias) for _ in range(N)]
-        for layer in self.layers:
-            with torch.no_grad():
-                layer.weight.copy_(shared[:F].T)
-                if settings.bias:
-                    layer.bias.copy_(shared[F])
-        self.adams = [
-            torch.optim.Adam(
-                layer.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-            )
-            for layer in self.layers
-        ]
+        self.layers = [copy.deepcopy(start or linear_map(settings)).eval() for _ in range(N)]
+        how = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        self.adams = [torch.optim.Adam(layer.parameters(), **how) for layer in self.layers]
 
     def forward(self) -> Tensor:
         return torch.stack([layer(x) for layer, x in zip(self.layers, self.x, strict=True)])
@@ -90,13 +98,13 @@ class Loop:
             self.adams[user].step()
 
     @torch.no_grad()
-    def average(self, over: str) -> None:
-        """Average over all users, or each feature's row over those that have the feature."""
+    def average(self, over: str = "all", due: Iterable[int] = range(N)) -> None:
+        """Give `due` the mean over all users, or a feature's row over those that have it."""
         if over == "all":
             for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
                 mean = torch.stack(list(group)).mean(0)
-                for parameter in group:
-                    parameter.copy_(mean)
+                for user in due:
+                    group[user].copy_(mean)
             return
         for k in range(F):
             holders = [u for u in range(N) if self.x[u, k] != 0]
@@ -214,51 +222,6 @@ def test_averages_equal_a_loop(kind: str, over: str, bias: bool, every: int):
             assert_equal(spare[0], loop.layers[-1].weight.detach()[:, 0])
 
 
-ASSIGNMENTS = [
-    [list(range(N))],
-    [[0, 1, 2], list(range(3, N))],
-    [[user] for user in range(N)],
-    [list(range(0, N, 2)), list(range(1, N, 2))],
-]
-
-
-@pytest.mark.parametrize("assignment", ASSIGNMENTS[1:])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_assignment_does_not_change_the_latents(kind: str, assignment: list[list[int]]):
-    """Bit by bit for active rows; ``vmap`` runs batched products whose order may differ."""
-    settings = SETTINGS._replace(bias=True)
-    whole = KINDS[kind](settings)
-    parts = [KINDS[kind](settings, users) for users in assignment]
-    for gradient in gradients(6):
-        whole.step(None, gradient)
-        for part, users in zip(parts, assignment, strict=True):
-            part.step(None, gradient[users])
-        for part, users in zip(parts, assignment, strict=True):
-            got, want = part.forward(None), whole.forward(None)[users]
-            if kind == "linear":
-                assert torch.equal(got, want)
-            else:
-                assert_equal(got, want)
-
-
-@pytest.mark.parametrize("over", ["holders", "all"])
-def test_the_assignment_does_not_change_the_averages(over: str):
-    settings = SETTINGS._replace(bias=True, average_over=over)
-    results = []
-    for assignment in ASSIGNMENTS:
-        cohorts = [linear(settings, users) for users in assignment]
-        for gradient in gradients(5):
-            for cohort, users in zip(cohorts, assignment, strict=True):
-                cohort.step(None, gradient[users])
-            mean = average(cohorts)
-            for cohort in cohorts:
-                cohort.set_weights(None, mean)
-        results.append(mean)
-    for other in results[1:]:
-        assert torch.equal(other.isnan(), results[0].isnan())
-        torch.testing.assert_close(other, results[0], rtol=1e-6, atol=1e-6, equal_nan=True)
-
-
 def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
     one, other = linear(SETTINGS), linear(SETTINGS)
     everybody = torch.arange(N)
@@ -270,45 +233,21 @@ def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
         assert torch.equal(got, want)
 
 
-class Small(nn.Module):
-    """A user model that is no linear map: two layers, a scalar, and dropout that must be off."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(F, 5), nn.Linear(5, H)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = nn.functional.dropout(self.first(x).tanh(), 0.5, self.training)
-        return self.scale * self.second(hidden)
-
-
 def test_any_module_equals_a_loop():
     with seeded(torch.device("cpu"), 0, "test"):
         start = Small()
-    cohort = ModuleCohort(features(), start, SETTINGS)
+    cohort, loop = ModuleCohort(features(), start, SETTINGS), Loop(SETTINGS, start)
     assert start.training, "the user's module was changed"
-    models = [Small().eval() for _ in range(N)]
-    for model in models:
-        model.load_state_dict(start.state_dict())
-    adams = [torch.optim.Adam(m.parameters(), lr=0.1, weight_decay=0.01) for m in models]
     for gradient in gradients(5):
         cohort.step(None, gradient)
-        for user in range(N):
-            adams[user].zero_grad()
-            models[user](features()[user][None])[0].backward(gradient[user])
-            adams[user].step()
-        expected = torch.stack([m(x[None])[0] for m, x in zip(models, features(), strict=True)])
-        assert_equal(cohort.forward(None), expected)
+        loop.step(list(range(N)), gradient)
+        assert_equal(cohort.forward(None), loop.forward())
     total, count = cohort.weight_sum(None)
     assert total.shape == (sum(p.numel() for p in start.parameters()), 1)
     assert count.tolist() == [N] * total.shape[0]
     cohort.set_weights(torch.tensor([1, 2]), (total / N).float())
-    with torch.no_grad():
-        for group in zip(*(model.parameters() for model in models), strict=True):
-            group[2].copy_(torch.stack(group).mean(0))
-    assert_equal(cohort.forward(torch.tensor([2]))[0], models[2](features()[2][None])[0])
-    assert_equal(cohort.forward(torch.tensor([0]))[0], models[0](features()[0][None])[0])
+    loop.average(due=[1, 2])
+    assert_equal(cohort.forward(None), loop.forward())
 
 
 # From message to message -------------------------------------------------------------------------

@@ -9,9 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.errors import StateLostError
-from flower_graph.ops.graph import gcn_adjacency
-from flower_graph.ops.grouped import wide_rows
-from flower_graph.ops.mending import slots
 from flower_graph.strategies.fed_sage import neighbour_generation
 from flower_graph.strategies.fed_sage.cohort import (
     CLASSIFIER_NAMES,
@@ -24,10 +21,6 @@ from flower_graph.strategies.fed_sage.neighbour_generation import (
     HIDDEN_SHARE,
     LATENT,
     NEIGHBOURS,
-    Mended,
-    classify,
-    generate,
-    initial_weights,
     judge,
     predict_numbers,
     rounded,
@@ -35,25 +28,6 @@ from flower_graph.strategies.fed_sage.neighbour_generation import (
 
 SETTINGS = SageSettings(6, 0.02, 5e-4, 1, 3, 5)
 CPU = torch.device("cpu")
-
-
-def weights_of(clients: int, features: int = 4, classes: int = 3) -> dict[str, torch.Tensor]:
-    start = initial_weights(features, 5, classes, 0)
-    factor = torch.arange(1.0, clients + 1)
-    return {n: w * factor.view(-1, *[1] * w.dim()) for n, w in start.items()}
-
-
-def test_generated_neighbours_are_the_published_formula() -> None:
-    weights = weights_of(2)
-    z = torch.randn(3, LATENT, generator=torch.Generator().manual_seed(1))
-    made = generate(weights, z, [0, 1, 3], slots(torch.tensor([2, 0, 1])))
-    for row, (client, node, place) in enumerate([(0, 0, 0), (0, 0, 1), (1, 2, 0)]):
-        own = {name: value[client] for name, value in weights.items()}
-        hidden = torch.relu(z[node] @ own["generator-1.weight"] + own["generator-1.bias"])
-        codes = torch.relu(hidden @ own["generator-2.weight"] + own["generator-2.bias"])
-        code = codes.view(NEIGHBOURS, -1)[place]
-        wanted = torch.tanh(code @ own["generator-3.weight"] + own["generator-3.bias"])
-        torch.testing.assert_close(made[row], wanted)
 
 
 def test_numbers_are_relu_and_are_rounded_into_the_slots() -> None:
@@ -65,25 +39,6 @@ def test_numbers_are_relu_and_are_rounded_into_the_slots() -> None:
     numbers = predict_numbers(weights, z, [0, 4])
     torch.testing.assert_close(numbers, torch.tensor([0.0, 0.4, 1.6, 98.0]))
     assert rounded(numbers).tolist() == [0, 0, 2, NEIGHBOURS]
-
-
-def test_classifier_on_a_mended_graph_equals_dense_products() -> None:
-    weights = weights_of(1)
-    draw = torch.Generator().manual_seed(2)
-    real, made = torch.rand(2, 4, generator=draw), torch.rand(1, 4, generator=draw)
-    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    adjacency = gcn_adjacency(edges, 3)
-    graph = Mended(wide_rows(real, [0, 2]), [0, 2], made, [0, 1], adjacency)
-    logits = classify(weights, graph)
-    root = torch.tensor([2.0, 3.0, 2.0]).rsqrt()
-    linked = torch.tensor([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]])
-    dense = root[:, None] * linked * root
-    hidden = torch.cat([real, made])
-    for layer in ("classifier-1", "classifier-2"):
-        own = hidden @ weights[f"{layer}.weight"][0]
-        hidden = torch.relu(dense @ own + weights[f"{layer}.bias"][0])
-    wanted = hidden @ weights["classifier-3.weight"][0] + weights["classifier-3.bias"][0]
-    torch.testing.assert_close(logits, wanted[:2])
 
 
 def test_judgement_is_the_gradient_of_the_cross_client_term(
