@@ -20,7 +20,6 @@ from flower_graph.messages.fields import Exact, Flag, Handled, Numbers, Real, Wh
 from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
-    CONFIG,
     COUNTS,
     EPOCH,
     LOSSES,
@@ -98,7 +97,7 @@ class GeneratorRequest(Message, down="train.generate"):
 class Generators(Message, down="train.judge", up="train.generate"):
     """What clients show of their generators."""
 
-    # It goes on to all cohorts as ``train.judge``.
+    # It goes on to all cohorts as ``train.judge``, with the run's settings.
 
     epoch: Annotated[int, Whole(EPOCH, "the epoch in which they are to be judged")]  # from 1
     clients: Annotated[IntArray, Exact(CLIENTS, "authors of the generators", shape="c")]
@@ -115,13 +114,6 @@ class Generators(Message, down="train.judge", up="train.generate"):
     def examples(self) -> int:
         """Count the clients."""
         return int(self.clients.size)
-
-    def to_record(self, settings: SageSettings | None = None) -> RecordDict:
-        """Write the message to the judges."""
-        content = super().to_record()
-        if settings is not None:
-            content.config_records[CONFIG].update(write_settings(settings))
-        return content
 
     def check(self, known: Entries) -> None:
         """Refuse rows that do not add up, and more neighbours than can be missing."""

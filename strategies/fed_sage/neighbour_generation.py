@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers, propagate
+from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, propagate
 from flower_graph.ops.grouped import WideRows, grouped_linear, wide_linear, wide_rows
 from flower_graph.ops.mending import (
     Slots,
@@ -198,7 +198,7 @@ class SageGraph:
         edges = [net.edge_index + start for net, start in zip(networks, starts, strict=True)]
         self.edge_index = torch.cat(edges, 1).to(device)
         self.x = torch.cat([_dense(network.x) for network in networks]).float().to(device)
-        self.sparse_x = _sparse(self.x)
+        self.sparse_x = wide_rows(self.x, [0, self.x.shape[0]]).matrix
         self.y = torch.cat([network.y for network in networks]).to(device)
         self.masks = [
             torch.cat([getattr(network, f"{split}_mask") for network in networks]).to(device)
@@ -223,12 +223,6 @@ def _hidden(client: int, size: int, seed: int) -> Tensor:
 
 def _dense(x: Tensor) -> Tensor:
     return x if x.layout == torch.strided else x.to_dense()
-
-
-def _sparse(x: Tensor) -> Tensor:
-    row, col = x.nonzero(as_tuple=True)
-    ptr = pointers(row, x.shape[0])
-    return csr_tensor(ptr, col.to(torch.int32), x[row, col], (x.shape[0], x.shape[1]))
 
 
 def bounds(sizes: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.messages.arrays import IntArray
@@ -108,15 +108,9 @@ class SageMembership(Membership):
     def __init__(
         self, state: SageServerState, settings: SageSettings, features: int, classes: int
     ) -> None:
-        super().__init__()
-        self.state, self.settings, self.features, self.classes = state, settings, features, classes
+        super().__init__(write_settings(settings) | Resume().to_config())
+        self.state, self.features, self.classes = state, features, classes
         self.new: list[int] = []  # SuperNodes whose generators have not been trained
-
-    def question(self) -> RecordDict:
-        """Ask who is there, under the run's settings."""
-        resume = self.resume if self.resume.server_round else Resume()
-        config = {**write_settings(self.settings), **resume.to_config()}
-        return RecordDict({CONFIG: ConfigRecord(config)})
 
     def read(self, node: int, content: RecordDict) -> SageEnrolment:
         """Read a reply."""
@@ -191,7 +185,8 @@ class SageExchanges:
         if not shown:
             return {}
         everyone = join_generators(epoch, list(shown.values()))
-        content = everyone.to_record(self.settings)
+        content = everyone.to_record()
+        content.config_records[CONFIG].update(write_settings(self.settings))
 
         def read(_: int, reply: RecordDict) -> PeerGradients:
             a = everyone.clients.size

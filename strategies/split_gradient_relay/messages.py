@@ -98,11 +98,6 @@ class EnrolmentReply(Message, up="query"):
         """Who takes part."""
         return self.users
 
-    @classmethod
-    def from_record(cls, content: RecordDict, num_nodes: int) -> EnrolmentReply:
-        """Read and check the reply; node numbers must be below ``num_nodes`` and unique."""
-        return cls.read(content, num_nodes=num_nodes)
-
     def check(self, known: Entries) -> None:
         """Refuse users that the graph does not have, the same twice, and none at all."""
         users, num_nodes = self.users, known["num_nodes"]

@@ -186,7 +186,7 @@ class RelayMembership(Membership):
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Read a reply; users are nodes of the server's graph."""
-        return EnrolmentReply.from_record(content, self.state.num_users)
+        return EnrolmentReply.read(content, num_nodes=self.state.num_users)
 
     def unasked(self) -> None:
         """Let nobody take part who does not say which users it hosts."""

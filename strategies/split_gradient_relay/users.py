@@ -73,6 +73,13 @@ def _adam(
     )
 
 
+def _a_row_each(like: Tensor) -> ActiveRows:
+    """Let each row of a matrix belong to a user of its own, with value 1."""
+    n = like.shape[0]
+    index = torch.arange(n, dtype=torch.int32, device=like.device)
+    return ActiveRows(index, index, torch.ones_like(like[:, 0]), index, index, n)
+
+
 class LinearCohort:
     """Users with a linear map each, stored by active rows."""
 
@@ -116,12 +123,10 @@ class LinearCohort:
         # All users started from the same row and are averaged together, so one matrix stands for
         # the inactive rows of everybody. It holds only if all users step together.
         state = self._state
-        f = state["inactive-weight"].shape[0]
-        index = torch.arange(f, dtype=torch.int32, device=state["step"].device)
         nothing = torch.zeros_like(state["inactive-weight"])
-        rows = ActiveRows(index, index, torch.ones_like(nothing[:, 0]), index, index, f)
         part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
-        _adam(rows, part, nothing, state["step"][:1].expand(f), self.settings)
+        step = state["step"][:1].expand(nothing.shape[0])
+        _adam(_a_row_each(nothing), part, nothing, step, self.settings)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum the users' weights."""
@@ -240,10 +245,7 @@ class ModuleCohort:
         """Step one parameter of the users: each is a row of width ``w`` with value 1."""
         keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
         part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
-        index = torch.arange(users.numel(), dtype=torch.int32, device=grad.device)
-        ones = torch.ones(users.numel(), device=grad.device)
-        rows = ActiveRows(index, index, ones, index, index, users.numel())
-        _adam(rows, part, grad.reshape(users.numel(), -1), step, self.settings)
+        _adam(_a_row_each(part[0]), part, grad.reshape(users.numel(), -1), step, self.settings)
         for key, value in zip(keys, part, strict=True):
             self._state[key][users] = value.view_as(self._state[key][users])
 

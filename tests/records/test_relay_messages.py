@@ -41,7 +41,7 @@ def said(**changes: Any) -> RecordDict:
 )
 def test_an_enrolment_that_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(MalformedReplyError, match=reason):
-        EnrolmentReply.from_record(said(**changes), num_nodes=5)
+        EnrolmentReply.read(said(**changes), num_nodes=5)
 
 
 def read(holders: np.ndarray, *, asked: bool = True) -> RelayReply:
