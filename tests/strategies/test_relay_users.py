@@ -325,6 +325,7 @@ def test_an_average_is_taken_over_once(context: Context):
     (latent,) = send(client, average=average, average_round=3)
     assert np.array_equal(latent[:1], stepped), "it had this average already"
     assert latent[2].tolist() == [2.0, 2.0], "it had not"
+    assert np.array_equal(send(client, average=average, average_round=3)[0], latent)
 
 
 def test_sums_of_the_asked_users(context: Context):
