@@ -15,8 +15,7 @@ from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
 from flower_graph.messages.arrays import unpack_integers
-from flower_graph.secure.align.identities import canonical, hash_to_group
-from flower_graph.secure.align.messages import BLIND, BlindReply
+from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
 from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
 from flower_graph.strategies.masked_embedding_averaging.config import FEDSCEM, FedSCemConfig

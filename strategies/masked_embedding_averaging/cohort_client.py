@@ -37,8 +37,8 @@ from flower_graph.messages.keys import (
     TOTAL,
 )
 from flower_graph.privacy.local import ClientNoise
+from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.messages import UnionRequest
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.secure.sum.client import SumClient

@@ -20,7 +20,7 @@ from flower_graph.audit.record import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.messages.keys import SUMS, TOTAL
-from flower_graph.secure.align.identities import canonical, hash_to_group
+from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumServer
 from flower_graph.strategies.masked_embedding_averaging import (

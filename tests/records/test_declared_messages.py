@@ -17,7 +17,7 @@ from flower_graph.messages.averaging import ClientMean
 from flower_graph.messages.codec import Message, fields_of
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flower_graph.secure.align import plaintext, polynomial
-from flower_graph.secure.align.messages import BlindReply, EvaluateReply
+from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage

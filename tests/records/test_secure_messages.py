@@ -11,9 +11,9 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.messages import keys
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.codec import fields_of
-from flower_graph.secure.align import messages as align
+from flower_graph.secure.align import blinded as align
 from flower_graph.secure.align import plaintext, polynomial
-from flower_graph.secure.align.messages import BlindReply, EvaluateReply
+from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.align.polynomial import PatternReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (

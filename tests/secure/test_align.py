@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
 from flower_graph.messages.arrays import pack_integers
-from flower_graph.secure.align import identities as ids
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.blinded import PublishedTokens, peel
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.messages import PublishedTokens
-from flower_graph.secure.align.sketch import peel
 
 # Every form of alignment
 

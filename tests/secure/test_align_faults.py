@@ -18,8 +18,8 @@ from flower_graph.messages.keys import (
     ALIGN_POINTS,
     ALIGN_STAGE,
 )
+from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.align.sketch import MAX_CLIENTS
 
 DATA = {client: [client, client + 1, 100] for client in range(6)}
 NODES = [[0, 1], [2, 3], [4, 5]]

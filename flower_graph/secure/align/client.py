@@ -38,9 +38,9 @@ from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.codec import Message
 from flower_graph.messages.fields import split_rows
 from flower_graph.messages.keys import ALIGN_STAGE
-from flower_graph.secure.align import identities as ids
-from flower_graph.secure.align.identities import KEY
-from flower_graph.secure.align.messages import (
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.blinded import (
+    KEY,
     POINT,
     TOKEN,
     BlindReply,
@@ -50,8 +50,9 @@ from flower_graph.secure.align.messages import (
     EvaluateRequest,
     PublishedTokens,
     UnionRequest,
+    Words,
+    insert,
 )
-from flower_graph.secure.align.sketch import Words, insert
 from flower_graph.secure.channel import KEY_BYTES, framed, pieces, rows_of
 
 DOMAIN = b"flower-graph/pad/1/"

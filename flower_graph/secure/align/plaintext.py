@@ -25,8 +25,8 @@ from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.codec import Entries, Message, Reading
 from flower_graph.messages.fields import Clients, Exact, Sizes, Whole, Word, split_rows
 from flower_graph.messages.keys import ALIGN_STAGE
+from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient, SlotTable, open_table
-from flower_graph.secure.align.identities import canonical
 from flower_graph.secure.align.server import AnyAlignmentServer
 
 IDENTITIES, ORDER = "identities", "order"

@@ -29,8 +29,7 @@ from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.codec import Entries, Message, Reading
 from flower_graph.messages.fields import Block, Exact, Whole, split_rows
 from flower_graph.messages.keys import ALIGN_STAGE
-from flower_graph.secure.align.identities import canonical
-from flower_graph.secure.align.messages import Bytes2D
+from flower_graph.secure.align.blinded import Bytes2D, canonical
 from flower_graph.secure.align.plaintext import CLIENTS, NUM_SLOTS, SIZES, OpenClient, OpenServer
 from flower_graph.secure.channel import rows_of
 

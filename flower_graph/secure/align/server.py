@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.fields import split_rows
-from flower_graph.secure.align.identities import add, invalid_points
-from flower_graph.secure.align.messages import (
+from flower_graph.secure.align.blinded import (
+    MAX_CLIENTS,
     POINT,
     TOKEN,
     BlindReply,
@@ -40,8 +40,12 @@ from flower_graph.secure.align.messages import (
     EvaluateRequest,
     PublishedTokens,
     UnionRequest,
+    Words,
+    add,
+    cells_for,
+    invalid_points,
+    peel,
 )
-from flower_graph.secure.align.sketch import MAX_CLIENTS, Words, cells_for, peel
 from flower_graph.secure.channel import pieces, rows_of
 
 # One alone could try out identities, so with two or more clients there is never only one.

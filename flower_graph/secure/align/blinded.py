@@ -1,0 +1,365 @@
+"""What both halves of the alignment by blinded identities have: messages, names, their union.
+
+Clients want one name for the same identity that tells nobody else what the identity is. A plain
+hash would not do: whoever can list the identities can hash them all. So the name of an identity is
+``F(id) = SHA-512(id, k · H(id))``, where ``k`` is the sum of the secrets of a few clients, the
+*key-holders*. A client learns ``k · H(id)`` without showing the identity: it sends
+``r · H(id)`` for a random ``r``, which is a uniformly random point; every key-holder multiplies it
+by its own secret; the client divides the sum by ``r``. This is 2HashDH, the oblivious
+pseudo-random function of RFC 9497 in its unverified mode, with the key split by addition: it takes
+all key-holders together to try out identities.
+
+Group operations are libsodium's, the hashes are ``hashlib``'s. Points and scalars are 32 bytes.
+
+The messages' keys are used by nothing else, so that a message can travel with others in one
+exchange. Rows of bytes (points, tokens) of several clients stand one after the other, with their
+numbers beside them.
+
+The union of many sets, with multiplicities, comes from one sum of vectors. Every client writes its
+tokens into a table, an invertible Bloom lookup table; the secure sum adds the tables up; from the
+total alone the tokens of all clients can be read, each with the number of clients that have it, and
+nothing about who has what.
+
+A token is added to one cell in each of four parts of the table. A cell has three 64-bit words, all
+of them sums over what was added: a *marker* (1 in the lower 16 bits, a hash of the token above) and
+the token's two halves. Where a cell holds one token only, *c* times, the lower bits of the marker
+are *c*, dividing the halves by *c* gives the token, and the hash says that it is so. Taking that
+token out of its other cells lays bare the next ones. All words are sums modulo 2^64, so cells that
+overflow on the way come right again once they have been emptied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Annotated
+
+import numpy as np
+from nacl import bindings as sodium
+from nacl.exceptions import RuntimeError as SodiumError
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.arrays import IntArray
+from flower_graph.messages.codec import Entries, Message
+from flower_graph.messages.fields import Block, Clients, Sizes, Whole
+from flower_graph.messages.keys import ALIGN_STAGE
+from flower_graph.secure.channel import framed, pieces, rows_of
+
+Bytes2D = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+
+BLIND, EVALUATE, UNION, PUBLISH = "blind", "evaluate", "union", "publish"
+POINT, TOKEN = 32, 12  # bytes
+MIN_BLOCK = 16  # points of a client
+KEY = 32  # bytes of a slot's secret
+DOMAIN = b"flower-graph/alignment/1/"
+# All clients also evaluate this one, which no identity can be: its key is common to the run.
+GROUP_IDENTITY = b"g:"
+WORDS, PARTS = 3, 4
+HALF = TOKEN // 2  # bytes: 48 bits, so that 2^14 equal halves add up to less than 2^64
+MAX_CLIENTS = 1 << 14
+COUNT_MASK = np.uint64(0xFFFF)
+# With four parts a table can be read up to 0.77 tokens a cell (Goodrich and Mitzenmacher 2011);
+# the further cells make small tables as sure: for 16 tokens it fails once in some 10,000 times.
+CELLS_PER_TOKEN, FURTHER_CELLS = 1.45, 128
+EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) - 1)
+CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
+POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")
+SIZES = Sizes("align-sizes", "points of each", shape="c")
+
+
+@dataclass
+class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
+    """Server to client: blind the identities of these clients."""
+
+    epoch: Annotated[int, EPOCH]  # a higher one than before starts anew
+    clients: Annotated[IntArray, CLIENTS]
+
+
+@dataclass
+class BlindReply(Message, up="train.align"):
+    """Client to server: blinded identities, filled up with random points."""
+
+    epoch: Annotated[int, EPOCH]
+    clients: Annotated[IntArray, CLIENTS]
+    sizes: Annotated[IntArray, SIZES]  # powers of two
+    points: Annotated[Bytes2D, POINTS]
+
+    def check(self, known: Entries) -> None:
+        """Refuse numbers of points that would show how many identities a client has."""
+        sizes = self.sizes
+        wrong = (sizes < MIN_BLOCK) | ((sizes & (sizes - 1)) != 0)
+        if wrong.any():
+            raise MalformedReplyError(
+                f"client {self.clients[wrong][0]}: {sizes[wrong][0]} points; must be a power of "
+                f"two, at least {MIN_BLOCK}"
+            )
+
+
+@dataclass
+class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}):
+    """Server to key-holders: multiply these points by your shares of the key."""
+
+    epoch: Annotated[int, EPOCH]
+    holders: Annotated[IntArray, CLIENTS]  # key-holders; their shares are added up
+    points: Annotated[Bytes2D, POINTS]  # of all clients
+
+
+@dataclass
+class EvaluateReply(Message, up="train.align"):
+    """Key-holders to server: the request's points, multiplied."""
+
+    epoch: Annotated[int, EPOCH]
+    points: Annotated[Bytes2D, POINTS]
+
+
+@dataclass
+class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}):
+    """Server to client: the key-holders' answers, and the size of the table to add up."""
+
+    epoch: Annotated[int, EPOCH]
+    clients: Annotated[
+        IntArray,
+        replace(
+            CLIENTS, says="clients whose points are back; none if a table is only asked for again"
+        ),
+    ]
+    sizes: Annotated[IntArray, SIZES]
+    points: Annotated[Bytes2D, replace(POINTS, says="their points times the whole key")]
+    cells: Annotated[int, Whole("align-cells", "cells of the table")]
+
+
+@dataclass
+class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
+    """Server to client: the tokens that at least two clients hold, in the order of the slots."""
+
+    epoch: Annotated[int, EPOCH]
+    # Row *i* is slot *i*. Later messages of an epoch only append
+    tokens: Annotated[
+        Bytes2D, Block("align-tokens", "tokens in the order of the slots", shape=f"slots {TOKEN}")
+    ]
+
+    @property
+    def num_slots(self) -> int:
+        """How many there are."""
+        return len(self.tokens)
+
+
+# Names of identities
+
+
+def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
+    """Write identities as bytes that are equal exactly if the identities are."""
+    given = identities.tolist() if isinstance(identities, np.ndarray) else list(identities)
+    texts = [_canonical(identity, number, owner) for number, identity in enumerate(given)]
+    # Places, never names: Flower sends the text of a client's error to the server.
+    if len({text[:1] for text in texts}) > 1:
+        number = next(n for n, text in enumerate(texts) if text[:1] == b"i")
+        word = next(n for n, text in enumerate(texts) if text[:1] == b"s")
+        raise ValueError(
+            f"{owner} has identities of mixed types: number {number} is an integer, number {word} "
+            "a string; use integers or strings throughout"
+        )
+    if len(set(texts)) < len(texts):
+        first = {text: number for number, text in reversed(list(enumerate(texts)))}
+        twice = next((first[t], n) for n, t in enumerate(texts) if first[t] != n)
+        raise ValueError(f"{owner} has identities twice: numbers {twice[0]} and {twice[1]}")
+    return texts
+
+
+def _canonical(identity: object, number: int, owner: str) -> bytes:
+    if isinstance(identity, str):
+        return b"s:" + identity.encode()
+    if isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
+        return b"i:%d" % int(identity)
+    raise ValueError(
+        f"{owner}: its identity number {number} is of type {type(identity).__name__}; identities "
+        "are integers or strings"
+    )
+
+
+def scalar(secret: bytes, purpose: bytes, number: int) -> bytes:
+    """Derive a scalar from a secret; independent for every purpose and number."""
+    wide = hashlib.blake2b(
+        number.to_bytes(16, "little"), key=secret, person=purpose, digest_size=64
+    ).digest()
+    return sodium.crypto_core_ed25519_scalar_reduce(wide)
+
+
+def hash_to_group(run_id: bytes, identity: bytes) -> bytes:
+    """Map an identity to a point whose logarithm nobody knows, ``H(id)``."""
+    # One application of libsodium's map reaches its points unevenly; the sum of two does not, which
+    # is what RFC 9380 asks for.
+    wide = hashlib.sha512(DOMAIN + framed(run_id, b"hash", identity)).digest()
+    return sodium.crypto_core_ed25519_add(
+        sodium.crypto_core_ed25519_from_uniform(wide[:32]),
+        sodium.crypto_core_ed25519_from_uniform(wide[32:]),
+    )
+
+
+def padded_size(count: int) -> int:
+    """Return the size of the block that shows nothing of ``count`` but its power of two."""
+    return max(MIN_BLOCK, 1 << (count - 1).bit_length()) if count > 0 else MIN_BLOCK
+
+
+def blind(points: Sequence[bytes], secret: bytes, epoch: int) -> Bytes2D:
+    """Blind points and fill the block up with random ones."""
+    block = [
+        sodium.crypto_scalarmult_ed25519_noclamp(_blind_scalar(secret, epoch, i), point)
+        for i, point in enumerate(points)
+    ]
+    for _ in range(padded_size(len(points)) - len(points)):
+        random = sodium.crypto_core_ed25519_scalar_reduce(os.urandom(64))
+        block.append(sodium.crypto_scalarmult_ed25519_base_noclamp(random))
+    return rows_of(block, -1, POINT)
+
+
+def unblind(point: bytes, secret: bytes, epoch: int, number: int) -> bytes:
+    """Divide the key-holders' answer by the blind of the ``number``-th point of ``blind``."""
+    # Raises ``ValueError`` if the answer is no point of the group.
+    inverse = sodium.crypto_core_ed25519_scalar_invert(_blind_scalar(secret, epoch, number))
+    try:
+        return sodium.crypto_scalarmult_ed25519_noclamp(inverse, point)
+    except SodiumError as error:
+        raise ValueError(f"answer {number} is not in the group: {point.hex()}") from error
+
+
+def key_share(secrets: Sequence[bytes], epoch: int) -> bytes:
+    """Return the key-holders' shares of the key, added up: several on one machine act as one."""
+    shares = [scalar(secret, b"key", epoch) for secret in secrets]
+    return reduce(sodium.crypto_core_ed25519_scalar_add, shares)
+
+
+def multiply(points: Bytes2D, factor: bytes) -> Bytes2D:
+    """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` names one that is no point."""
+    products = []
+    for number, point in enumerate(pieces(points)):
+        try:
+            products.append(sodium.crypto_scalarmult_ed25519_noclamp(factor, point))
+        except SodiumError as error:
+            raise ValueError(f"point {number} is not in the group: {point.hex()}") from error
+    return rows_of(products, -1, POINT)
+
+
+def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
+    """Add blocks of points ``[n, 32]`` up; None if one of them is off the curve."""
+    try:
+        total = [
+            reduce(sodium.crypto_core_ed25519_add, points)
+            for points in zip(*map(pieces, blocks), strict=True)
+        ]
+    except SodiumError:
+        return None
+    return rows_of(total, -1, POINT)
+
+
+def invalid_points(points: Bytes2D) -> list[int]:
+    """Return the numbers of those rows that are no points of the group."""
+    valid = sodium.crypto_core_ed25519_is_valid_point
+    return [number for number, point in enumerate(pieces(points)) if not valid(point)]
+
+
+def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:
+    """Return token and slot key of an identity from ``k · H(id)``."""
+    # They are separate parts of one hash: who sees the token learns nothing of the key.
+    digest = hashlib.sha512(DOMAIN + framed(run_id, b"name", identity, point)).digest()
+    return digest[:TOKEN], digest[-KEY:]
+
+
+def _blind_scalar(secret: bytes, epoch: int, number: int) -> bytes:
+    return scalar(secret, b"blind", epoch << 64 | number)
+
+
+# The union of tokens
+
+
+def cells_for(distinct: int) -> int:
+    """Return how many cells a table for that many distinct tokens needs."""
+    if distinct < 0:
+        raise ValueError(f"{distinct} tokens: must be 0 or more")
+    return PARTS * math.ceil((CELLS_PER_TOKEN * distinct + FURTHER_CELLS) / PARTS)
+
+
+def insert(tokens: Bytes2D, cells: int) -> Words:
+    """Write tokens into an empty table."""
+    # tokens [n, 12]
+    if cells < PARTS or cells % PARTS:
+        raise ValueError(f"a table has a multiple of {PARTS} cells, got {cells}")
+    table = np.zeros((WORDS, cells), np.uint64)
+    places, marker = _hash(tokens, cells)
+    _add(table, places, np.concatenate([marker[None], _halves(tokens)]))
+    return table.reshape(-1)
+
+
+def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
+    """Read the tokens from the sum of tables."""
+    # total [3 · cells]
+    if total.ndim != 1 or total.size == 0 or total.size % (WORDS * PARTS):
+        raise ValueError(f"a table has a multiple of {WORDS * PARTS} words, got {total.shape}")
+    table = total.astype(np.uint64).reshape(WORDS, -1)
+    result: dict[bytes, int] = {}
+    while True:
+        tokens, counts = _single(table)
+        if not len(tokens):
+            break
+        fresh = dict(zip(pieces(tokens), counts.tolist(), strict=True))
+        if fresh.keys() & result.keys():
+            return None  # a token that comes back was never in such a sum
+        result |= fresh
+        places, marker = _hash(tokens, table.shape[1])
+        content = np.concatenate([marker[None], _halves(tokens)]) * counts
+        _add(table, places, np.uint64(0) - content)
+    if table.any():
+        return None
+    ordered = sorted(result)
+    counted = np.array([result[token] for token in ordered], np.int64)
+    return rows_of(ordered, -1, TOKEN), counted
+
+
+def _single(table: Words) -> tuple[Bytes2D, Words]:
+    """Return the distinct tokens ``[t, 12]`` that are alone in some cell, and their counts."""
+    counts = table[0] & COUNT_MASK
+    cells = np.flatnonzero((counts > 0) & (counts <= MAX_CLIENTS))
+    counts = counts[cells]
+    halves, rest = np.divmod(table[1:, cells], counts)
+    good = (rest == 0).all(axis=0) & (halves < 1 << 8 * HALF).all(axis=0)
+    cells, counts, halves = cells[good], counts[good], halves[:, good]
+    half_bytes = np.ascontiguousarray(halves, "<u8").view(np.uint8).reshape(2, -1, 8)[:, :, :HALF]
+    tokens = np.ascontiguousarray(half_bytes.transpose(1, 0, 2)).reshape(-1, TOKEN)
+    places, marker = _hash(tokens, table.shape[1])
+    sure = (marker * counts == table[0, cells]) & (places == cells[:, None]).any(axis=1)
+    tokens, counts = tokens[sure], counts[sure]
+    _, first = np.unique(tokens, axis=0, return_index=True)
+    return tokens[first], counts[first]
+
+
+def _hash(tokens: Bytes2D, cells: int) -> tuple[NDArray[np.int64], Words]:
+    """Return each token's cells ``[n, 4]`` and its marker ``[n]``."""
+    # The table's size goes into the hash: if one cannot be read, twice the size is a fresh attempt.
+    salt = cells.to_bytes(16, "little")
+    digests = (
+        hashlib.blake2b(token, digest_size=8 * (PARTS + 1), salt=salt, person=b"sketch").digest()
+        for token in pieces(tokens)
+    )
+    words = np.frombuffer(b"".join(digests), "<u8").reshape(-1, PARTS + 1)
+    part = cells // PARTS
+    places = (words[:, :PARTS] % np.uint64(part)).astype(np.int64) + part * np.arange(PARTS)
+    return places, (words[:, PARTS] & ~COUNT_MASK) | np.uint64(1)
+
+
+def _halves(tokens: Bytes2D) -> Words:
+    """Return the tokens' halves as integers, ``[2, n]``."""
+    wide = np.zeros((2, len(tokens), 8), np.uint8)
+    wide[:, :, :HALF] = tokens.reshape(-1, 2, HALF).transpose(1, 0, 2)
+    return wide.view("<u8")[:, :, 0].astype(np.uint64)
+
+
+def _add(table: Words, places: NDArray[np.int64], content: Words) -> None:
+    """Add content ``[3, n]`` to the table's cells ``[n, 4]``."""
+    for row, words in zip(table, content, strict=True):
+        np.add.at(row, places, words[:, None])
