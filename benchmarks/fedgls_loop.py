@@ -15,14 +15,10 @@ from torch_geometric.nn import GCNConv
 
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.strategies.structure_fedavg.networks import (
-    StructureSettings,
-    initial_models,
-    rest_shapes,
-)
+from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
 
 State = dict[str, Tensor]
-# Names of PyG's parameters in the order of ``rest_shapes``
+# Names of PyG's parameters in the order of ``ModelWeights.rest``
 REST = ("first.bias", "second.lin.weight", "second.bias")
 
 
@@ -97,8 +93,7 @@ class PlainLoop:
         )
 
     def _from_model(self, model: ModelWeights) -> State:
-        shapes = rest_shapes(self.settings).values()
-        parts = model.rest.split([torch.Size(shape).numel() for shape in shapes])
-        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        rest[1] = rest[1].T
-        return {"first.lin.weight": model.first.T, **dict(zip(REST, rest, strict=True))}
+        h, k = self.settings.hidden, self.settings.num_classes
+        bias, weight, last = model.rest.split([h, h * k, k])
+        rest = dict(zip(REST, (bias, weight.view(h, k).T, last), strict=True))
+        return {"first.lin.weight": model.first.T, **rest}

@@ -38,7 +38,6 @@ from flower_graph.strategies.structure_fedavg.networks import (
     StructureSettings,
     initial_models,
     network_of,
-    rest_shapes,
 )
 
 if TYPE_CHECKING:
@@ -327,7 +326,8 @@ class StructureCohort:
             self.weights.restart(places, *initial_models(self.settings))
         return sorted({self.batch.clients[place] for place in places})
 
-    def _split(self, rest: Tensor) -> list[Tensor]:
-        shapes = list(rest_shapes(self.settings).values())
-        parts = rest.split([torch.Size(shape).numel() for shape in shapes], dim=1)
-        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    def _split(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cut rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+        h, k = self.settings.hidden, self.settings.num_classes
+        bias, weight, last = rest.split([h, h * k, k], dim=1)
+        return bias, weight.unflatten(1, (h, k)), last

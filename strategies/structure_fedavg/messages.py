@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.messages.averaging import ClientMean, Measured, Trained
 from flower_graph.messages.codec import Message, Tensor
-from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings, rest_shapes
+from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings
 
 Floats = NDArray[np.float32]
 # What divides the array of a name without this end, where not every client has a part in it
@@ -65,6 +65,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
     ) -> SharedModels:
         """Read what the server sent; ``ValueError`` if it has other settings."""
         has_shares, models = settings.graphs == OWN, settings.num_models
+        h, k = settings.hidden, settings.num_classes
         try:
             if len(parameters) != models * (3 if has_shares else 2):
                 raise ValueError(f"{len(parameters)} arrays came for {models} models")
@@ -74,8 +75,8 @@ class SharedModels(Message, down="train evaluate", up="train"):
                 encoder=models > 1,
                 shares=has_shares,
                 f=settings.num_features,
-                h=settings.hidden,
-                D=sum(torch.Size(shape).numel() for shape in rest_shapes(settings).values()),
+                h=h,
+                D=h + h * k + k,
             )
         except ValueError as error:
             why = "server and clients must have the same settings"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -68,6 +69,13 @@ KINDS = {
     "local-gnn-knn": Kind(KNN, LocalTraining, LocalClient),
     "fed-gnn-knn": Kind(KNN),
     TRUE_GRAPHS: Kind(TRUE),
+}
+
+# By label of a panel: which figures of a report it shows, by name of the curve
+PANELS = {
+    "edges that are right": {"precision": "precision", "recall": "recall"},
+    "edges within a class": {"learned": "homophily", "true": "true-homophily"},
+    "neighbours of a node": {"learned": "degree", "true": "true-degree"},
 }
 
 # Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
@@ -175,10 +183,23 @@ class FedGLS(GraphMethod):
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         """Draw how learned graphs compare with the true ones, where a round compared them."""
-        if any(report.structure for report in reports):
-            from flower_graph.strategies.structure_fedavg.plots import save_structure
+        if not any(report.structure for report in reports):
+            return
+        # Imported here, as a client draws nothing.
+        from matplotlib.figure import Figure
 
-            save_structure(out / "structure.png", reports, title=title)
+        from flower_graph.report.plots.base import finish, line, save
+
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        rounds = [report.round for report in reports]
+        for axes, (label, curves) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+            for name, key in curves.items():
+                values = [report.structure.get(key, math.nan) for report in reports]
+                line(axes, rounds, values, name)
+            finish(axes, label, legend=True)
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a curve along the edge is hard to see
+        figure.suptitle(title, fontsize=11)
+        save(figure, out / "structure.png")
 
     def audit(self) -> Audit:
         """Ask what a client's model says about its data."""

@@ -131,23 +131,16 @@ class StructureSettings(NamedTuple):
 # Networks ----------------------------------------------------------------------------------------
 
 
-def rest_shapes(settings: StructureSettings) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a network's parameters but the first matrix, in order."""
-    h, k = settings.hidden, settings.num_classes
-    return {"bias-1": (h,), "weight-2": (h, k), "bias-2": (k,)}
-
-
 def initial_models(settings: StructureSettings) -> list[ModelWeights]:
     """Draw theta and, if there is one, omega, as PyG's GCN does."""
-    models = []
+    models, h, k = [], settings.hidden, settings.num_classes
     for name in ("gnn", "encoder")[: settings.num_models]:
         rng = generator(settings.seed, "structure", name)
-        first = torch.empty(settings.num_features, settings.hidden)
-        second = torch.empty(settings.hidden, settings.num_classes)
+        first, second = torch.empty(settings.num_features, h), torch.empty(h, k)
         for matrix in (first, second):
             nn.init.xavier_uniform_(matrix, generator=rng)
-        biases = torch.zeros(settings.hidden), torch.zeros(settings.num_classes)
-        models.append(ModelWeights(first, torch.cat([biases[0], second.reshape(-1), biases[1]])))
+        rest = torch.cat([torch.zeros(h), second.reshape(-1), torch.zeros(k)])
+        models.append(ModelWeights(first, rest))
     return models
 
 

@@ -11,9 +11,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
+from flower_graph.report.plots import base
 from flower_graph.report.rounds import RoundReport
-from flower_graph.strategies.structure_fedavg import plots as plots_structure
-from flower_graph.strategies.structure_fedavg.plots import save_structure
+from flower_graph.strategies.structure_fedavg.method import METHOD
 
 FIGURES = {
     "precision": 0.25,
@@ -33,7 +33,7 @@ def report(number: int, structure: dict[str, float]) -> RoundReport:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
     """Keep the axes of the picture instead of writing it."""
     kept: list[Axes] = []
-    monkeypatch.setattr(plots_structure, "save", lambda figure, path: kept.extend(figure.axes))
+    monkeypatch.setattr(base, "save", lambda figure, path: kept.extend(figure.axes))
     return kept
 
 
@@ -45,7 +45,7 @@ def curves(axes: Axes) -> dict[str, list[float]]:
 
 def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
     later = {name: value / 2 for name, value in FIGURES.items()}
-    save_structure(Path("x.png"), [report(3, FIGURES), report(4, later)], title="two rounds")
+    METHOD.draw(Path(), [report(3, FIGURES), report(4, later)], "two rounds")
     edges, homophily, degree = drawn
     assert curves(edges) == {"precision": [0.25, 0.125], "recall": [0.5, 0.25]}
     assert curves(homophily) == {"learned": [0.75, 0.375], "true": [0.875, 0.4375]}
@@ -55,20 +55,19 @@ def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
 
 def test_a_round_without_figures_leaves_a_gap(drawn: list[Axes]) -> None:
     some = {name: value for name, value in FIGURES.items() if name != "recall"}
-    save_structure(Path("x.png"), [report(1, FIGURES), report(2, {}), report(3, some)], title="")
+    METHOD.draw(Path(), [report(1, FIGURES), report(2, {}), report(3, some)], "")
     precision, recall = curves(drawn[0]).values()
     assert precision[0] == precision[2] == 0.25 and math.isnan(precision[1])
     assert recall[0] == 0.5 and math.isnan(recall[1]) and math.isnan(recall[2])
 
 
 def test_one_round_alone_can_be_seen(tmp_path: Path) -> None:
-    save_structure(tmp_path / "x.png", [report(1, FIGURES)], title="one round")
-    picture = imread(tmp_path / "x.png")
+    METHOD.draw(tmp_path, [report(1, FIGURES)], "one round")
+    picture = imread(tmp_path / "structure.png")
     assert picture.shape[0] > 300 and picture.shape[1] > 3 * picture.shape[0]
     assert np.unique(picture).size > 10
 
 
-def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no round compares graphs"):
-        save_structure(tmp_path / "x.png", [report(1, {})], title="")
+def test_nothing_is_drawn_where_no_round_compares_graphs(tmp_path: Path) -> None:
+    METHOD.draw(tmp_path, [report(1, {})], "")
     assert list(tmp_path.iterdir()) == []
