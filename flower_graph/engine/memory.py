@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -36,7 +37,5 @@ def peak_memory() -> float:
     status = Path("/proc/self/status")
     if not status.exists():
         return math.nan
-    for line in status.read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024.0 * int(line.split()[1])
-    return math.nan
+    found = re.search(r"^VmHWM:\s*(\d+)", status.read_text(), re.MULTILINE)
+    return 1024.0 * int(found[1]) if found else math.nan

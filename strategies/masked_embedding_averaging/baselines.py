@@ -109,12 +109,13 @@ class EgoModelClient(EgoCohortClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure the model on every client (step 4)."""
-        with self.opened(read_settings(config)) as clients:
+        settings = read_settings(config)
+        with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))
             measured = measure(clients.evaluate(clients.embed()), None, 1.0).mean(0)
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
         answer = metrics["cross-entropy"], len(self.egos), metrics
-        return self.save_if_asked(config, answer)
+        return self._kept.save_if_asked(config, answer, self._makers(settings))
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------
@@ -127,25 +128,12 @@ class EgoFedAvg(ReportedFedAvg):
     ----------
     settings : EgoSettings
         The clients' model and training.
-    participation : float
-        Share of the SuperNodes asked each round, above 0 and at most 1.
-    min_nodes : int
-        SuperNodes to wait for before a round.
     **more
         As for ``ReportedFedAvg``.
     """
 
-    def __init__(
-        self,
-        settings: EgoSettings,
-        *,
-        participation: float = 1.0,
-        min_nodes: int = 1,
-        **more: Any,
-    ) -> None:
-        super().__init__(
-            participation=participation, min_nodes=min_nodes, seed=settings.seed, **more
-        )
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(seed=settings.seed, **more)
         self.settings = settings._replace(proximal=0.0)
 
     usual_rounds = 400

@@ -117,7 +117,7 @@ class EgoCohort:
         tensors: Tensors | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.egos, self.settings, self.device = list(egos), settings, torch.device(device)
+        self.egos, self.settings = list(egos), settings
         self.batch = pack_graphs(self.egos, device)
         if tensors is None:
             tensors = stacked_state(self.batch, [initial_weights(settings)])
@@ -145,7 +145,7 @@ class ChosenEgos(StackedWeights):
 
     def __init__(self, cohort: EgoCohort, places: list[int]) -> None:
         super().__init__(cohort.tensors(), cohort.batch, places)
-        self.cohort, self.settings = cohort, cohort.settings
+        self.settings = cohort.settings
 
     def train(self) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""

@@ -17,7 +17,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers, Measurements
+from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import IN_PROCESS, Tensors
 from flower_graph.config.rules import choice
 from flower_graph.data.partition.ego_networks import EgoNetwork
@@ -195,10 +195,6 @@ class EgoCohortClient(NumPyClient):
         """Work with all clients' models; what changed counts when the block ends well."""
         with self._kept.opened(self._makers(settings)) as (cohort, _):
             yield cohort.choose([ego.client for ego in self.egos])
-
-    def save_if_asked(self, config: Mapping[str, Any], answer: Measurements) -> Measurements:
-        """Write a checkpoint, if the server wants one, before measurements are sent."""
-        return self._kept.save_if_asked(config, answer, self._makers(read_settings(config)))
 
     def _save(self, settings: EgoSettings, server_round: int, run: str) -> str:
         return self._kept.save(server_round, run, self._makers(settings))

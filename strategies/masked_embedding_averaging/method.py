@@ -20,11 +20,14 @@ from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies import fed_sage
-from flower_graph.strategies.masked_embedding_averaging import baselines as ego_baselines
-from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
+from flower_graph.strategies.masked_embedding_averaging.baselines import (
+    EgoFedAvg,
+    EgoFedProx,
+    EgoModelClient,
+    SelfTraining,
+)
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
     ACTIONS,
@@ -37,11 +40,25 @@ from flower_graph.strategies.masked_embedding_averaging.config import (
     SAGE,
     FedSCemConfig,
 )
+from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
 
+SERVERS: dict[str, Any] = {
+    FEDSCEM: MaskedEmbeddingAveraging,
+    "self-training": SelfTraining,
+    "fedavg": EgoFedAvg,
+    "fedprox": EgoFedProx,
+    "local-sage": fed_sage.LocalSage,
+    "fed-sage": fed_sage.FedSage,
+}
+# The settings that its strategy has, and no baseline
+OF_FEDSCEM = (
+    *("variant", "model_sharing", "alignment", "aggregation"),
+    *("limit", "resolution", "dropout"),
+)
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
 
@@ -61,31 +78,17 @@ class FedSCem(GraphMethod):
     ) -> Strategy:
         """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, ego_settings(config, folder)
-        sampling: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
-        saving = checkpoint_settings(config, out)
-        match how.name:
-            case "self-training":
-                return ego_baselines.SelfTraining(settings, **sampling, **saving)
-            case "fedavg":
-                return _averaging(ego_baselines.EgoFedAvg, config, settings, **sampling, **saving)
-            case "fedprox":
-                return _averaging(ego_baselines.EgoFedProx, config, settings, **sampling, **saving)
-            case "local-sage":
-                return fed_sage.LocalSage(settings, seed=config.seed, **sampling, **saving)
-            case "fed-sage":
-                return fed_sage.FedSage(settings, seed=config.seed, **sampling, **saving)
-        return embedding_averaging.MaskedEmbeddingAveraging(
-            settings,
-            variant=how.variant,
-            model_sharing=how.model_sharing,
-            alignment=how.alignment,
-            aggregation=how.aggregation,
-            limit=how.limit,
-            resolution=how.resolution,
-            dropout=how.dropout,
-            **sampling,
-            **saving,
-        )
+        kind, options = SERVERS[how.name], checkpoint_settings(config, out)
+        options |= {"participation": how.participation, "min_nodes": how.min_nodes}
+        if how.name in AVERAGING:
+            strategy = make_robust(kind, how.average, settings, patience=how.patience, **options)
+            strategy.central_noise = central_noise(config.privacy, config.rounds)
+            return strategy
+        if how.name in SAGE:
+            options["seed"] = config.seed
+        if how.name == FEDSCEM:
+            options |= {name: getattr(how, name) for name in OF_FEDSCEM}
+        return kind(settings, **options)
 
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None
@@ -100,9 +103,7 @@ class FedSCem(GraphMethod):
             )
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            return ego_baselines.EgoModelClient(
-                context, egos, device=config.device, checkpoint_dir=saved
-            )
+            return EgoModelClient(context, egos, device=config.device, checkpoint_dir=saved)
         return EgoNetworkClient(
             context,
             egos,
@@ -135,7 +136,7 @@ class FedSCem(GraphMethod):
     ) -> dict[str, Any]:
         """Give the whole payload, and the seconds that keys and alignment took."""
         figures = {"bytes": strategy.payload}
-        if isinstance(strategy, embedding_averaging.MaskedEmbeddingAveraging):
+        if isinstance(strategy, MaskedEmbeddingAveraging):
             figures["setup-seconds"] = strategy.session.setup_seconds
         return figures
 
@@ -147,16 +148,6 @@ class FedSCem(GraphMethod):
 
 
 METHOD = FedSCem()
-
-
-def _averaging(
-    kind: type[ReportedFedAvg], config: FedSCemConfig, settings: EgoSettings, **options: Any
-) -> ReportedFedAvg:
-    """Build a strategy with the average and the noise that the config asks for."""
-    how = config.strategy
-    strategy = make_robust(kind, how.average, settings, patience=how.patience, **options)
-    strategy.central_noise = central_noise(config.privacy, config.rounds)
-    return strategy
 
 
 def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,17 +76,15 @@ class MaskedEmbeddingAveraging(OwnRounds):
         ``"plain"``: in the clear.
     aggregation : str
         ``"masked"`` or ``"plain"``.
-    participation : float
-        Share of the clients asked each round, above 0 and at most 1.
     limit, resolution : float
         Largest size of a number in an embedding, and step of the fixed-point numbers; where models
         are shared, a step of 2^-20 at most.
     dropout : float
         Share of a round's clients that may vanish.
-    min_nodes : int
-        SuperNodes to wait for before a round.
-    checkpoint_dir, checkpoint_every : Path, int
-        Where and every how many rounds to save everything; 0 for never.
+    **more
+        ``participation``, the share of the clients asked each round, above 0 and at most 1;
+        ``min_nodes``, SuperNodes to wait for before a round; ``checkpoint_dir`` and
+        ``checkpoint_every``, where and every how many rounds to save everything, 0 for never.
 
     Notes
     -----
@@ -109,13 +106,10 @@ class MaskedEmbeddingAveraging(OwnRounds):
         model_sharing: str = "none",
         alignment: str = "psi",
         aggregation: str = "masked",
-        participation: float = 1.0,
         limit: float = 32.0,
         resolution: float = 2.0**-12,
         dropout: float = 0.3,
-        min_nodes: int = 1,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
+        **more: Any,
     ) -> None:
         for name, value, allowed in (
             ("variant", variant, VARIANTS),
@@ -130,13 +124,10 @@ class MaskedEmbeddingAveraging(OwnRounds):
                 settings,
                 alignment=alignment,
                 aggregation=aggregation,
-                participation=participation,
                 limit=limit,
                 resolution=resolution if model_sharing == "none" else min(resolution, FINE),
                 dropout=dropout,
-                min_nodes=min_nodes,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
+                **more,
             )
         )
         shares_model = model_sharing != "none"

@@ -34,16 +34,10 @@ Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of 
 
 
 def train(config: FedSCemConfig) -> list[Epoch]:
-    """Train the model on the whole graph."""
-    return train_whole(config, cached_data(config), METHOD.graphs(config), ego_settings(config))
-
-
-def train_whole(
-    config: FedSCemConfig, data: WholeGraph, egos: Sequence[EgoNetwork], settings: EgoSettings
-) -> list[Epoch]:
     """Train one model on all nodes and judge it as the clients are judged."""
     if config.partition.split != "global":
         raise ValueError(f"partition.split: {config.partition.split!r}; only 'global' will do")
+    data, egos, settings = cached_data(config), METHOD.graphs(config), ego_settings(config)
     device = resolve_device(config.device)
     whole = EgoCohort([_whole(data, config)], settings, device=device)
     judges = EgoCohort(egos, settings, device=device)

@@ -26,7 +26,7 @@ def everyone(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> Ch
 
 def full_round(chosen: ChosenEgos) -> None:
     """Take a step of each kind."""
-    egos = {ego.client: ego for ego in chosen.cohort.egos}
+    egos = {ego.client: ego for ego in toy_egos()}
     shared = toy_shared([egos[client] for client in chosen.batch.clients])
     chosen.train()
     chosen.fuse(shared)
