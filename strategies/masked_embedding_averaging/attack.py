@@ -30,7 +30,8 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Fi
     sets = [set(mine) for mine in held]
     candidates = sorted(set().union(*sets), key=str)
     truth = np.array([[node in mine for node in candidates] for mine in sets])
-    members, sizes = _members(exchanges, candidates, len(sets)), _sizes(exchanges, len(sets))
+    messages = _alignments(exchanges, len(sets))
+    members, sizes = _members(exchanges, candidates, messages), _sizes(messages)
     pairs = np.triu_indices(len(sets), 1)
     linked = (truth.astype(int) @ truth.T.astype(int))[pairs] > 0
     result = [
@@ -103,10 +104,9 @@ def _entries(one: Exchange) -> dict[str, Any]:
 
 
 def _members(
-    exchanges: Sequence[Exchange], candidates: Identities, clients: int
+    exchanges: Sequence[Exchange], candidates: Identities, messages: Sequence[Exchange]
 ) -> NDArray[np.float64]:
     """Score each candidate for each client: 1 if the client's message shows that it holds it."""
-    messages = _alignments(exchanges, clients)
     request = config_of(messages[0].request)
     replies = [_entries(one) for one in messages]
     texts = canonical(candidates, "the server")
@@ -126,10 +126,10 @@ def _members(
     return np.array([[point in mine for point in hashed] for mine in sent], float)
 
 
-def _sizes(exchanges: Sequence[Exchange], clients: int) -> NDArray[np.float64]:
+def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
     """Return how much each client sent to be aligned, which grows with what it holds."""
     entries = (keys.ALIGN_POINTS, keys.ALIGN_COEFFICIENTS, keys.ALIGN_IDENTITIES)
-    replies = [_entries(one) for one in _alignments(exchanges, clients)]
+    replies = [_entries(one) for one in messages]
     sent = [next(reply[entry] for entry in entries if entry in reply) for reply in replies]
     return np.array([len(value) for value in sent], float)
 

@@ -366,5 +366,10 @@ def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> 
 
 
 def _check_counts(found: NDArray[np.float64], clients: int) -> None:
-    if ((found < 0) | (found > clients) | (found != np.rint(found))).any():
+    if not are_counts(found, clients):
         raise MalformedReplyError(f"{keys.TOTAL}: expected counts from 0 to {clients} clients")
+
+
+def are_counts(found: NDArray[np.float64], clients: int) -> bool:
+    """Say whether all are whole numbers that so many clients can make."""
+    return bool(((found >= 0) & (found <= clients) & (found == np.rint(found))).all())

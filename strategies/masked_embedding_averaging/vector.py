@@ -33,6 +33,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Layout,
     PlainEnrolment,
     Sums,
+    are_counts,
 )
 
 Words = NDArray[Any]
@@ -60,11 +61,6 @@ class VectorEncoding:
         sum_round = request.mask.server_round if request.mask else request.server_round
         return cls(layout, table, request.ring, run_id, sum_round)
 
-    @property
-    def has_pads(self) -> bool:
-        """Whether the server is to see no sums: a secure sum over slots with secret keys."""
-        return self.ring is not None and bool(self.table.group_key)
-
 
 def add_up(
     chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
@@ -88,10 +84,12 @@ def add_up(
     total[layout.metrics] = _encode(writing.ring, metrics[good]).sum(0)
     if layout.weights:
         total[layout.model] = _weights(chosen, good, writing.ring)
-    words: NDArray[Any] = total if writing.ring is None else total.view(np.uint64)
-    if writing.has_pads and layout.slots:
+    if writing.ring is None:
+        return total, present, left_out
+    words = total.view(np.uint64)
+    if writing.table.group_key and layout.slots:  # the server is to see no sums
         words = words + _pads(writing, slots, len(present))
-    return words if writing.ring is None else words.astype(writing.ring.dtype), present, left_out
+    return words.astype(writing.ring.dtype), present, left_out
 
 
 def read_shared(
@@ -111,7 +109,10 @@ def read_shared(
             common *= ring.dtype.type(sums.contributors)
             ones = ones - common[words.shape[1] * table.num_slots :]
             words = words - common[: hidden * table.num_slots].reshape(-1, hidden)[held]
-        counts = _read_counts(ring.decode(ones), sums.contributors)
+        decoded = ring.decode(ones)
+        if not are_counts(decoded, sums.contributors):
+            raise UnreadableSumError(f"a number of holders is not from 0 to {sums.contributors}")
+        counts = decoded.astype(np.int64)
         if table.group_key:
             pads = table.pads(run_id, sums.sum_round, hidden).astype(ring.dtype)
             words = words - counts[held, None].astype(ring.dtype) * pads
@@ -123,13 +124,6 @@ def read_shared(
     place = torch.from_numpy(np.flatnonzero(is_shared))
     device = chosen.batch.y.device
     return Shared(place.to(device), torch.from_numpy(mean[slots[is_shared]]).to(device))
-
-
-def _read_counts(found: NDArray[np.float64], contributors: int) -> NDArray[np.int64]:
-    """Read how many clients hold each slot."""
-    if ((found < 0) | (found > contributors) | (found != np.rint(found))).any():
-        raise UnreadableSumError(f"a number of holders is not from 0 to {contributors}")
-    return found.astype(np.int64)
 
 
 def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) -> NDArray[np.int64]:
