@@ -20,6 +20,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
+from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies import fed_sage
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
@@ -81,14 +82,16 @@ class FedSCem(GraphMethod):
         kind, options = SERVERS[how.name], checkpoint_settings(config, out)
         options |= {"participation": how.participation, "min_nodes": how.min_nodes}
         if how.name in AVERAGING:
-            strategy = make_robust(kind, how.average, settings, patience=how.patience, **options)
-            strategy.central_noise = central_noise(config.privacy, config.rounds)
-            return strategy
+            options |= {"patience": how.patience}
+            averaging: ReportedFedAvg = make_robust(kind, how.average, settings, **options)
+            averaging.central_noise = central_noise(config.privacy, config.rounds)
+            return averaging
         if how.name in SAGE:
             options["seed"] = config.seed
         if how.name == FEDSCEM:
             options |= {name: getattr(how, name) for name in OF_FEDSCEM}
-        return kind(settings, **options)
+        strategy: Strategy = kind(settings, **options)
+        return strategy
 
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flower_graph.data.cached import cached_data
 from flower_graph.data.partition.ego_networks import split_global
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.strategies.masked_embedding_averaging import tables
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort
 from flower_graph.strategies.masked_embedding_averaging.config import (
