@@ -102,7 +102,10 @@ def consensus(
             "needed"
         )
     values, mask = checked_clients(x, held)
-    clients = _clients(values, mask, rotations_only)
+    side, shared = columns(values, mask), (mask.sum(0) > 1).double()[:, None]
+    size = (squares(side, len(values)) * shared).sum(0).sqrt()
+    relative = rank_tolerance(values)
+    clients = _Clients(side, mask.double(), shared, size, relative, rotations_only)
     reference, maps, change = _settled(clients, iterations, tolerance)
     stack = maps.flatten(0, 1).T.contiguous()  # back into each client's space, [d, m * d]
     torch.mm(reference, stack, out=clients.side)
@@ -122,14 +125,6 @@ def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tens
         if moved <= tolerance * size:
             break
     return reference, maps, float(moved / size) if size else 0.0
-
-
-def _clients(values: Tensor, mask: Tensor, rotations_only: bool) -> _Clients:
-    """Prepare checked embeddings ``[m, u, d]`` and who holds what, ``[m, u]``."""
-    side = columns(values, mask)
-    shared = (mask.sum(0) > 1).double()[:, None]
-    size = (squares(side, len(values)) * shared).sum(0).sqrt()
-    return _Clients(side, mask.double(), shared, size, rank_tolerance(values), rotations_only)
 
 
 def _maps_to(reference: Tensor, clients: _Clients) -> Tensor:

@@ -21,7 +21,7 @@ from flower_graph.strategies.procrustes_alignment.messages import split_rows
 
 # Pairs without an edge that are compared with those that have one, at most
 PAIRS = 20_000
-Embeddings = Mapping[int, NDArray[np.floating]]
+Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
 
 class Graph(NamedTuple):
@@ -55,16 +55,10 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
     near = {client: cosines(rows) for client, rows in seen.items()}
-    return [
-        _links(near, graph, rng),
-        _private_links(near, graph, rng),
-        _owners(near, graph),
-    ]
+    return [_links(near, graph, rng), _private_links(near, graph, rng), _owners(near, graph)]
 
 
-def _links(
-    near: Mapping[int, NDArray[np.float64]], graph: Graph, rng: np.random.Generator
-) -> Finding:
+def _links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
     edges = graph.edges[np.ix_(graph.public, graph.public)]
     upper = np.triu(np.ones_like(edges), 1)
     yes, no = np.argwhere(edges & upper), _draw(np.argwhere(~edges & upper), rng)
@@ -72,9 +66,7 @@ def _links(
     return ranking("which public nodes have an edge", scores, truth)
 
 
-def _private_links(
-    near: Mapping[int, NDArray[np.float64]], graph: Graph, rng: np.random.Generator
-) -> Finding:
+def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
     """Ask for each client where it has a private node between two public ones."""
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
@@ -87,7 +79,7 @@ def _private_links(
     return ranking(name, *_scored(cases))
 
 
-def _owners(near: Mapping[int, NDArray[np.float64]], graph: Graph) -> Finding:
+def _owners(near: Near, graph: Graph) -> Finding:
     """Ask whose each private node is, given its public neighbours: these are nearest there."""
     clients = sorted(near)
     scores, truth = [], []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,13 +98,19 @@ def _cross_validate(
     z: NDArray[np.float64], y: NDArray[np.integer], folds: int, seed: int, classifier: str
 ) -> float:
     """Judge nodes that were checked."""
+    from sklearn import svm
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from threadpoolctl import threadpool_limits
 
-    pipeline = make_pipeline(StandardScaler(), _classifier(classifier, seed))
+    if classifier not in CLASSIFIERS:
+        allowed = ", ".join(CLASSIFIERS)
+        raise ValueError(f"classifier: {classifier!r} is unknown; allowed are {allowed}")
+    untrained = svm.SVC() if classifier == SVC else MLPClassifier(random_state=seed)
+    pipeline = make_pipeline(StandardScaler(), untrained)
     parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
     # Products of 200 × 16 by 16 × 100 take several threads longer than one.
     with threadpool_limits(1), warnings.catch_warnings():
@@ -114,18 +120,6 @@ def _cross_validate(
         warnings.simplefilter("ignore", ConvergenceWarning)
         scores = cross_val_score(pipeline, z, y, cv=parts, scoring="f1_micro", error_score="raise")
     return float(scores.mean())
-
-
-def _classifier(name: str, seed: int) -> Any:
-    """Make an untrained classifier."""
-    from sklearn import svm
-    from sklearn.neural_network import MLPClassifier
-
-    if name == SVC:
-        return svm.SVC()
-    if name == MLP:
-        return MLPClassifier(random_state=seed)
-    raise ValueError(f"classifier: {name!r} is unknown; allowed are {', '.join(CLASSIFIERS)}")
 
 
 def judge(

@@ -18,6 +18,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.messages import keys
 from flower_graph.messages.arrays import decode_array, largest_size, pack_integers
 from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing, take
 from flower_graph.messages.fields import (
@@ -31,29 +32,6 @@ from flower_graph.messages.fields import (
     Token,
     Whole,
     split_rows,
-)
-from flower_graph.messages.keys import (
-    ARRAYS,
-    CLIENTS,
-    DIMENSIONS,
-    DISAGREEMENT,
-    FINGERPRINTS,
-    FOLLOWS,
-    IS_LAST,
-    IS_TARGET,
-    JUDGED,
-    LEFT_OUT,
-    LOSS,
-    MAX_NUMBER,
-    NODES,
-    PUBLIC,
-    ROTATIONS_ONLY,
-    ROWS,
-    SEED,
-    SERVER_ROUND,
-    SLOTS,
-    WANTS_EMBEDDINGS,
-    WITH_TARGETS,
 )
 
 __all__ = ["EmbeddingEnrolment", "PublicReply", "PublicRequest", "fingerprint", "split_rows"]
@@ -78,21 +56,21 @@ class EmbeddingEnrolment(Message, up="query"):
     """Client to server: who is there, and which nodes each can share."""
 
     clients: Annotated[
-        list[int], Numbers(CLIENTS, "numbers of the clients here", shape="c", whole=True)
+        list[int], Numbers(keys.CLIENTS, "numbers of the clients here", shape="c", whole=True)
     ]
     nodes: Annotated[  # of each client [p]
         list[IntArray],
         Ragged(
-            NODES,
+            keys.NODES,
             "ids of these, client by client",
             shape="sum of rows",
-            pointer=Numbers(ROWS, "public nodes of each", shape="c", whole=True),
+            pointer=Numbers(keys.ROWS, "public nodes of each", shape="c", whole=True),
         ),
     ]
     dimensions: Annotated[
         list[int],
         Numbers(
-            DIMENSIONS,
+            keys.DIMENSIONS,
             "numbers of an embedding, of each client; all the same",
             shape="c",
             whole=True,
@@ -149,7 +127,7 @@ class Rows(Field):
     def write(self, value: Any, to: Writing) -> None:
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
         # Flower's ``LocalDpMod`` works on the difference of the two.
-        to.config[WITH_TARGETS] = [int(part is not None) for part in value]
+        to.config[keys.WITH_TARGETS] = [int(part is not None) for part in value]
         asked = to.message if isinstance(to.message, PublicRequest) else to.message.request
         if asked.wants_embeddings:
             zeros = [np.zeros((ids.size, asked.dimension), np.float32) for ids in asked.nodes]
@@ -162,7 +140,7 @@ class Targets(Rows):
     """Means of the clients that have some yet."""
 
     with_targets = Numbers(
-        WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
+        keys.WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
     )
 
     def read(self, name: str, reading: Reading) -> Any:
@@ -173,7 +151,7 @@ class Targets(Rows):
             return [None] * len(values["clients"])
         sizes = [ids.size for ids in values["nodes"]]
         reading.sizes["n"] = sum(sizes)
-        rows = take(PUBLIC, "n d", name, reading)
+        rows = take(keys.PUBLIC, "n d", name, reading)
         values["dimension"] = int(rows.shape[1])
         has = self.with_targets.read(name, reading)
         parts = split_rows(rows.astype(np.float32), sizes)
@@ -184,13 +162,13 @@ class Targets(Rows):
 class PublicRequest(Message, down="train"):
     """Server to client: aligned means of the last round."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
     # Who is asked, all at one SuperNode
-    clients: Annotated[list[int], Numbers(CLIENTS, "who is asked", shape="c", whole=True)]
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", shape="c", whole=True)]
     nodes: Annotated[  # as they said themselves
         list[IntArray],
         Fingerprints(
-            FINGERPRINTS,
+            keys.FINGERPRINTS,
             "of each client's ids: the first 63 bits of BLAKE2b-64 (big-endian) over them as in "
             "`nodes`",
             shape="c",
@@ -207,14 +185,14 @@ class PublicRequest(Message, down="train"):
         ),
     ]
     dimension: int  # numbers of an embedding
-    is_last: Annotated[bool, Flag(IS_LAST, "whether no round follows")] = False
+    is_last: Annotated[bool, Flag(keys.IS_LAST, "whether no round follows")] = False
     wants_embeddings: Annotated[
-        bool, Flag(WANTS_EMBEDDINGS, "false where clients train alone; then no array travels")
+        bool, Flag(keys.WANTS_EMBEDDINGS, "false where clients train alone; then no array travels")
     ] = True
     follows: Annotated[
         bool,
         Flag(
-            FOLLOWS,
+            keys.FOLLOWS,
             "whether the server knows of earlier rounds of these clients; with it a client notices "
             "that it has lost its state",
             optional=True,
@@ -229,15 +207,15 @@ class Embeddings(Rows):
     """Embeddings of those that are not left out; the server never reads the others' zeros."""
 
     present = Numbers(
-        WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
+        keys.WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
     )
 
     def read(self, name: str, reading: Reading) -> Any:
         """Read the rows; a client whose rows are not finite is left out, the others stay."""
         request, left_out = reading.known["request"], reading.values["left_out"]
-        present = Numbers(WITH_TARGETS, shape="c").read(name, reading)
+        present = Numbers(keys.WITH_TARGETS, shape="c").read(name, reading)
         if not set(present) <= {0.0, 1.0}:
-            raise MalformedReplyError(f"{WITH_TARGETS}: expected 0 or 1, got {present!s:.60}")
+            raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {present!s:.60}")
         result: list[FloatArray | None] = [None] * len(request.clients)
         if not request.wants_embeddings:
             return result
@@ -254,27 +232,25 @@ def _unfit(rows: FloatArray) -> str:
     """Say why embeddings cannot be used, if so."""
     if not np.isfinite(rows).all():
         return NOT_FINITE
-    if rows.size and (largest := largest_size(rows)) > MAX_NUMBER:
-        return (
-            f"its embeddings have a number of size {largest:g}, at most {MAX_NUMBER:g} is possible"
-        )
+    most = keys.MAX_NUMBER
+    if rows.size and (largest := largest_size(rows)) > most:
+        return f"its embeddings have a number of size {largest:g}, at most {most:g} is possible"
     return ""
 
 
 def _rows(content: Any, request: PublicRequest) -> FloatArray:
     """Read the array of a reply; whether it is finite is looked at client by client."""
     records = content.array_records
-    if list(records) != [ARRAYS] or list(records[ARRAYS]) != [PUBLIC]:
-        raise MalformedReplyError(f"the array {ARRAYS}/{PUBLIC} is missing, or not alone")
+    if list(records) != [keys.ARRAYS] or list(records[keys.ARRAYS]) != [keys.PUBLIC]:
+        raise MalformedReplyError(f"the array {keys.ARRAYS}/{keys.PUBLIC} is missing, or not alone")
     try:
-        value = decode_array(PUBLIC, records[ARRAYS][PUBLIC])
+        value = decode_array(keys.PUBLIC, records[keys.ARRAYS][keys.PUBLIC])
     except (ValueError, TypeError) as error:
-        raise MalformedReplyError(f"{PUBLIC} cannot be read: {error}") from error
+        raise MalformedReplyError(f"{keys.PUBLIC} cannot be read: {error}") from error
     shape = (sum(part.size for part in request.nodes), request.dimension)
     if value.shape != shape or value.dtype.kind != "f":
-        raise MalformedReplyError(
-            f"{PUBLIC} has shape {value.shape} and type {value.dtype}, expected numbers {shape}"
-        )
+        held = f"shape {value.shape} and type {value.dtype}"
+        raise MalformedReplyError(f"{keys.PUBLIC} has {held}, expected numbers {shape}")
     with np.errstate(over="ignore"):
         return value.astype(np.float32)
 
@@ -288,14 +264,14 @@ class Judged(Field):
 
     def write(self, value: Any, to: Writing) -> None:
         """Write each under its name."""
-        to.config |= {JUDGED + name: numbers for name, numbers in value.items()}
+        to.config |= {keys.JUDGED + name: numbers for name, numbers in value.items()}
 
     def read(self, name: str, reading: Reading) -> Any:
         """Refuse measurements that are none: their names end up in the result."""
         judged = {
-            key.removeprefix(JUDGED): Numbers(key, shape="c").read(name, reading)
+            key.removeprefix(keys.JUDGED): Numbers(key, shape="c").read(name, reading)
             for key in reading.metrics
-            if key.startswith(JUDGED)
+            if key.startswith(keys.JUDGED)
         }
         if len(judged) > MAX_JUDGED:
             raise MalformedReplyError(
@@ -303,11 +279,15 @@ class Judged(Field):
             )
         for what, values in judged.items():
             if not re.fullmatch(r"[a-z0-9-]{1,40}", what):
-                raise MalformedReplyError(f"{JUDGED}{what!a:.60}: not the name of a measurement")
+                raise MalformedReplyError(
+                    f"{keys.JUDGED}{what!a:.60}: not the name of a measurement"
+                )
             is_share = what.endswith(SHARES) or what.startswith("precision")
             wrong = [v for v in values if is_share and not (math.isnan(v) or 0 <= v <= 1)]
             if wrong:
-                raise MalformedReplyError(f"{JUDGED}{what} is {wrong[0]:g}, must be from 0 to 1")
+                raise MalformedReplyError(
+                    f"{keys.JUDGED}{what} is {wrong[0]:g}, must be from 0 to 1"
+                )
         return judged
 
 
@@ -322,11 +302,11 @@ class PublicReply(Message, up="train"):
         Embeddings("arrays/public", "embeddings, in the same order. Not in the secure form"),
     ]
     # Its model's own loss
-    loss: Annotated[list[float], Numbers(LOSS, "of each client", shape="c")]
+    loss: Annotated[list[float], Numbers(keys.LOSS, "of each client", shape="c")]
     disagreement: Annotated[
         list[float],
         Numbers(
-            DISAGREEMENT,
+            keys.DISAGREEMENT,
             "of each client: mean of 1 − cos between embeddings and means; NaN without",
             shape="c",
         ),
@@ -334,13 +314,13 @@ class PublicReply(Message, up="train"):
     judged: Annotated[
         dict[str, list[float]],
         Judged(
-            f"{JUDGED}*",
+            f"{keys.JUDGED}*",
             "of each client: `judged-val`, `judged-test` and whatever else it measures; NaN where "
             "it does not",
         ),
     ] = field(default_factory=dict)
     left_out: Annotated[
-        list[str], Lines(LEFT_OUT, "`client N: reason` for each that is not to be used")
+        list[str], Lines(keys.LEFT_OUT, "`client N: reason` for each that is not to be used")
     ] = field(default_factory=list)
     not_saved: NotSaved = ""
 
@@ -363,8 +343,8 @@ class PublicReply(Message, up="train"):
     def check(self, known: Entries) -> None:
         """Refuse losses and angles that cannot be."""
         for name, values, most in (
-            (LOSS, self.loss, MAX_NUMBER),
-            (DISAGREEMENT, self.disagreement, 2.001),
+            (keys.LOSS, self.loss, keys.MAX_NUMBER),
+            (keys.DISAGREEMENT, self.disagreement, 2.001),
         ):
             if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
                 raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
@@ -378,10 +358,13 @@ class SumOrder(Message, down="train"):
     # Of each client that is asked, int64 [p]
     slots: Annotated[
         list[NDArray[np.int64]],
-        Ragged(SLOTS, "place of each public node in the sum; −1: it is not in it", shape="rows"),
+        Ragged(
+            keys.SLOTS, "place of each public node in the sum; −1: it is not in it", shape="rows"
+        ),
     ]
-    seed: Annotated[int, Whole(SEED, "of the points that all turn to first")]
+    seed: Annotated[int, Whole(keys.SEED, "of the points that all turn to first")]
     is_target: Annotated[
-        bool, Flag(IS_TARGET, "whether the common mean may be learnt from; else only turned to")
+        bool,
+        Flag(keys.IS_TARGET, "whether the common mean may be learnt from; else only turned to"),
     ]
-    rotations_only: Annotated[bool, Flag(ROTATIONS_ONLY, "leave reflections out")]
+    rotations_only: Annotated[bool, Flag(keys.ROTATIONS_ONLY, "leave reflections out")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ class AlignmentCurves:
     precision: Mapping[str, Sequence[Sequence[float]]]  # Alignment precision by name, such as P@1
     accuracy: Mapping[str, Sequence[Sequence[float]]]  # Accuracy by method
     # An accuracy to draw as a horizontal grey line, such as that of the full graph
-    reference: float | None = field(default=None)
+    reference: float | None = None
 
 
 def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
