@@ -8,7 +8,6 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.engine.dropout import turn_of, with_dropout
@@ -96,13 +95,19 @@ def embedding_loss(public: Tensor, targets: Tensor) -> Tensor:
     return 1 - functional.cosine_similarity(public, targets, dim=1).mean()
 
 
-class PublicGAT:
+class PublicGAT(nn.Module):
     """A client's GAT as an embedding model: it learns from labels and from aligned means."""
 
     # Weights and draws depend on the seed, the client and the round alone. Computes where the
     # graph's features are.
 
+    weight: Tensor  # what is kept between rounds: weights, Adam's moments, its count of steps
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor
+
     def __init__(self, graph: OverlappingGraph, settings: PublicGATSettings) -> None:
+        super().__init__()
         self.settings = settings
         self._client, self._device = graph.client, graph.x.device
         self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
@@ -117,10 +122,10 @@ class PublicGAT:
         self._inputs = Inputs(x, turn_of(x), attention_graph(graph.edge_index, n))
         self._shapes = _shapes(x.matrix.shape[1], settings)
         weight = _initial(features, self._shapes, generator(settings.seed, "gat", graph.client))
-        self._weight = weight.to(self._device)
-        self._exp_avg = torch.zeros_like(self._weight)
-        self._exp_avg_sq = torch.zeros_like(self._weight)
-        self._step = torch.zeros(1, dtype=torch.int64)
+        self.register_buffer("weight", weight.to(self._device))
+        self.register_buffer("exp_avg", torch.zeros_like(self.weight))
+        self.register_buffer("exp_avg_sq", torch.zeros_like(self.weight))
+        self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
 
     def learn(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None, server_round: int
@@ -128,7 +133,7 @@ class PublicGAT:
         """Train for one round."""
         # rows [p], targets [p, d]
         aligned = self._aligned(rows, targets)
-        loss = self._weight.new_zeros(())
+        loss = self.weight.new_zeros(())
         with seeded(self._device, self.settings.seed, "gat-dropout", self._client, server_round):
             for _ in range(self.settings.epochs):
                 loss = self._epoch(aligned)
@@ -137,28 +142,7 @@ class PublicGAT:
     def embed(self) -> NDArray[np.float32]:
         """Return the embeddings of all nodes, ``[n, d]``, as the model is now."""
         with torch.no_grad():
-            return hidden_layer(self._split(self._weight), self._inputs).cpu().numpy()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return what is kept between rounds: weights, Adam's moments, its count of steps."""
-        return {
-            "weight": self._weight,
-            "exp_avg": self._exp_avg,
-            "exp_avg_sq": self._exp_avg_sq,
-            "step": self._step,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a ``state_dict`` of the same graph and settings."""
-        for name, local in self.state_dict().items():
-            if name not in state or state[name].shape != local.shape:
-                result = tuple(state[name].shape) if name in state else "nothing"
-                raise ValueError(
-                    f"client {self._client}: state {name!r} is {result}; "
-                    f"allowed is a tensor of shape {tuple(local.shape)}"
-                )
-        for name, local in self.state_dict().items():
-            local.copy_(state[name])
+            return hidden_layer(self._split(self.weight), self._inputs).cpu().numpy()
 
     def _aligned(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None
@@ -179,7 +163,7 @@ class PublicGAT:
     def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:
         """Take one step of Adam; return the cross-entropy before it."""
         settings = self.settings
-        flat = self._weight.detach().requires_grad_()
+        flat = self.weight.detach().requires_grad_()
         weights = self._split(flat)
         hidden = hidden_layer(weights, self._inputs, settings.dropout)
         logits = output_layer(weights, hidden, self._inputs, settings.dropout)
@@ -190,13 +174,13 @@ class PublicGAT:
             distance = embedding_loss(hidden.index_select(0, places), targets)
             loss = cross_entropy + settings.beta * distance
         (gradient,) = torch.autograd.grad(loss, flat)
-        self._step += 1
+        self.step += 1
         adam_rows_(
-            self._weight,
-            self._exp_avg,
-            self._exp_avg_sq,
+            self.weight,
+            self.exp_avg,
+            self.exp_avg_sq,
             gradient,
-            self._step,
+            self.step,
             [0, len(gradient)],
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,

@@ -58,15 +58,6 @@ class PublicServerState:
         self.begun: set[int] = set()  # clients that have answered a round
         self.measured: dict[str, dict[int, float]] = {}  # last measurements, by name and client
 
-    def begin_anew(self, clients: Iterable[int]) -> list[int]:
-        """Forget clients that have lost their state; return which had any."""
-        lost = sorted(self.begun & set(clients))
-        self.begun -= set(lost)
-        for client in lost:
-            self.embeddings.pop(client, None)
-            self.targets.pop(client, None)
-        return lost
-
     def take(
         self,
         requests: Mapping[int, PublicRequest],
@@ -259,7 +250,12 @@ class PublicMembership(Membership):
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
         """Note the clients' nodes, and who has lost what it had."""
-        if answer.handled == 0 and (lost := self.state.begin_anew(answer.clients)):
+        lost = sorted(self.state.begun & set(answer.clients)) if answer.handled == 0 else []
+        for client in lost:
+            self.state.begun.remove(client)
+            self.state.embeddings.pop(client, None)
+            self.state.targets.pop(client, None)
+        if lost:
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.state.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
 

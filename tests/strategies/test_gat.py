@@ -235,8 +235,8 @@ def test_state_of_another_model():
     small = PublicGAT(make_client(), SETTINGS)
     before = small.embed()
     other = PublicGAT(make_client(), dataclasses.replace(SETTINGS, classes=C + 1))
-    with pytest.raises(ValueError, match=r"client 2: state 'weight' is .*; allowed is a tensor"):
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
         small.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="client 2: state 'step' is nothing"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*\"step\""):
         small.load_state_dict({n: t for n, t in small.state_dict().items() if n != "step"})
     np.testing.assert_array_equal(small.embed(), before)
