@@ -14,7 +14,6 @@ LAYERS = ("ops", "library", "strategies", "apps")  # each may import itself and 
 PURE = (
     "flower_graph/models.py",
     "strategies/split_gradient_relay/users.py",
-    "flower_graph/engine/dropout.py",
     "strategies/masked_embedding_averaging/cohort.py",
     "flower_graph/engine/graph_batch.py",
     "strategies/procrustes_alignment/gat.py",

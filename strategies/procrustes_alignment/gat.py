@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.engine.dropout import turn_of, with_dropout
-from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.engine.graph_batch import pack_graphs, turn_of, with_dropout
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate

@@ -19,8 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.engine.dropout import DropoutMask, draw_kept, turn_of, with_dropout
-from flower_graph.engine.graph_batch import Metrics, evaluate, log_shares, pack_graphs
+from flower_graph.engine.graph_batch import (
+    DropoutMask,
+    Metrics,
+    draw_kept,
+    evaluate,
+    log_shares,
+    pack_graphs,
+    turn_of,
+    with_dropout,
+)
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate, replace_block

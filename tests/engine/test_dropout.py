@@ -4,8 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.dropout import draw_kept, draw_mask, turn_of, with_dropout
-from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.engine.graph_batch import (
+    draw_kept,
+    draw_mask,
+    pack_graphs,
+    turn_of,
+    with_dropout,
+)
 
 
 def chance(seed: int) -> torch.Generator:
