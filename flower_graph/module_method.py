@@ -48,12 +48,8 @@ class ModuleMethod(GraphMethod):
         return ()
 
     def own_arguments(self, config: Any) -> dict[str, Any]:
-        """Give the arguments that both classes have besides those of the ready ones."""
-        return {}
-
-    def server_arguments(self, config: Any, folder: RunFolder | None) -> dict[str, Any]:
-        """Give those of the server's half, if they are others."""
-        return self.own_arguments(config)
+        """Give the arguments that a method adds at both classes."""
+        return {"how": config.strategy}
 
     def build_strategy(
         self, config: Any, out: Path | None, folder: RunFolder | None = None
@@ -66,8 +62,9 @@ class ModuleMethod(GraphMethod):
             participation=how.participation,
             min_nodes=how.min_nodes,
             patience=how.patience,
+            classes=self.num_classes(config, folder),
             **checkpoint_settings(config, out),
-            **self.server_arguments(config, folder),
+            **self.own_arguments(config),
         )
 
     def build_client(self, config: Any, context: Context, out: Path | None) -> ModuleClient:

@@ -43,7 +43,6 @@ from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
 from flower_graph.config.schema import section, setting
-from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.module_method import ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.ops.peers import cosine_similarities, mixtures
@@ -153,11 +152,9 @@ def peer_weights(
 
 
 class FedGTAClient(ModuleClient):
-    """A client that describes its neighbourhoods; ``how`` is the config's section ``strategy``."""
+    """A client that describes its neighbourhoods."""
 
-    def __init__(self, *args: Any, how: FedGTASection, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.how = how
+    how: FedGTASection
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Give moments and confidence (steps 3 and 4)."""
@@ -172,13 +169,10 @@ class FedGTAClient(ModuleClient):
 
 
 class FedGTA(ModuleFedAvg):
-    """The server's half; arguments as of its parent, and the config's section ``strategy``."""
+    """The server's half; arguments as of its parent."""
 
     personal = True
-
-    def __init__(self, *args: Any, how: FedGTASection, classes: int, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.how, self.classes = how, classes
+    how: FedGTASection
 
     def extras(self) -> dict[str, tuple[int, ...]]:
         """Declare moments, ``[K k]`` or twice as many, and confidence."""
@@ -202,16 +196,6 @@ class FedGTAMethod(ModuleMethod):
     name, schema = APP, FedGTAConfig
     strategy_class, client_class = FedGTA, FedGTAClient
     tables = ("personal",)
-
-    def own_arguments(self, config: FedGTAConfig) -> dict[str, Any]:
-        """Give both halves the section ``strategy``."""
-        return {"how": config.strategy}
-
-    def server_arguments(
-        self, config: FedGTAConfig, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
-        """Tell the server how many moments there are."""
-        return {"how": config.strategy, "classes": self.num_classes(config, folder)}
 
 
 METHOD = FedGTAMethod()

@@ -42,7 +42,6 @@ from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting
-from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.module_method import ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
@@ -139,11 +138,10 @@ class Masked(nn.Module):
 
 
 class FedPUBClient(ModuleClient):
-    """A client that masks what it is given; ``how`` is the config's section ``strategy``."""
+    """A client that masks what it is given."""
 
-    def __init__(self, *args: Any, how: FedPUBSection, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.how, self.received = how, list[Tensor]()
+    how: FedPUBSection
+    received: Sequence[Tensor] = ()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
         """Train from the server's average, and stay near it (step 2)."""
@@ -169,13 +167,10 @@ class FedPUBClient(ModuleClient):
 
 
 class FedPUB(ModuleFedAvg):
-    """The server's half; arguments as of its parent, and the config's section ``strategy``."""
+    """The server's half; arguments as of its parent."""
 
     personal = True
-
-    def __init__(self, *args: Any, how: FedPUBSection, classes: int, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.how, self.classes = how, classes
+    how: FedPUBSection
 
     def extras(self) -> dict[str, tuple[int, ...]]:
         """Declare the functional embedding."""
@@ -204,16 +199,6 @@ class FedPUBMethod(ModuleMethod):
     def local(self, config: FedPUBConfig) -> tuple[str, ...]:
         """Keep the masks at the clients."""
         return ("masks.*",)
-
-    def own_arguments(self, config: FedPUBConfig) -> dict[str, Any]:
-        """Give both halves the section ``strategy``."""
-        return {"how": config.strategy}
-
-    def server_arguments(
-        self, config: FedPUBConfig, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
-        """Tell the server how many numbers an embedding has."""
-        return {"how": config.strategy, "classes": self.num_classes(config, folder)}
 
 
 METHOD = FedPUBMethod()

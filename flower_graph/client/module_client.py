@@ -107,6 +107,8 @@ class ModuleClient(NumPyClient):
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
         Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    how
+        The config's section ``strategy``, for a subclass.
 
     Raises
     ------
@@ -123,8 +125,9 @@ class ModuleClient(NumPyClient):
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        how: Any = None,
     ) -> None:
-        self.settings, self.graphs = settings, check_graphs(graphs)
+        self.settings, self.graphs, self.how = settings, check_graphs(graphs), how
         self.device = resolve_device(device)
         clients = [graph.client for graph in self.graphs]
         self._makers = Makers(

@@ -24,15 +24,24 @@ class ModuleFedAvg(ReportedFedAvg):
     ----------
     make_module, settings
         As the clients have them.
+    how, classes
+        The config's section ``strategy`` and how many classes there are, for a subclass.
     **more
         As for ``ReportedFedAvg``, but for the seed, which is the settings'.
     """
 
     def __init__(
-        self, make_module: Callable[[], nn.Module], settings: ModuleSettings, **more: Any
+        self,
+        make_module: Callable[[], nn.Module],
+        settings: ModuleSettings,
+        *,
+        how: Any = None,
+        classes: int = 0,
+        **more: Any,
     ) -> None:
         super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings
+        self.how, self.classes = how, classes
 
     def first_arrays(self) -> ArrayRecord:
         """Give what the first round sends."""

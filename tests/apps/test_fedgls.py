@@ -177,15 +177,6 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_folder_of_clients(config_of: MakeFedGLSConfig, folder: Path) -> None:
-    config = config_of(f"data.name={folder}")
-    reports = simulate(config)
-    assert [report.answered for report in reports] == [3, 3]
-    assert figures(reports) == pytest.approx(figures(simulate(config, supernodes=3)), abs=1e-5)
-    assert graphless(config) == 1
-    assert reports[0].structure == {}  # nobody knows the true edges
-
-
 def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
     with pytest.raises(ConfigError, match=r"strategy\.name: fed-gnn .* has those of client 1; set"):

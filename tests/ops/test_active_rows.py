@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,14 +29,6 @@ def random_features(n: int, f: int, seed: int) -> Tensor:
     x = torch.randn(n, f, generator=draw) * (torch.rand(n, f, generator=draw) < 0.3)
     x[0] = 0
     return x
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def steps(
@@ -214,19 +204,6 @@ def test_dealing_changes_no_bit(seed: int, h: int, cuts: list[int]):
         got = steps(part, weight[place], gradients[:, users], count[users])
         assert all(torch.equal(a, b[place]) for a, b in zip(got, want, strict=True))
         assert torch.equal(project(part, got[0]), latent[users])
-
-
-def test_blocks_of_real_size_and_two_threads_change_no_bit(two_threads: None):
-    # 3 blocks of the real size, the last one short, beside the same users one block at a time.
-    n, f, h = 2_200, 32, 16
-    rows = pack(torch.ones(n, f))
-    assert 2 * active_rows.BLOCK_NUMBERS < n * f * h < 3 * active_rows.BLOCK_NUMBERS
-    (weight, gradients), count = drawn(rows, h, 1, seed=2), torch.ones(n, dtype=torch.int32)
-    want = steps(rows, weight, gradients, count)[0]
-    for users in torch.arange(n).split(997):
-        part, place = take(rows, users)
-        got = steps(part, weight[place], gradients[:, users], count[users])[0]
-        assert torch.equal(got, want[place])
 
 
 def test_adam_without_rows_or_users():
