@@ -20,11 +20,8 @@ from flower_graph.messages.fields import Exact, Flag, Handled, Numbers, Real, Wh
 from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
-    COUNTS,
     EPOCH,
-    LOSSES,
     METRICS,
-    MISSING,
     NUM_CLASSES,
     NUM_EXAMPLES,
     NUM_FEATURES,
@@ -102,7 +99,9 @@ class Generators(Message, down="train.judge", up="train.generate"):
     epoch: Annotated[int, Whole(EPOCH, "the epoch in which they are to be judged")]  # from 1
     clients: Annotated[IntArray, Exact(CLIENTS, "authors of the generators", shape="c")]
     rows: Annotated[IntArray, Exact(ROWS, "nodes that each of them shows", shape="c")]
-    missing: Annotated[IntArray, Exact(MISSING, "neighbours that each of these misses", shape="n")]
+    missing: Annotated[
+        IntArray, Exact("missing", "neighbours that each of these misses", shape="n")
+    ]
     encoded: Annotated[
         FloatArray, Tensor("arrays/encoded", "the nodes, encoded, with noise", shape=f"n {LATENT}")
     ]
@@ -121,7 +120,7 @@ class Generators(Message, down="train.judge", up="train.generate"):
         if (rows < 0).any() or rows.sum() != missing.size:
             raise MalformedReplyError(f"{ROWS}: counts for {missing.size} nodes, got {rows[:5]}...")
         if missing.size and (missing.min() < 1 or missing.max() > NEIGHBOURS):
-            raise MalformedReplyError(f"{MISSING}: expected 1 to {NEIGHBOURS}")
+            raise MalformedReplyError(f"missing: expected 1 to {NEIGHBOURS}")
 
 
 @dataclass
@@ -182,7 +181,7 @@ class SageScores(Message, up="train evaluate"):
     losses: Annotated[
         FloatArray,
         Losses(
-            LOSSES,
+            "losses",
             "LocalSage+ in `train`, FedSage+ in `evaluate`: cross-entropy of each client",
             shape="p",
         ),
@@ -190,7 +189,7 @@ class SageScores(Message, up="train evaluate"):
     counts: Annotated[
         NDArray[np.int64],
         Exact(
-            COUNTS,
+            "counts",
             "likewise: right answers and nodes, by training, validation, test",
             shape="p 2 3",
         ),
@@ -211,7 +210,7 @@ class SageScores(Message, up="train evaluate"):
         """Refuse more right answers than nodes."""
         counts = self.counts
         if counts.min() < 0 or (counts[:, 0] > counts[:, 1]).any():
-            raise MalformedReplyError(f"{COUNTS}: more correct predictions than nodes, or below 0")
+            raise MalformedReplyError("counts: more correct predictions than nodes, or below 0")
 
 
 @dataclass

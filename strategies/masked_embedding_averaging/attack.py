@@ -90,7 +90,7 @@ def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
     for one in exchanges:
         config = config_of(one.request)
         if config.get(keys.ALIGN_STAGE) in (BLIND, POLYNOMIALS, IDENTITIES):
-            (client,) = unpack_integers(config[keys.ALIGN_CLIENTS], keys.ALIGN_CLIENTS)
+            (client,) = unpack_integers(config["align-clients"], "align-clients")
             first.setdefault(int(client), one)
     if len(first) < clients:
         raise ValueError(f"the alignment of {len(first)} of {clients} clients was recorded")
@@ -114,7 +114,7 @@ def _members(
         named = [set(PlainReply.from_config(reply).identities[0]) for reply in replies]
         return np.array([[text.decode() in mine for text in texts] for mine in named], float)
     if request[keys.ALIGN_STAGE] == POLYNOMIALS:
-        prime = int(request[keys.ALIGN_PRIME])
+        prime = int(request["align-prime"])
         points = np.array(candidates, np.uint64)
         given = [PolynomialReply.from_config(reply, prime=prime).coefficients for reply in replies]
         values = [evaluate(mine[None], points, prime)[:, 0] for mine in given]
@@ -128,7 +128,7 @@ def _members(
 
 def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
     """Return how much each client sent to be aligned, which grows with what it holds."""
-    entries = (keys.ALIGN_POINTS, keys.ALIGN_COEFFICIENTS, keys.ALIGN_IDENTITIES)
+    entries = ("align-points", "align-coefficients", "align-identities")
     replies = [_entries(one) for one in messages]
     sent = [next(reply[entry] for entry in entries if entry in reply) for reply in replies]
     return np.array([len(value) for value in sent], float)
@@ -137,7 +137,7 @@ def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
 def _run_id(exchanges: Sequence[Exchange]) -> bytes:
     for one in exchanges:
         config = config_of(one.request)
-        if isinstance(run := config.get(keys.SUM_RUN), bytes):
+        if isinstance(run := config.get("sum-run"), bytes):
             return run
     raise ValueError("no message names the run of the secure sum, which identities are hashed with")
 

@@ -103,14 +103,14 @@ SETTINGS = Part(
         "num_features": Whole(keys.NUM_FEATURES, "`f`"),
         "num_classes": Whole(keys.NUM_CLASSES),
         "hidden": Whole(keys.HIDDEN_SIZE, "`h`, numbers of an embedding"),
-        "projection": Whole(keys.PROJECTION, "of the projection head"),
-        "learning_rate": Real(keys.LEARNING_RATE, "of Adam"),
-        "weight_decay": Real(keys.WEIGHT_DECAY, "of Adam"),
+        "projection": Whole("projection", "of the projection head"),
+        "learning_rate": Real("learning-rate", "of Adam"),
+        "weight_decay": Real("weight-decay", "of Adam"),
         "seed": Whole(keys.SEED, "of first weights"),
-        "local_epochs": Whole(keys.LOCAL_EPOCHS, "steps a round"),
-        "mu": Real(keys.MU, "weight of the contrastive loss"),
-        "tau": Real(keys.TAU, "its temperature"),
-        "proximal": Real(keys.PROXIMAL, "FedProx's weight"),
+        "local_epochs": Whole("local-epochs", "steps a round"),
+        "mu": Real("mu", "weight of the contrastive loss"),
+        "tau": Real("tau", "its temperature"),
+        "proximal": Real("proximal", "FedProx's weight"),
     },
 )
 assert SETTINGS.fields is not None and tuple(SETTINGS.fields) == EgoSettings._fields
@@ -131,7 +131,7 @@ class EgoEnrolment(Message, down="query"):
     # Of the secure sum
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
-        str, Word(keys.ALIGNMENT, "`psi`, `polynomial`, `plain` or `none`: what will follow")
+        str, Word("alignment", "`psi`, `polynomial`, `plain` or `none`: what will follow")
     ]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
@@ -143,14 +143,14 @@ WORDS_OR_PLAIN = "uint32, uint64 or float64"
 class Sums(NamedTuple):
     """What the server added up in a round, as clients get it."""
 
-    server_round: Annotated[int, Whole(keys.SUMS_ROUND, "round of `sums`; 0: there are none")]
+    server_round: Annotated[int, Whole("sums-round", "round of `sums`; 0: there are none")]
     sum_round: int  # Number of the secure sum, which the pads belong to
     contributors: int  # How many clients are in it
     # Ring words under pads, or plain float64
     embeddings: Annotated[
         NDArray[Any],
         Tensor(
-            f"{keys.SUMS}/{keys.EMBEDDINGS}",
+            f"{keys.SUMS}/embeddings",
             "the last round's sum of embeddings, under pads (plain: float64, without)",
             shape="slots·h",
             dtype=WORDS_OR_PLAIN,
@@ -172,7 +172,7 @@ class SumsPart(Part):
     """The sums; number of the secure sum and of its clients travel as one entry."""
 
     contributors = Numbers(
-        keys.CONTRIBUTORS,
+        "contributors",
         "number of the secure sum, which the pads belong to, and how many clients are in it",
         shape="2",
         whole=True,
@@ -200,11 +200,11 @@ class Model(Field):
     turn = 1
     type = "bool"
     first = Tensor(
-        f"{keys.MODEL}/{keys.FIRST}",
+        f"model/{keys.FIRST}",
         "first layer to start from, where models are shared",
         shape="f h",
     )
-    rest = Tensor(f"{keys.MODEL}/{keys.REST}", "all other weights, flat", shape="D")
+    rest = Tensor(f"model/{keys.REST}", "all other weights, flat", shape="D")
 
     def write(self, value: Any, to: Writing) -> None:
         """Write the flag, and the model if there is one."""
@@ -251,12 +251,12 @@ class EgoRequest(Message, down="train"):
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
     clients: Annotated[IntArray, Clients(keys.CLIENTS, "who takes part", shape="p")]
     settings: Settings  # What the clients' models and training are
-    variant: Annotated[str, Word(keys.VARIANT, "`full`, `iter` or `minus`")]
+    variant: Annotated[str, Word("variant", "`full`, `iter` or `minus`")]
     # Of the round before; None before the first, and where it was skipped
-    sums: Annotated[Sums | None, SumsPart(make=Sums, when=keys.SUMS_ROUND, absent=0)] = None
+    sums: Annotated[Sums | None, SumsPart(make=Sums, when="sums-round", absent=0)] = None
     # The model to start from, where models are shared
     model: Annotated[
-        tuple[FloatArray, FloatArray] | None, Model(keys.SHARES_MODEL, "whether `model` is there")
+        tuple[FloatArray, FloatArray] | None, Model("shares-model", "whether `model` is there")
     ] = None
     # How numbers are written, and the secure sum's part; None for plain sums
     ring: Annotated[
@@ -300,8 +300,8 @@ class EgoReply(Message, up="train"):
             limit=None,
         ),
     ]
-    train_seconds: Annotated[float, Seconds(keys.TRAIN_SECONDS, "what training took")]
-    mask_seconds: Annotated[float, Seconds(keys.MASK_SECONDS, "what masking took")]
+    train_seconds: Annotated[float, Seconds("train-seconds", "what training took")]
+    mask_seconds: Annotated[float, Seconds("mask-seconds", "what masking took")]
     not_saved: NotSaved = ""
 
 
@@ -309,7 +309,7 @@ class EgoReply(Message, up="train"):
 class PlainEnrolment(Message, up="train"):
     """Who is in a plain sum: the entries of an ``EgoReply`` without masks."""
 
-    clients: Annotated[IntArray, Clients(keys.PRESENT, "plain: who is in the sum", shape="q")]
+    clients: Annotated[IntArray, Clients("present", "plain: who is in the sum", shape="q")]
     left_out: Annotated[
         dict[int, str],
         Reasons(keys.LEFT_OUT, "plain: `number:reason` for each that is not in the sum"),
@@ -318,7 +318,7 @@ class PlainEnrolment(Message, up="train"):
     def check(self, known: Entries) -> None:
         """Refuse clients that were not asked."""
         if strange := sorted(set(self.clients.tolist()) - set(known["asked"].tolist())):
-            raise MalformedReplyError(f"{keys.PRESENT}: client {strange[0]} was not asked here")
+            raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
 
 
 @dataclass

@@ -61,7 +61,7 @@ class EmbeddingEnrolment(Message, up="query"):
     nodes: Annotated[  # of each client [p]
         list[IntArray],
         Ragged(
-            keys.NODES,
+            "nodes",
             "ids of these, client by client",
             shape="sum of rows",
             pointer=Numbers(keys.ROWS, "public nodes of each", shape="c", whole=True),
@@ -70,7 +70,7 @@ class EmbeddingEnrolment(Message, up="query"):
     dimensions: Annotated[
         list[int],
         Numbers(
-            keys.DIMENSIONS,
+            "dimensions",
             "numbers of an embedding, of each client; all the same",
             shape="c",
             whole=True,
@@ -168,7 +168,7 @@ class PublicRequest(Message, down="train"):
     nodes: Annotated[  # as they said themselves
         list[IntArray],
         Fingerprints(
-            keys.FINGERPRINTS,
+            "fingerprints",
             "of each client's ids: the first 63 bits of BLAKE2b-64 (big-endian) over them as in "
             "`nodes`",
             shape="c",
@@ -187,12 +187,12 @@ class PublicRequest(Message, down="train"):
     dimension: int  # numbers of an embedding
     is_last: Annotated[bool, Flag(keys.IS_LAST, "whether no round follows")] = False
     wants_embeddings: Annotated[
-        bool, Flag(keys.WANTS_EMBEDDINGS, "false where clients train alone; then no array travels")
+        bool, Flag("wants-embeddings", "false where clients train alone; then no array travels")
     ] = True
     follows: Annotated[
         bool,
         Flag(
-            keys.FOLLOWS,
+            "follows",
             "whether the server knows of earlier rounds of these clients; with it a client notices "
             "that it has lost its state",
             optional=True,
@@ -306,7 +306,7 @@ class PublicReply(Message, up="train"):
     disagreement: Annotated[
         list[float],
         Numbers(
-            keys.DISAGREEMENT,
+            "disagreement",
             "of each client: mean of 1 − cos between embeddings and means; NaN without",
             shape="c",
         ),
@@ -344,7 +344,7 @@ class PublicReply(Message, up="train"):
         """Refuse losses and angles that cannot be."""
         for name, values, most in (
             (keys.LOSS, self.loss, keys.MAX_NUMBER),
-            (keys.DISAGREEMENT, self.disagreement, 2.001),
+            ("disagreement", self.disagreement, 2.001),
         ):
             if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
                 raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
@@ -358,13 +358,11 @@ class SumOrder(Message, down="train"):
     # Of each client that is asked, int64 [p]
     slots: Annotated[
         list[NDArray[np.int64]],
-        Ragged(
-            keys.SLOTS, "place of each public node in the sum; −1: it is not in it", shape="rows"
-        ),
+        Ragged("slots", "place of each public node in the sum; −1: it is not in it", shape="rows"),
     ]
     seed: Annotated[int, Whole(keys.SEED, "of the points that all turn to first")]
     is_target: Annotated[
         bool,
-        Flag(keys.IS_TARGET, "whether the common mean may be learnt from; else only turned to"),
+        Flag("is-target", "whether the common mean may be learnt from; else only turned to"),
     ]
-    rotations_only: Annotated[bool, Flag(keys.ROTATIONS_ONLY, "leave reflections out")]
+    rotations_only: Annotated[bool, Flag("rotations-only", "leave reflections out")]

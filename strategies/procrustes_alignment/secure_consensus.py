@@ -40,7 +40,7 @@ from flower_graph.client.state import Tensors
 from flower_graph.errors import says_lost
 from flower_graph.messages.arrays import decode_array
 from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import MASK_LENGTH, RING_WORD
+from flower_graph.messages.keys import RING_WORD
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import derive_seed
@@ -122,7 +122,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             for client, mean in zip(request.clients, request.targets, strict=True)
         ]
         reply = self.round(replace(request, targets=targets))
-        rotated = rotate(request, order, reply, int(config[MASK_LENGTH]))
+        rotated = rotate(request, order, reply, int(config["mask-length"]))
         masked, entries = self.masked(config, {c: one.vector for c, one in rotated.items()})
         self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
         near = {client: one.precision for client, one in rotated.items() if one.precision}
@@ -304,7 +304,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
 
     def reply_bytes(self, numbers: int = 0) -> int:
         """Return the most bytes of a reply to this round's requests, with its part of the sum."""
-        lengths = (int(entries[MASK_LENGTH]) for entries in self.entries.values())
+        lengths = (int(entries["mask-length"]) for entries in self.entries.values())
         return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, Any]:

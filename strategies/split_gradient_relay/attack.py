@@ -69,12 +69,12 @@ def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int
     config = config_of(one.request)
     asked = unpack_integers(config[keys.USERS], keys.USERS)
     rounds = unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
-    gradients = array_of(one.request, keys.ARRAYS, keys.RELAY)
-    latent = array_of(one.reply, keys.ARRAYS, keys.RELAY)
+    gradients = array_of(one.request, keys.ARRAYS, "relay")
+    latent = array_of(one.reply, keys.ARRAYS, "relay")
     average = None
     if keys.AVERAGE in one.request.array_records:
-        average = array_of(one.request, keys.AVERAGE, keys.WEIGHTS)
-    average_round = int(config[keys.AVERAGE_ROUND])
+        average = array_of(one.request, keys.AVERAGE, "weights")
+    average_round = int(config["average-round"])
     result = []
     for place, user in enumerate(asked.tolist()):
         is_new = _advance(applied, ("gradient", user), int(rounds[place]))

@@ -24,7 +24,7 @@ from flower_graph.messages.fields import (
     Whole,
     Word,
 )
-from flower_graph.messages.keys import GRADIENT_ROUND, HOLDERS, SERVER_ROUND, USERS, WEIGHT_SHAPE
+from flower_graph.messages.keys import GRADIENT_ROUND, SERVER_ROUND, USERS
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 MAX_WEIGHTS = 1 << 28  # of one user
@@ -87,7 +87,7 @@ class EnrolmentReply(Message, up="query"):
     weight_shape: Annotated[
         tuple[int, int],
         WeightShape(
-            WEIGHT_SHAPE,
+            "weight-shape",
             "`f` (one more with a bias) and `h`: what a user's averaged weights look like",
         ),
     ]
@@ -215,4 +215,4 @@ class RelayReply(Message, up="train"):
             return
         users = known["p"]
         if holders.dtype.kind not in "iu" or holders.min() < 0 or holders.max() > users:
-            raise MalformedReplyError(f"{HOLDERS}: expected counts from 0 to {users}")
+            raise MalformedReplyError(f"holders: expected counts from 0 to {users}")

@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import decode_array, encode_array
-from flower_graph.messages.keys import PRESENT
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (
@@ -83,7 +82,7 @@ def reply_record(total: np.ndarray, **metrics: Any) -> RecordDict:
         {
             "sums": ArrayRecord({"total": encode_array("total", total)}),
             "metrics": MetricRecord(numbers),
-            "config": ConfigRecord({PRESENT: np.array([2], "<i8").tobytes()}),
+            "config": ConfigRecord({"present": np.array([2], "<i8").tobytes()}),
         }
     )
 

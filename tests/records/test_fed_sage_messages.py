@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import encode_array, pack_integers
-from flower_graph.messages.keys import COUNTS, EPOCH, LOSSES, NUM_EXAMPLES, SERVER_ROUND
+from flower_graph.messages.keys import EPOCH, NUM_EXAMPLES, SERVER_ROUND
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES
 from flower_graph.strategies.fed_sage.messages import (
     Generators,
@@ -72,8 +72,8 @@ def test_numbers_of_clients_are_different_and_not_negative(clients: list[int]) -
     ],
 )
 def test_scores_that_cannot_be(server_round: int, losses: Any, counts: Any, reason: str) -> None:
-    config = {COUNTS: pack_integers(np.array(counts))}
-    content = reply({}, config, **{SERVER_ROUND: server_round, LOSSES: losses})
+    config = {"counts": pack_integers(np.array(counts))}
+    content = reply({}, config, **{SERVER_ROUND: server_round, "losses": losses})
     with pytest.raises(MalformedReplyError, match=reason):
         SageScores.read(content, server_round=2, p=2)
 

@@ -15,10 +15,8 @@ from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
     CONFIG,
-    DIMENSIONS,
     LEFT_OUT,
     METRICS,
-    NODES,
     PUBLIC,
     ROWS,
 )
@@ -62,17 +60,17 @@ def good_reply() -> PublicReply:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({CLIENTS: [], ROWS: [], NODES: b"", DIMENSIONS: []}, "it hosts no clients"),
+        ({CLIENTS: [], ROWS: [], "nodes": b"", "dimensions": []}, "it hosts no clients"),
         ({CLIENTS: [3, 3]}, r"its clients \[3, 3\] are not different"),
         ({CLIENTS: [3, -1]}, "are not different numbers >= 0"),
         ({CLIENTS: [1]}, "rows: expected whole 1 numbers"),
         (
-            {ROWS: [3, 0], NODES: pack_integers(np.array([7, 5, 4]))},
+            {ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))},
             "client 1 has no public nodes",
         ),
         ({ROWS: [2, 2]}, "3 ids came, rows says 4"),
-        ({DIMENSIONS: [2, 0]}, "client 1 has embeddings of 0 numbers"),
-        ({NODES: pack_integers(np.array([7, 7, 5]))}, "client 3 names a public node twice"),
+        ({"dimensions": [2, 0]}, "client 1 has embeddings of 0 numbers"),
+        ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3 names a public node twice"),
     ],
 )
 def test_a_hello_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:

@@ -12,12 +12,7 @@ from align_helpers import RUN, Alignment
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.arrays import pack_integers
-from flower_graph.messages.keys import (
-    ALIGN_COEFFICIENTS,
-    ALIGN_IDENTITIES,
-    ALIGN_POINTS,
-    ALIGN_STAGE,
-)
+from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.server import AlignmentServer
 
@@ -43,8 +38,8 @@ def spoiling(alignment: Alignment, node: int, stage: str, place: int) -> Any:
     def answer(sender: int, config: dict[str, Any]) -> dict[str, Any]:
         reply = alignment.reply(sender, config)
         if sender == node and config[ALIGN_STAGE] == stage:
-            points = reply[ALIGN_POINTS]
-            reply[ALIGN_POINTS] = points[: place * 32] + BAD_POINT + points[(place + 1) * 32 :]
+            points = reply["align-points"]
+            reply["align-points"] = points[: place * 32] + BAD_POINT + points[(place + 1) * 32 :]
         return reply
 
     return answer
@@ -106,7 +101,7 @@ def test_a_key_holder_lost_before_others_join_starts_all_again() -> None:
         (0, {"align-epoch": 2}, "align-epoch 2, expected 1"),
         (0, {"align-sizes": pack_integers(np.array([16, 32]))}, "sizes"),
         (0, {"align-sizes": pack_integers(np.array([32]))}, "1 sizes for 2 clients"),
-        (1, {ALIGN_POINTS: bytes(95 * 32)}, "align-points: expected 3072 bytes, got 3040"),
+        (1, {"align-points": bytes(95 * 32)}, "align-points: expected 3072 bytes, got 3040"),
     ],
 )
 def test_malformed_blocks_are_refused(stages: int, change: dict[str, Any], message: str) -> None:
@@ -164,9 +159,9 @@ TEXTS = ["{", "[]", "[[1],[]]", '["i:1","i:1"]', '[["i:1","i:1"],[]]', None]
 @pytest.mark.parametrize(
     ("form", "key", "change"),
     [
-        ("polynomial", ALIGN_COEFFICIENTS, lambda data: b"\xff" * len(data)),
-        ("polynomial", ALIGN_COEFFICIENTS, lambda data: data[4:]),
-        *(("plain", ALIGN_IDENTITIES, lambda _, text=text: text) for text in TEXTS),
+        ("polynomial", "align-coefficients", lambda data: b"\xff" * len(data)),
+        ("polynomial", "align-coefficients", lambda data: data[4:]),
+        *(("plain", "align-identities", lambda _, text=text: text) for text in TEXTS),
     ],
 )
 def test_malformed_answers_in_the_clear_are_refused(form: str, key: str, change: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.messages.keys import PREPARE_RUN, RING_WORD, SUMS, TOTAL, UNMASK_RUN
+from flower_graph.messages.keys import RING_WORD, SUMS, TOTAL
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import (
@@ -170,8 +170,8 @@ def stage_of(message: Message) -> str:
     if kind != "train.unmask":
         return {"query": "hello"}.get(kind, kind.removeprefix("train."))
     config = message.content.config_records["config"]
-    both = UNMASK_RUN in config and PREPARE_RUN in config
-    return "both" if both else ("unmask" if UNMASK_RUN in config else "prepare")
+    both = "unmask-run" in config and "prepare-run" in config
+    return "both" if both else ("unmask" if "unmask-run" in config else "prepare")
 
 
 class FaultyGrid(InProcessGrid):

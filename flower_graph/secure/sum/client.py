@@ -24,7 +24,6 @@ from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.messages.fields import Bytes, Integers
-from flower_graph.messages.keys import PREPARE_RUN, UNMASK_RUN
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -198,9 +197,9 @@ class SumClient:
     def turn(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Reveal shares of one sum, prepare the next, or both; read and write entries."""
         answer: dict[str, Any] = {}
-        if UNMASK_RUN in config:
+        if "unmask-run" in config:
             answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
-        if PREPARE_RUN in config:
+        if "prepare-run" in config:
             answer |= self.prepare(PrepareRequest.from_config(config)).to_config()
         return answer
 
