@@ -20,14 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import (
-    ArrayRecord,
-    Context,
-    Error,
-    Message,
-    RecordDict,
-    UserConfigValue,
-)
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid

@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.run import client_app
-from flower_graph.audit.attacks import Audit
-from flower_graph.audit.record import RecordingGrid
-from flower_graph.audit.report import EVERYWHERE, findings_of, page
-from flower_graph.audit.scores import Finding
+from flower_graph.audit.attacks import Audit, RecordingGrid
+from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_dict

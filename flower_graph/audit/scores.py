@@ -1,8 +1,9 @@
-"""How well an attack does, against a guess."""
+"""How well an attack does, against a guess; means over seeds, as JSON and as a table."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,12 @@ from scipy.stats import rankdata
 Floats = NDArray[np.floating[Any]]
 # Measures and what they say
 AUC, PRECISION = "AUC", "precision"
+EVERYWHERE = (
+    "All of it is read from the messages, so whoever sees the traffic of all SuperNodes without "
+    "TLS does as well as the server. An attack that does no better than a guess proves nothing: "
+    "these are simple ones, and a better one may succeed. Deviations of a guess are those of "
+    "independent cases; these share clients and nodes, so a success just above a guess says little."
+)
 
 
 @dataclass
@@ -82,3 +89,99 @@ def cosines(rows: NDArray[Any]) -> NDArray[np.float64]:
     length = np.linalg.norm(values, axis=1, keepdims=True)
     unit = values / np.where(length > 0, length, 1)
     return unit @ unit.T
+
+
+# Report -----------------------------------------------------------------------------------------
+
+
+def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, Any]]:
+    """Join the findings of one setting, one list a seed, attack by attack, as the file has them."""
+    if not seeds:
+        raise ValueError(f"{setting}: no seed was audited; at least one is needed")
+    names = [[finding.attack for finding in one] for one in seeds]
+    if any(other != names[0] for other in names):
+        raise ValueError(f"{setting}: seeds have different attacks: {names}")
+    return [_joined(setting, same) for same in zip(*seeds, strict=True)]
+
+
+def _joined(setting: str, same: Sequence[Finding]) -> dict[str, Any]:
+    """Join one attack's findings: means over the seeds, and cases of all of them together."""
+    values = [one.success for one in same]
+    mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
+    # Two standard deviations of a guess's mean, as if cases were independent
+    slack = 2 * math.sqrt(sum(_guess_variance(one) for one in same)) / len(same)
+    return {
+        "setting": setting,
+        "attack": same[0].attack,
+        "measure": same[0].measure,
+        "mean": mean,
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        "values": values,
+        "chance": chance,
+        "two-deviations-of-a-guess": slack,
+        "beats-chance": mean > chance + slack,
+        "n": sum(one.n for one in same),
+        "detail": {k: float(np.mean([one.detail[k] for one in same])) for k in same[0].detail},
+    }
+
+
+def _guess_variance(one: Finding) -> float:
+    if one.measure == AUC:
+        return auc_deviation(one.true, one.n - one.true) ** 2
+    return one.chance * (1 - one.chance) / one.n
+
+
+def page(record: Mapping[str, Any], notes: Sequence[str], *, level: int = 1) -> str:
+    """Write an audit as Markdown, with its method's notes."""
+    seeds = ", ".join(str(seed) for seed in record["seeds"])
+    lines = [
+        f"{'#' * level} {record['config']}",
+        "",
+        f"`{record['command']}`: {record['rounds']} rounds, seeds {seeds}. "
+        "Mean over the seeds ± sample deviation; a guess ± two deviations of its own mean.",
+        "",
+        *_noise(record["settings"]),
+        "| what was tried | setting | measure | success | a guess | better | cases |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(finding) for finding in _by_attack(record["findings"])),
+        "",
+    ]
+    for note in notes:
+        lines += [note, ""]
+    return "\n".join(lines)
+
+
+def _noise(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what the noise is, where a setting has some."""
+    budgets = [one["config"]["privacy"] for one in settings]
+    noisy = [budget for budget in budgets if budget["epsilon"] is not None]
+    if not noisy:
+        return []
+    delta, norm = (f"{noisy[0][key]:g}" for key in ("delta", "clipping_norm"))
+    return [
+        f"Noise: each client's own, for the budget of the recorded rounds alone, at "
+        f"`privacy.delta={delta} privacy.clipping_norm={norm}`.",
+        "",
+    ]
+
+
+def _by_attack(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put the settings of one attack below each other, in the order in which attacks came."""
+    attacks = list(dict.fromkeys(finding["attack"] for finding in findings))
+    return sorted(findings, key=lambda finding: attacks.index(finding["attack"]))
+
+
+def _line(finding: Mapping[str, Any]) -> str:
+    spread = "" if finding["std"] is None else f" ± {finding['std']:.3f}"
+    more = "".join(f"; {name} {value:.2f}" for name, value in finding["detail"].items())
+    guess = f"{finding['chance']:.3f} ± {finding['two-deviations-of-a-guess']:.3f}"
+    cells = (
+        finding["attack"],
+        finding["setting"],
+        finding["measure"],
+        f"{finding['mean']:.3f}{spread}{more}",
+        guess,
+        "yes" if finding["beats-chance"] else "no",
+        f"{finding['n']:,}",
+    )
+    return f"| {' | '.join(cells)} |"

@@ -127,9 +127,12 @@ def _train(method: str, client: NumPyClient, message: Message) -> Message:
         raise TypeError(f"{method} must return a list of arrays, got {type(arrays).__name__}")
     metrics = dict(metrics)
     names = metrics.pop(ARRAY_NAMES, None)
-    content = _array_records(_reply_slots(names, slots, len(arrays)), arrays)
-    content.update(_metric_records({NUM_EXAMPLES: num_examples}, metrics))
-    return Message(RecordDict(content), reply_to=message)
+    records: dict[str, Any] = {}
+    for (record, key), values in zip(_reply_slots(names, slots, len(arrays)), arrays, strict=True):
+        records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
+    records = records or {ARRAYS: ArrayRecord()}
+    records |= _metric_records({NUM_EXAMPLES: num_examples}, metrics)
+    return Message(RecordDict(records), reply_to=message)
 
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:
@@ -210,13 +213,6 @@ def _reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> lis
     if len(set(slots)) != count:
         raise ValueError(f"metrics[{ARRAY_NAMES!r}] has a name twice: {list(names)}")
     return slots
-
-
-def _array_records(slots: list[tuple[str, str]], arrays: list[Any]) -> dict[str, Any]:
-    records: dict[str, Any] = {}
-    for (record, key), values in zip(slots, arrays, strict=True):
-        records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
-    return records or {ARRAYS: ArrayRecord()}
 
 
 def _metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:

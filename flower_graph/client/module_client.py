@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,12 +127,9 @@ class ModuleClient(NumPyClient):
         how: Any = None,
     ) -> None:
         self.settings, self.graphs, self.how = settings, check_graphs(graphs), how
-        self.device = resolve_device(device)
+        self.device, self._make_module = resolve_device(device), make_module
         clients = [graph.client for graph in self.graphs]
-        self._makers = Makers(
-            partial(start, make_module, clients, settings, self.device),
-            partial(build, make_module, self.graphs, settings, self.device),
-        )
+        self._makers = Makers(self._start, self._build)
         self._state = CohortState[list[Learner]](context, "module-client", clients, checkpoint_dir)
 
     # What a method may say anew
@@ -267,65 +263,54 @@ class ModuleClient(NumPyClient):
         result = torch.stack([loss, *shares]).cpu()
         return result if bool(loss.isfinite()) else torch.full_like(result, torch.nan)
 
+    # The tensors that last
+
+    def _start(self) -> Tensors:
+        """Give what clients keep before their first message."""
+        module, device = first_module(self._make_module, self.settings.seed), self.device
+        tensors: Tensors = {}
+        for client in (graph.client for graph in self.graphs):
+            for name, value in module.state_dict().items():
+                tensors[f"{client}/{name}"] = value.detach().clone().to(device)
+            if self.settings.keep_optimiser:
+                for name, value in module.named_parameters():
+                    for each in MOMENTS[:2]:
+                        tensors[f"{client}/{name}/{each}"] = torch.zeros_like(value, device=device)
+                    # Adam counts steps on the CPU.
+                    tensors[f"{client}/{name}/step"] = torch.zeros(())
+        return tensors
+
+    def _build(self, tensors: Tensors) -> tuple[list[Learner], Tensors]:
+        """Make modules whose state is these tensors: training changes them in place."""
+        placed = {n: t if n.endswith("/step") else t.to(self.device) for n, t in tensors.items()}
+        how, learners = self.settings, list[Learner]()
+        for graph in self.graphs:
+            module = first_module(self._make_module, how.seed).to(self.device)
+            names = module.state_dict().keys()
+            local = {name: placed[f"{graph.client}/{name}"] for name in names}
+            module.load_state_dict(local, assign=True)
+            adam = torch.optim.Adam(
+                module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay
+            )
+            if how.keep_optimiser:
+                for name, parameter in module.named_parameters():
+                    held = {each: placed[f"{graph.client}/{name}/{each}"] for each in MOMENTS}
+                    adam.state[parameter] = held
+            learners.append(Learner(module, adam, _placed(graph, self.device)))
+        return learners, placed
+
 
 def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
 
 
-# Modules, and the tensors that last --------------------------------------------------------------
+# Modules and graphs ------------------------------------------------------------------------------
 
 
 def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make the module that all begin with."""
     with seeded(torch.device("cpu"), seed, "module"):
         return make_module()
-
-
-def start(
-    make_module: Callable[[], nn.Module],
-    clients: Sequence[int],
-    settings: ModuleSettings,
-    device: torch.device,
-) -> Tensors:
-    """Give what clients keep before their first message."""
-    module = first_module(make_module, settings.seed)
-    tensors: Tensors = {}
-    for client in clients:
-        for name, value in module.state_dict().items():
-            tensors[f"{client}/{name}"] = value.detach().clone().to(device)
-        if settings.keep_optimiser:
-            for name, value in module.named_parameters():
-                for moment in MOMENTS[:2]:
-                    tensors[f"{client}/{name}/{moment}"] = torch.zeros_like(value, device=device)
-                # Adam counts steps on the CPU.
-                tensors[f"{client}/{name}/step"] = torch.zeros(())
-    return tensors
-
-
-def build(
-    make_module: Callable[[], nn.Module],
-    graphs: Sequence[ClientGraph],
-    settings: ModuleSettings,
-    device: torch.device,
-    tensors: Tensors,
-) -> tuple[list[Learner], Tensors]:
-    """Make modules whose state is these tensors: training changes them in place."""
-    placed = {n: t if n.endswith("/step") else t.to(device) for n, t in tensors.items()}
-    learners = []
-    for graph in graphs:
-        module = first_module(make_module, settings.seed).to(device)
-        names = module.state_dict().keys()
-        local = {name: placed[f"{graph.client}/{name}"] for name in names}
-        module.load_state_dict(local, assign=True)
-        adam = torch.optim.Adam(
-            module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
-        if settings.keep_optimiser:
-            for name, parameter in module.named_parameters():
-                held = {each: placed[f"{graph.client}/{name}/{each}"] for each in MOMENTS}
-                adam.state[parameter] = held
-        learners.append(Learner(module, adam, _placed(graph, device)))
-    return learners, placed
 
 
 def _placed(graph: ClientGraph, device: torch.device) -> GraphOnDevice:

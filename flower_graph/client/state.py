@@ -197,7 +197,9 @@ class StateStore:
 
     def commit(self, live: Any, tensors: Tensors) -> None:
         """Record that one more message has been handled."""
-        from flwr.app import ConfigRecord
+        from flwr.app import ArrayRecord, ConfigRecord
+
+        from flower_graph.messages.arrays import encode_array
 
         version, kind = max(self._found, self.version) + 1, self._kind(tensors)
         record = ConfigRecord({"version": version, "kind": kind})
@@ -212,7 +214,8 @@ class StateStore:
             _MAPS[self._key] = self._place("saved")
         elif kind == "context":
             record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
-            self._keep_small(tensors)
+            small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
+            self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
         _LIVE[self._key] = (version, live)
 
@@ -288,14 +291,6 @@ class StateStore:
             flat.set_(storage, start // flat.element_size(), tuple(shape))  # type: ignore[call-overload]
             out[name] = flat
         return out
-
-    def _keep_small(self, tensors: Tensors) -> None:
-        from flwr.app import ArrayRecord
-
-        from flower_graph.messages.arrays import encode_array
-
-        arrays = {name: encode_array(name, t.detach().cpu().numpy()) for name, t in tensors.items()}
-        self._context.state[f"{self._name}-tensors"] = ArrayRecord(arrays)
 
 
 # A SuperNode that is started anew without authentication gets another node id, so its id is no name

@@ -240,7 +240,18 @@ class Exchange:
         """
         _deadline(timeout)  # refuse a bad one before anything is sent
         gathering = Gathering[T](server_round, read, max_reply_bytes)
-        self._push(requests, message_type, timeout + TTL_MARGIN, gathering)
+        ttl, group = timeout + TTL_MARGIN, str(server_round)
+        messages = [
+            Message(content, node_id, message_type, ttl=ttl, group_id=group)
+            for node_id, content in requests.items()
+        ]
+        gathering.open |= self._sent(messages)
+        taken = set(gathering.open.values())
+        for node_id, content in requests.items():
+            if node_id in taken:
+                self.ledger.count_wire("down", count_bytes(content))
+            else:
+                gathering.reject(node_id, "not sent: the grid refused the message; node gone?")
         for reply in self._pull(gathering.open, timeout):
             size = _size(reply)
             self.ledger.count_wire("up", size)
@@ -299,28 +310,6 @@ class Exchange:
                 break
             time.sleep(min(wait, left))
             wait = _longer(wait)
-
-    def _push(
-        self,
-        requests: Mapping[int, RecordDict],
-        message_type: str,
-        ttl: float,
-        gathering: Gathering[T],
-    ) -> None:
-        """Send the messages; note the ids of those that the grid took."""
-        group = str(gathering.server_round)
-        messages = [
-            Message(content, node_id, message_type, ttl=ttl, group_id=group)
-            for node_id, content in requests.items()
-        ]
-        gathering.open |= self._sent(messages)
-        taken = set(gathering.open.values())
-        for message in messages:
-            node_id = message.metadata.dst_node_id
-            if node_id in taken:
-                self.ledger.count_wire("down", count_bytes(message.content))
-            else:
-                gathering.reject(node_id, "not sent: the grid refused the message; node gone?")
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:
         """Send messages; return the node of each that the grid took, by the message's id."""

@@ -121,38 +121,33 @@ def ranges(clients: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
-def spans(text: str) -> tuple[Integers, Integers]:
-    """Read what ``ranges`` wrote as first and last number of each range, both ``[r]``."""
+def _expand(text: str) -> Integers:
+    """Read what ``ranges`` wrote as an array."""
     if not text:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    result = np.array(text.replace("-", ",").split(","), np.int64)
+        return np.zeros(0, np.int64)
+    ends = np.array(text.replace("-", ",").split(","), np.int64)
     marks = np.frombuffer(text.encode(), np.uint8)
     marks = marks[(marks == ord(",")) | (marks == ord("-"))]
     is_last = np.concatenate([[False], marks == ord("-")])  # a number after a dash ends its range
     first = np.flatnonzero(~is_last)
-    last = np.concatenate([first[1:], [result.size]]) - 1
-    return result[first], result[last]
+    last = np.concatenate([first[1:], [ends.size]]) - 1
+    sizes = ends[last] - ends[first] + 1
+    starts = np.cumsum(sizes) - sizes
+    result: Integers = np.arange(sizes.sum()) + np.repeat(ends[first] - starts, sizes)
+    return result
 
 
 def numbers(text: str) -> list[int]:
     """Read what ``ranges`` wrote."""
-    listed: list[int] = _expand(*spans(text)).tolist()
+    listed: list[int] = _expand(text).tolist()
     return listed
-
-
-def _expand(first: Integers, last: Integers) -> Integers:
-    """Give all numbers of ranges that ascend."""
-    sizes = last - first + 1
-    starts = np.cumsum(sizes) - sizes
-    steps: Integers = np.arange(sizes.sum()) + np.repeat(first - starts, sizes)
-    return steps
 
 
 def known_clients(records: Iterable[Mapping[str, Any]]) -> Integers:
     """Give the numbers of all clients that some round's record names, ascending."""
     result = np.zeros(0, np.int64)
     for text in {text for record in records for _, text in _texts(record)}:
-        local = _expand(*spans(text))
+        local = _expand(text)
         if not np.isin(local, result, assume_unique=True).all():
             result = np.union1d(result, local)
     return result
@@ -163,7 +158,7 @@ def states(records: Sequence[Mapping[str, Any]], clients: Integers) -> Iterator[
     for record in records:
         result = np.full(clients.size, UNKNOWN, np.int8)
         for state, text in _texts(record):
-            result[np.searchsorted(clients, _expand(*spans(text)))] = state
+            result[np.searchsorted(clients, _expand(text))] = state
         yield result
 
 

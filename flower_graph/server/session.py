@@ -42,17 +42,6 @@ NOBODY = "no SuperNode hosts clients of this run"
 SCALARS = (bool, int, float, str, type(None))
 
 
-def draw(
-    size: int, participation: float, seed: int, server_round: int, least: int = 1
-) -> NDArray[np.int64]:
-    """Draw which of so many clients or SuperNodes take part in a round: places, ascending."""
-    count = min(size, max(least, round(participation * size)))
-    if count == size:
-        return np.arange(size)
-    rng = generator(seed, "participants", server_round)
-    return np.sort(torch.randperm(size, generator=rng)[:count].numpy())
-
-
 class RunCheckpoints:
     """When to save, and which checkpoint to go on from."""
 
@@ -208,8 +197,12 @@ class Session:
         return there
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
-        """Draw the round's share of so many clients or SuperNodes."""
-        return draw(size, self.share, self.seed, server_round, least)
+        """Draw which of so many clients or SuperNodes take part in a round: places, ascending."""
+        count = min(size, max(least, round(self.share * size)))
+        if count == size:
+            return np.arange(size)
+        rng = generator(self.seed, "participants", server_round)
+        return np.sort(torch.randperm(size, generator=rng)[:count].numpy())
 
     def is_due(self, server_round: int) -> bool:
         """Whether a checkpoint of this round is to be made."""

@@ -9,8 +9,7 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import Audit
-from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, config_of, of_kind
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys

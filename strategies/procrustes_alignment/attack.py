@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng
-from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.attacks import (
+    NO_NOISE,
+    Audit,
+    Exchange,
+    RecordingGrid,
+    array_of,
+    audit_rng,
+    config_of,
+    of_kind,
+)
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data

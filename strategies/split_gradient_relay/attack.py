@@ -19,8 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from flower_graph.audit.attacks import NO_NOISE, Audit, audit_rng, dense
-from flower_graph.audit.record import Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.attacks import (
+    NO_NOISE,
+    Audit,
+    Exchange,
+    RecordingGrid,
+    array_of,
+    audit_rng,
+    config_of,
+    dense,
+    of_kind,
+)
 from flower_graph.audit.scores import Finding, Floats, guesses, top
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.messages import keys

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import Audit, dense
-from flower_graph.audit.record import Exchange, RecordingGrid, array_of, of_kind
+from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, dense, of_kind
 from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys

@@ -9,7 +9,7 @@ import pytest
 from audit_helpers import by_words, is_a_guess, message, trained
 from numpy.typing import NDArray
 
-from flower_graph.audit.record import Exchange
+from flower_graph.audit.attacks import Exchange
 from flower_graph.audit.scores import Finding
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.strategies.procrustes_alignment import attack as embeddings

@@ -16,7 +16,7 @@ import torch
 from ego_helpers import CLASSES, SETTINGS
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from flower_graph.audit.record import RecordingGrid
+from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.messages.keys import SUMS, TOTAL
