@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,15 +55,7 @@ class Graph:
         # Imported here: it takes seconds, and not every process needs it.
         from torch_geometric.data import Data
 
-        return Data(
-            x=self.x,
-            edge_index=self.edge_index,
-            y=self.y,
-            train_mask=self.train_mask,
-            val_mask=self.val_mask,
-            test_mask=self.test_mask,
-            num_classes=self.num_classes,
-        )
+        return Data(**vars(self))
 
 
 class WholeGraph(Protocol):
@@ -113,6 +105,35 @@ def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     # Counts up within each row, from where its entries begin.
     first = start[rows] - (counts.cumsum(0) - counts)
     return place, torch.arange(place.numel()) + first[place]
+
+
+class Neighbours(NamedTuple):
+    """Every node's neighbours, one after another: those of v are ``other[start[v]:start[v+1]]``."""
+
+    start: Tensor
+    other: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.start.numel() - 1
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int) -> Neighbours:
+        """Read them off edges as ``to_undirected`` gives them."""
+        return cls(pointers(edge_index[0], num_nodes).long(), edge_index[1])
+
+    def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """List the neighbours of all given nodes: whose they are (a place) and which."""
+        place, entry = row_entries(self.start, nodes)
+        return place, self.other[entry]
+
+    def among(self, nodes: Tensor) -> Tensor:
+        """List the edges among some nodes, ascending, by place: int64 ``[2, e]``, sorted."""
+        source, other = self.step(nodes)
+        target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
+        inside = nodes[target] == other
+        return torch.stack([source[inside], target[inside]])
 
 
 def normalize_rows(x: Tensor) -> Tensor:

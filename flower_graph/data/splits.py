@@ -57,7 +57,10 @@ def random_split(
     DataError
         If a class, or what is left after training nodes, has too few nodes.
     """
-    _check_counts(train_per_class, num_val, num_test)
+    counts = {"train_per_class": train_per_class, "num_val": num_val, "num_test": num_test}
+    for key, count in counts.items():
+        if count < 1:
+            raise DataError(f"data.{key} = {count}: must be at least 1")
     chosen = _of_each_class(y, num_classes, train_per_class, generator)
     is_left = torch.ones(y.numel(), dtype=torch.bool)
     is_left[chosen] = False
@@ -83,13 +86,6 @@ def _of_each_class(y: Tensor, num_classes: int, count: int, generator: torch.Gen
         order = torch.randperm(members.numel(), generator=generator)
         chosen.append(members[order[:count]])
     return torch.cat(chosen)
-
-
-def _check_counts(train_per_class: int, num_val: int, num_test: int) -> None:
-    counts = {"train_per_class": train_per_class, "num_val": num_val, "num_test": num_test}
-    for key, count in counts.items():
-        if count < 1:
-            raise DataError(f"data.{key} = {count}: must be at least 1")
 
 
 def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:

@@ -7,6 +7,7 @@ import random
 import sys
 from dataclasses import replace
 from itertools import chain, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import igraph
@@ -26,7 +27,6 @@ from flower_graph.data.partition.client_graphs import (
     check_client_graph,
     check_neighbours,
     cut_out,
-    cut_out_overlapping,
     partition_graph,
     split_nodes,
 )
@@ -39,6 +39,8 @@ from flower_graph.data.partition.communities import (
     metis_overlapping,
     random_parts,
 )
+from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.partition.overlapping import overlapping_graphs
 from flower_graph.errors import DataError
 
 
@@ -258,7 +260,7 @@ def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: An
         expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
         assert client.edge_index is not None
         assert torch.equal(client.edge_index, expected)
-    for client in cut_out_overlapping(whole, [*cut, *cut[:1]]):
+    for client in cut_out(whole, [*cut, *cut[:1]]):
         expected, _ = subgraph(client.nodes, edges, relabel_nodes=True, num_nodes=9)
         assert client.edge_index is not None
         assert torch.equal(client.edge_index, expected)
@@ -317,9 +319,6 @@ def test_each_client_splits_its_labelled_nodes_60_20_20() -> None:
 
 
 def test_a_split_depends_on_seed_and_client_alone() -> None:
-    first = partition_graph(large(), settings(), 0.4, seed=3)
-    assert same(first, partition_graph(large(), settings(seed=3), 0.4, seed=8))
-    assert not same(first, partition_graph(large(), settings(), 0.4, seed=8))
     one, two = cut_out(large(), [torch.arange(0, 50), torch.arange(50, 100)])
     split = split_nodes(one, RATIOS, seed=0)
     assert same([split], [split_nodes(split, RATIOS, seed=0)])
@@ -340,6 +339,27 @@ def test_a_client_too_small_for_its_split(nodes: list[int], ratios: list[float],
     [client] = cut_out(graph(), parts(nodes))
     with pytest.raises(DataError, match=said):
         split_nodes(client, ratios, seed=0)
+
+
+EGOS = {"hops": 1, "min_nodes": 1, "split": "per-client"}
+SHARED_NODES = {"public": "random", "public_share": 0.4, "private_share": 0.1, "label_noise": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("cut", "how"),
+    [
+        (lambda how, seed: partition_graph(large(), how, 0.4, seed), {"method": "random"}),
+        (lambda how, seed: partition_egos(large(), how, seed), EGOS),
+        (lambda how, seed: overlapping_graphs(large(), how, seed), SHARED_NODES),
+    ],
+    ids=["parts", "egos", "overlapping"],
+)
+def test_the_seed_of_the_partition_goes_before_that_of_the_run(cut: Any, how: Any) -> None:
+    def made(seed: int, own: int | None = None) -> Any:
+        return cut(SimpleNamespace(clients=5, ratios=RATIOS, seed=own, **how), seed)
+
+    assert same(made(3), made(4, own=3)) and same(made(4, own=3), made(5, own=3))
+    assert not torch.equal(made(3)[0].nodes, made(4)[0].nodes)
 
 
 # --- graphless clients

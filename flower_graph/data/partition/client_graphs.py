@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import PartitionSection
-from flower_graph.data.graph import WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
 from flower_graph.data.partition import communities
 from flower_graph.data.splits import (
     Masks,
@@ -105,12 +105,10 @@ def partition_graph(
     # The order in which clients lose their edges as more of them are to be graphless
     order = torch.randperm(len(parts), generator=generator(seed, "graphless")).tolist()
     graphless = set(order[: round(graphless_ratio * len(parts))])
-    overlap = partition.method == OVERLAPPING
-    cut = cut_out_overlapping if overlap else cut_out
     graphs, roles = [], None
-    if overlap:  # one role for each node of the whole graph, class by class
+    if partition.method == OVERLAPPING:  # one role for each node of the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
-    for graph in cut(data, parts):
+    for graph in cut_out(data, parts):
         if graph.client in graphless:
             graph = replace(graph, edge_index=None, hidden_edges=graph.edge_index)
         try:
@@ -133,7 +131,7 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
     data
         The whole graph; its edges count in both directions.
     parts
-        Node numbers of each client, int64, ascending; no node is in two.
+        Node numbers of each client, int64, ascending; a node may be in several.
 
     Returns
     -------
@@ -141,29 +139,11 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
         One per part, with edges and empty masks.
     """
     n = int(data.y.numel())
-    owner, place = torch.full((n,), -1), torch.zeros(n, dtype=torch.int64)
+    neighbours, graphs = Neighbours.of(to_undirected(data.edge_index, n), n), []
     for client, nodes in enumerate(parts):
-        owner[nodes], place[nodes] = client, torch.arange(nodes.numel())
-    source, target = to_undirected(data.edge_index, n)
-    inside = (owner[source] == owner[target]) & (owner[source] >= 0)
-    whose, edges = owner[source[inside]], torch.stack([source[inside], target[inside]])
-    # Stable: the edges of a client stay sorted, since its nodes are in the order of their numbers.
-    grouped = place[edges[:, whose.argsort(stable=True)]]
-    counts = torch.bincount(whose, minlength=len(parts)).tolist()
-    graphs = []
-    for client, (nodes, local) in enumerate(zip(parts, grouped.split(counts, dim=1), strict=True)):
-        x, y = take_rows(data.x, nodes), data.y[nodes]
+        x, y, edges = take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes)
         nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        graphs.append(ClientGraph(client, nodes, x, y, local.clone(), None, nobody, nobody, nobody))
-    return graphs
-
-
-def cut_out_overlapping(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
-    """Make a client of each part as ``cut_out`` does, where a node may be in several."""
-    graphs = []
-    for client, nodes in enumerate(parts):
-        [alone] = cut_out(data, [nodes])
-        graphs.append(replace(alone, client=client))
+        graphs.append(ClientGraph(client, nodes, x, y, edges, None, nobody, nobody, nobody))
     return graphs
 
 

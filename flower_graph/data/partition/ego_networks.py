@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.rules import RATIOS
-from flower_graph.data.graph import WholeGraph, row_entries, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
 from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import pointers
 from flower_graph.rng import generator
 
 PER_CLIENT = "per-client"
@@ -119,8 +118,8 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
     for key, value in (("clients", clients), ("hops", hops), ("min_nodes", min_nodes)):
         if value < 1:
             raise DataError(f"partition.{key} = {value}: must be at least 1")
-    neighbours = _Neighbours.of(data)
-    nodes = neighbours.num_nodes
+    nodes = int(data.y.numel())
+    neighbours = Neighbours.of(to_undirected(data.edge_index, nodes), nodes)
     if clients > nodes:
         raise DataError(
             f"partition.clients = {clients}: the graph has {nodes} nodes to choose from"
@@ -162,8 +161,8 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     """
     if hops < 1:
         raise DataError(f"partition.hops = {hops}: must be at least 1")
-    neighbours = _Neighbours.of(data)
-    egos = _checked_egos(egos, neighbours.num_nodes)
+    n = int(data.y.numel())
+    neighbours, egos = Neighbours.of(to_undirected(data.edge_index, n), n), _checked_egos(egos, n)
     parts = (part for chunk in egos.split(CHUNK) for part in _subgraphs(neighbours, chunk, hops))
     networks = []
     for client, (ego, (nodes, edge_index)) in enumerate(zip(egos.tolist(), parts, strict=True)):
@@ -220,29 +219,7 @@ def split_global(
     return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
 
-class _Neighbours(NamedTuple):
-    """Every node's neighbours, one after another: those of v are ``other[start[v]:start[v+1]]``."""
-
-    start: Tensor
-    other: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return self.start.numel() - 1
-
-    @classmethod
-    def of(cls, data: WholeGraph) -> _Neighbours:
-        nodes = int(data.y.numel())
-        source, target = to_undirected(data.edge_index, nodes)
-        return cls(pointers(source, nodes).long(), target)
-
-    def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """List the neighbours of all given nodes: whose they are (a place) and which."""
-        place, entry = row_entries(self.start, nodes)
-        return place, self.other[entry]
-
-
-def _members(neighbours: _Neighbours, egos: Tensor, hops: int) -> Tensor:
+def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
     """Find who is within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
     nodes = neighbours.num_nodes
     result = rim = torch.arange(egos.numel()) * nodes + egos
@@ -254,28 +231,14 @@ def _members(neighbours: _Neighbours, egos: Tensor, hops: int) -> Tensor:
     return result
 
 
-def _subgraphs(neighbours: _Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _subgraphs(neighbours: Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Give each ego's nodes and the edges among them, by place."""
     nodes = neighbours.num_nodes
     members = _members(neighbours, egos, hops)
-    source, other = neighbours.step(members % nodes)
-    wanted = members[source] // nodes * nodes + other
-    target = torch.searchsorted(members, wanted).clamp_(max=members.numel() - 1)
-    inside = members[target] == wanted
-    edges = torch.stack([source[inside], target[inside]])
-    owner = members // nodes
-    sizes = torch.bincount(owner, minlength=egos.numel())
-    edge_counts = torch.bincount(owner[edges[0]], minlength=egos.numel())
-    first = (sizes.cumsum(0) - sizes).tolist()
-    # Members are sorted by ego, and edges by their source among them.
-    parts = zip(
-        first,
-        (members % nodes).split(sizes.tolist()),
-        edges.split(edge_counts.tolist(), dim=1),
-        strict=True,
-    )
+    sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
-    return ((local.clone(), among - start) for start, local, among in parts)
+    held = (local.clone() for local in (members % nodes).split(sizes))
+    return ((local, neighbours.among(local)) for local in held)
 
 
 def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:

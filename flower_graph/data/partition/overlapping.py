@@ -7,7 +7,6 @@ cover.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -15,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
 from flower_graph.data.splits import Masks, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -89,8 +88,10 @@ def overlapping_graphs(
     owner = deal_nodes(edges, n, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
-    graphs = []
-    for client, (nodes, local) in enumerate(_cut(edges, owner, partition.clients)):
+    graphs, neighbours = [], Neighbours.of(edges, n)
+    for client in range(partition.clients):
+        nodes = ((owner == EVERYBODY) | (owner == client)).nonzero().flatten()
+        local = neighbours.among(nodes)
         y, masks = data.y[nodes], Masks(*(mask[nodes] for mask in roles))
         check_roles(client, masks, partition.ratios)
         rng = generator(seed, "label-noise", client)
@@ -160,28 +161,6 @@ def _sizes(n: int, partition: OverlapSettings) -> tuple[int, int]:
     return counts
 
 
-def _cut(edges: Tensor, owner: Tensor, clients: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Give each client's nodes, ascending, and the edges among them by place, sorted."""
-    source, target = owner[edges]
-    # An edge is a client's if both ends are its own or public; one of these is the larger number.
-    inside = (source == target) | (torch.minimum(source, target) == EVERYBODY)
-    whose = torch.where(inside, torch.maximum(source, target), NOBODY)
-    common, public = edges[:, whose == EVERYBODY], (owner == EVERYBODY).nonzero().flatten()
-    # Grouped once, so that the work does not grow with clients times edges.
-    links, nodes = _grouped(whose, clients), _grouped(owner, clients)
-    for own_links, own_nodes in zip(links, nodes, strict=True):
-        held = torch.cat([public, own_nodes]).sort().values
-        places = torch.searchsorted(held, torch.cat([common, edges[:, own_links]], dim=1))
-        yield held, places[:, (places[0] * held.numel() + places[1]).argsort()]
-
-
-def _grouped(owner: Tensor, clients: int) -> list[Tensor]:
-    """List the places of each client's number, ascending."""
-    counts = torch.bincount(owner[owner >= 0], minlength=clients).tolist()
-    order = owner.argsort(stable=True)
-    return list(order[owner.numel() - sum(counts) :].split(counts))
-
-
 def choose_public(edge_index: Tensor, n: int, count: int, how: str, seed: int) -> Tensor:
     """Choose the public nodes; a smaller number with the same seed are the first of a larger."""
     order = torch.randperm(n, generator=generator(seed, "public-nodes"))
@@ -229,19 +208,14 @@ class _Cover:
 
     def next_level(self) -> bool:
         """Open the nodes that lack a chosen neighbour more; False if none can have one more."""
-        lacking = [
-            not chosen and around < len(others)
-            for chosen, around, others in zip(
-                self.is_chosen, self.around, self.neighbours, strict=True
-            )
-        ]
-        level = min((a for a, lacks in zip(self.around, lacking, strict=True) if lacks), default=-1)
-        self.open = [
-            lacks and around == level for around, lacks in zip(self.around, lacking, strict=True)
-        ]
+        left = (v for v, chosen in enumerate(self.is_chosen) if not chosen)
+        lacking = [v for v in left if self.around[v] < len(self.neighbours[v])]
+        level = min((self.around[v] for v in lacking), default=-1)
+        due = {v for v in lacking if self.around[v] == level}
+        self.open = [v in due for v in range(len(self.order))]
         self.gain = [
-            local + sum(self.open[other] for other in others)
-            for local, others in zip(self.open, self.neighbours, strict=True)
+            self.open[v] + sum(self.open[other] for other in others)
+            for v, others in enumerate(self.neighbours)
         ]
         return level >= 0
 

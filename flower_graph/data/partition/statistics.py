@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
+
+PARTS = ("train", "val", "test")
 
 
 class PartitionStatistics(NamedTuple):
@@ -80,8 +82,8 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     nodes = data.y.numel()
     neighbours = torch.bincount(data.edge_index[0], minlength=nodes)
     edges = data.edge_index.size(1) // 2
-    parts = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
-    masks = {part: mask for part, mask in parts.items() if mask is not None}
+    given = {part: getattr(data, f"{part}_mask") for part in PARTS}
+    masks = {part: mask for part, mask in given.items() if mask is not None}
     return PartitionStatistics(
         figures={
             "clients": nodes,
@@ -127,7 +129,8 @@ def client_statistics(
     if not graphs:
         raise DataError("no clients to describe: at least one is needed")
     sizes = torch.tensor([graph.y.numel() for graph in graphs])
-    linked = [(graph, edges) for graph in graphs if (edges := _true_edges(graph)) is not None]
+    true_edges = [g.hidden_edges if g.edge_index is None else g.edge_index for g in graphs]
+    linked = [(g, e) for g, e in zip(graphs, true_edges, strict=True) if e is not None]
     links = torch.tensor([edges.size(1) // 2 for _, edges in linked])
     alike = torch.tensor([_homophily(graph.y, edges) for graph, edges in linked])
     classes = torch.tensor([_classes(graph.y) for graph in graphs])
@@ -145,7 +148,7 @@ def client_statistics(
             "fewest-nodes": int(sizes.min()),
             "most-nodes": int(sizes.max()),
             **({} if whole is None else _cut_figures(graphs, whole)),
-            **{f"{part}-per-client": _share_of(graphs, part) for part in ("train", "val", "test")},
+            **_roles(graphs),
         },
         distributions={
             "nodes per client": _counts(sizes),
@@ -196,7 +199,7 @@ def overlap_statistics(
             "clients-without-edges": int((links == 0).sum()),
             **_reach_figures(graphs),
             **({} if whole is None else _lost_figures(graphs, whole)),
-            **{f"{part}-per-client": _share_of(graphs, part) for part in ("train", "val", "test")},
+            **_roles(graphs),
         },
         distributions={
             "nodes per client": _counts(sizes),
@@ -246,10 +249,6 @@ def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict
     }
 
 
-def _true_edges(graph: ClientGraph) -> Tensor | None:
-    return graph.hidden_edges if graph.edge_index is None else graph.edge_index
-
-
 def _homophily(y: Tensor, edges: Tensor) -> float:
     """Give the share of edges between two nodes of one class; NaN if none has two labels."""
     source, target = y[edges]
@@ -274,8 +273,10 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
     }
 
 
-def _share_of(graphs: Sequence[ClientGraph] | Sequence[OverlappingGraph], part: str) -> float:
-    return sum(int(getattr(graph, f"{part}_mask").sum()) for graph in graphs) / len(graphs)
+def _roles(graphs: Sequence[Any]) -> dict[str, float]:
+    """Count the nodes of a client that are for training, validation and test."""
+    counts = {part: [int(getattr(one, f"{part}_mask").sum()) for one in graphs] for part in PARTS}
+    return {f"{part}-per-client": sum(each) / len(graphs) for part, each in counts.items()}
 
 
 def _overlap_figures(holders: Tensor) -> dict[str, float]:
@@ -289,11 +290,8 @@ def _overlap_figures(holders: Tensor) -> dict[str, float]:
 def _split_figures(networks: Sequence[EgoNetwork]) -> dict[str, float]:
     trained = torch.cat([network.nodes[network.train_mask] for network in networks])
     tested = torch.cat([network.nodes[network.test_mask] for network in networks])
-    clients = len(networks)
     return {
-        "train-per-client": trained.numel() / clients,
-        "val-per-client": sum(int(network.val_mask.sum()) for network in networks) / clients,
-        "test-per-client": tested.numel() / clients,
+        **_roles(networks),
         "clients-without-training": sum(not bool(net.train_mask.any()) for net in networks),
         "tested-and-trained-share": _mean(torch.isin(tested, trained)),
     }

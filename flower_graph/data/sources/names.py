@@ -79,7 +79,9 @@ def pyg_name(name: str) -> PygName:
     group, _, member = name.partition("/")
     known = {known.lower(): known for known in (*MEMBERS, *SINGLE)}
     if group.lower() not in known:
-        known = {known.lower(): known for known in _pyg_classes()}
+        import torch_geometric.datasets as datasets  # not at the top: it takes seconds
+
+        known = {known.lower(): known for known in datasets.__all__}
     if not name or group.lower() not in known:
         raise DataError(_unknown(name, (*known_names(), *known.values())))
     group = known[group.lower()]
@@ -124,10 +126,3 @@ def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
         text += "; any node-classification class of PyG as Class or Class/name; a .pt file"
         text += "; with app=fedgls or app=ppfl also a folder of .pt files"
     return text
-
-
-def _pyg_classes() -> list[str]:
-    # Imported here: it takes seconds.
-    import torch_geometric.datasets as datasets
-
-    return list(datasets.__all__)
