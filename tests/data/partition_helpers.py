@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flower_graph.data import Graph, csbm, to_undirected
 
@@ -20,6 +21,16 @@ def large(nodes: int = 200, seed: int = 0, **changes: Any) -> Graph:
     """Make a graph that is large enough for many clients."""
     made = csbm(nodes, 3, degree=6.0, features=40, active=5, homophily=0.8, seed=seed)
     return replace(made, **changes)
+
+
+def mask(*places: int, size: int = 6) -> Tensor:
+    """Make a boolean mask of some places."""
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(places).long(), True)
+
+
+def chance(seed: int = 0) -> torch.Generator:
+    """Make a generator of its own."""
+    return torch.Generator().manual_seed(seed)
 
 
 def roles(client: Any) -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from partition_helpers import RATIOS, mask
 from torch_geometric.data import Data
 
 from flower_graph.data.folders.client_folder import (
@@ -19,8 +20,6 @@ from flower_graph.data.folders.client_folder import (
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
 
-RATIOS = [0.6, 0.2, 0.2]
-
 
 def tensors(nodes: int = 6, **changes: Any) -> dict[str, Any]:
     """Give a graph of which 0 - 1 is an edge, given once; the last node has no label."""
@@ -30,10 +29,6 @@ def tensors(nodes: int = 6, **changes: Any) -> dict[str, Any]:
         "y": torch.tensor([0, 1, 0, 1, 0, -1][:nodes]),
     }
     return {key: value for key, value in {**given, **changes}.items() if value is not None}
-
-
-def mask(*places: int) -> torch.Tensor:
-    return torch.zeros(6, dtype=torch.bool).index_fill(0, torch.tensor(places), True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from partition_helpers import EDGES
+from partition_helpers import EDGES, mask
 
 from flower_graph.data import Graph, to_undirected
 from flower_graph.data.partition.client_graphs import ClientGraph, cut_out
@@ -22,10 +22,6 @@ from flower_graph.errors import DataError
 
 Y = torch.tensor([0, 1, 2, 0, 1, -1])  # 5 has no label
 WHOLE = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
-
-
-def mask(*places: int, size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(places).long(), True)
 
 
 def networks() -> list[EgoNetwork]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
@@ -31,36 +32,73 @@ NORMALISED = [[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0], [0.25, 0.25, 0.5]]
 UNDIRECTED = [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
-def write_wikics(root: Path) -> None:
-    raw = root / "WikiCS" / "raw"
-    raw.mkdir(parents=True)
+LINKS = csr_matrix((np.ones(4), ([0, 1, 1, 2], [1, 0, 2, 2])), shape=(4, 4))
+CLASSES = np.array([0, 1, 0, 1])
+
+
+def sparse(matrix: csr_matrix, prefix: str = "") -> dict[str, Any]:
+    """Give the arrays of which a sparse matrix consists."""
+    return {
+        f"{prefix}{key}": getattr(matrix, key) for key in ("data", "indices", "indptr", "shape")
+    }
+
+
+def wikics() -> dict[str, Any]:
     # 20 splits: split k trains on node k % 2 and stops on the other one.
     train = [[node == k % 2 for node in range(4)] for k in range(20)]
     val = [[node == 1 - k % 2 for node in range(4)] for k in range(20)]
-    content = {
-        "features": X.tolist(),
-        "labels": [0, 1, 2, 1],
-        "links": [[1], [0, 2], [2], []],
-        "train_masks": train,
-        "val_masks": val,
-        "stopping_masks": val,
-        "test_mask": [False, False, True, True],
-    }
-    (raw / "data.json").write_text(json.dumps(content))
+    masks = {"train_masks": train, "val_masks": val, "stopping_masks": val}
+    content = {"features": X.tolist(), "labels": [0, 1, 2, 1], "links": [[1], [0, 2], [2], []]}
+    return {"data.json": {**content, **masks, "test_mask": [False, False, True, True]}}
 
 
-def write_actor(root: Path) -> None:
-    raw = root / "Actor" / "raw"
-    raw.mkdir(parents=True)
+def actor() -> dict[str, Any]:
     nodes = ["node_id\tfeature\tlabel", "0\t0,2\t0", "1\t1\t1", "2\t0\t1", "3\t0,1,2\t0", ""]
-    (raw / "out1_node_feature_label.txt").write_text("\n".join(nodes))
-    (raw / "out1_graph_edges.txt").write_text("a\tb\n0\t1\n1\t0\n1\t2\n2\t2\n")
+    files: dict[str, Any] = {"out1_node_feature_label.txt": "\n".join(nodes)}
+    files["out1_graph_edges.txt"] = "a\tb\n0\t1\n1\t0\n1\t2\n2\t2\n"
     for fold in range(10):
-        masks = {part: np.arange(4) == (fold + k) % 4 for k, part in enumerate("abc")}
-        train, val, test = masks.values()
-        np.savez(
-            raw / f"film_split_0.6_0.2_{fold}.npz", train_mask=train, val_mask=val, test_mask=test
-        )
+        parts = enumerate(("train", "val", "test"))
+        masks = {f"{part}_mask": np.arange(4) == (fold + k) % 4 for k, part in parts}
+        files[f"film_split_0.6_0.2_{fold}.npz"] = masks
+    return files
+
+
+# What lies in the folder ``raw`` of each set
+RAW: dict[str, dict[str, Any]] = {
+    "WikiCS": wikics(),
+    "Actor": actor(),
+    "LastFMAsia": {
+        "lastfm_asia.npz": {"features": X, "target": CLASSES, "edges": np.stack(LINKS.nonzero(), 1)}
+    },
+    "Flickr": {
+        "adj_full.npz": sparse(LINKS),
+        "feats.npy": X.astype(np.float64),
+        "class_map.json": {"0": 1, "1": 0, "2": 1, "3": 0},
+        "role.json": {"tr": [3, 0], "va": [1], "te": [2]},
+    },
+    "Amazon/Photo": {
+        "amazon_electronics_photo.npz": {
+            "labels": CLASSES,
+            **sparse(LINKS, "adj_"),
+            **sparse(csr_matrix(X), "attr_"),
+        }
+    },
+}
+
+
+def write(root: Path, *names: str) -> None:
+    """Write the raw files of some sets."""
+    for name in names:
+        raw = root / name / "raw"
+        raw.mkdir(parents=True)
+        for file, content in RAW[name].items():
+            if file.endswith(".npz"):
+                np.savez(raw / file, **content)
+            elif file.endswith(".npy"):
+                np.save(raw / file, content)
+            else:
+                text = content if isinstance(content, str) else json.dumps(content)
+                (raw / file).write_text(text)
 
 
 def listing(folder: Path) -> Listing:
@@ -73,26 +111,44 @@ def members(mask: torch.Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize(("index", "seed", "train"), [(0, 0, 0), (19, 0, 1), (None, 5, 1)])
-def test_wikics(index: int | None, seed: int, train: int, cache: Path, root: Path) -> None:
-    write_wikics(root)
-    data = load_data(DataConfig(name="WikiCS", split_index=index), seed=seed)
-    torch.testing.assert_close(data.x, torch.tensor(NORMALISED))
-    assert data.edge_index.tolist() == UNDIRECTED
-    assert data.y.tolist() == [0, 1, 2, 1]
-    assert data.num_classes == 3
-    assert [members(data[f"{part}_mask"]) for part in ("train", "val", "test")] == [
-        [train],
-        [1 - train],
-        [2, 3],
-    ]
+RANDOM = {"split": "random", "ratios": [0.5, 0.25, 0.25]}
+# What these two read says only which features a node has; node 2 of Actor has the first.
+AMAZON = [[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0], [1 / 3, 1 / 3, 1 / 3]]
+ACTOR = [*AMAZON[:2], [1, 0, 0], AMAZON[3]]
 
 
-def test_actor_has_the_splits_of_geom_gcn(cache: Path, root: Path) -> None:
-    write_actor(root)
-    data = load_data(DataConfig(name="Actor", split="geom-gcn"), seed=13)
+@pytest.mark.parametrize(
+    ("name", "settings", "seed", "x", "y", "parts"),
+    [
+        ("WikiCS", {"split_index": 0}, 0, NORMALISED, [0, 1, 2, 1], [[0], [1], [2, 3]]),
+        ("WikiCS", {"split_index": 19}, 0, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
+        ("WikiCS", {}, 5, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
+        ("Actor", {"split": "geom-gcn"}, 13, ACTOR, [0, 1, 1, 0], [[3], [0], [1]]),
+        ("LastFMAsia", RANDOM, 0, NORMALISED, [0, 1, 0, 1], None),
+        ("Flickr", {"normalize": False}, 0, X.tolist(), [1, 0, 1, 0], [[0, 3], [1], [2]]),
+        ("Amazon/Photo", RANDOM, 0, AMAZON, [0, 1, 0, 1], None),
+    ],
+)
+def test_raw_files_of_each_layout_become_a_graph(
+    name: str,
+    settings: dict[str, Any],
+    seed: int,
+    x: list[list[float]],
+    y: list[int],
+    parts: list[list[int]] | None,
+    cache: Path,
+    root: Path,
+) -> None:
+    write(root, name)
+    data = load_data(DataConfig(name=name, **settings), seed=seed)
+    torch.testing.assert_close(data.x, torch.tensor(x, dtype=torch.float32))
     assert data.edge_index.tolist() == UNDIRECTED
-    assert [members(data[f"{part}_mask"]) for part in ("train", "val", "test")] == [[3], [0], [1]]
+    assert (data.y.tolist(), data.num_classes) == (y, max(y) + 1)
+    found = [members(data[f"{part}_mask"]) for part in ("train", "val", "test")]
+    assert found == parts if parts else [len(part) for part in found] == [2, 1, 1]
+    if parts is None:
+        with pytest.raises(DataError, match=f"'{name}' has no public split: use data.split=random"):
+            load_data(DataConfig(name=name))
 
 
 def test_karate_club_needs_no_files(cache: Path) -> None:
@@ -103,8 +159,7 @@ def test_karate_club_needs_no_files(cache: Path) -> None:
 
 
 def test_the_root_is_only_read(cache: Path, root: Path) -> None:
-    write_wikics(root)
-    write_actor(root)
+    write(root, "WikiCS", "Actor")
     before = listing(root)
     load_data(DataConfig(name="WikiCS"))
     load_data(DataConfig(name="Actor", split="geom-gcn"))
@@ -117,7 +172,7 @@ def test_the_root_is_only_read(cache: Path, root: Path) -> None:
 def test_a_second_load_uses_the_cache_and_new_raw_files_are_noticed(
     cache: Path, root: Path
 ) -> None:
-    write_wikics(root)
+    write(root, "WikiCS")
     first = load_data(DataConfig(name="WikiCS"))
     before = listing(cache)
     assert torch.equal(load_data(DataConfig(name="WikiCS")).x, first.x)
@@ -128,7 +183,7 @@ def test_a_second_load_uses_the_cache_and_new_raw_files_are_noticed(
 
 
 def test_broken_raw_files_are_reported_and_leave_nothing(cache: Path, root: Path) -> None:
-    write_wikics(root)
+    write(root, "WikiCS")
     (root / "WikiCS" / "raw" / "data.json").write_text("{}")
     with pytest.raises(DataError, match=r"'WikiCS' cannot be loaded by PyG: KeyError"):
         load_data(DataConfig(name="WikiCS"))
@@ -178,7 +233,7 @@ def test_what_was_downloaded_is_found_again_without_a_network(
 ) -> None:
     import torch_geometric.datasets.wikics as module
 
-    write_wikics(tmp_path / "server")
+    write(tmp_path / "server", "WikiCS")
     served = tmp_path / "server" / "WikiCS" / "raw" / "data.json"
 
     def fetch(url: str, folder: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from partition_helpers import chance
 
 from flower_graph.data.splits import (
     Masks,
@@ -22,13 +23,9 @@ from flower_graph.data.splits import (
 from flower_graph.errors import DataError
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def draw(y: torch.Tensor, seed: int = 0, **changes: int) -> Masks:
     counts = {"train_per_class": 2, "num_val": 3, "num_test": 4, **changes}
-    return random_split(y, int(y.max()) + 1, **counts, generator=seeded(seed))
+    return random_split(y, int(y.max()) + 1, **counts, generator=chance(seed))
 
 
 def assert_disjoint(masks: Masks) -> None:
@@ -75,7 +72,7 @@ def test_random_split_says_what_is_too_small() -> None:
 def test_ratio_split_is_disjoint_and_near_the_shares(
     nodes: int, ratios: tuple[float, float, float], seed: int
 ) -> None:
-    masks = ratio_split(nodes, ratios, generator=seeded(seed))
+    masks = ratio_split(nodes, ratios, generator=chance(seed))
     assert_disjoint(masks)
     for mask, share in zip(masks, ratios, strict=True):
         assert abs(int(mask.sum()) - share * nodes) <= 1
@@ -83,13 +80,13 @@ def test_ratio_split_is_disjoint_and_near_the_shares(
 
 def test_ratio_split_that_sums_to_one_covers_every_node() -> None:
     # 0.6 * 7, 0.2 * 7 and 0.2 * 7 rounded one by one would be 4 + 1 + 1.
-    masks = ratio_split(7, [0.6, 0.2, 0.2], generator=seeded())
+    masks = ratio_split(7, [0.6, 0.2, 0.2], generator=chance())
     assert torch.stack(masks).sum(0).tolist() == [1] * 7
 
 
 def test_stratified_split_by_hand() -> None:
     y = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1, 0, 1, 1, 1, 1, 1, 1])
-    train, val, test = stratified_split(y, [0.6, 0.2, 0.2], generator=seeded())
+    train, val, test = stratified_split(y, [0.6, 0.2, 0.2], generator=chance())
     assert torch.stack([train, val, test]).sum(0).tolist() == [1] * 7 + [0] + [1] * 7
     assert [torch.bincount(y[mask]).tolist() for mask in (train, val, test)] == [
         [3, 5],
@@ -99,9 +96,9 @@ def test_stratified_split_by_hand() -> None:
 
 
 def test_stratified_split_may_leave_a_part_out() -> None:
-    masks = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=seeded())
+    masks = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=chance())
     assert [int(mask.sum()) for mask in masks] == [0, 8, 32]
-    other = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=seeded(1))
+    other = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=chance(1))
     assert not torch.equal(other.val, masks.val)
 
 
@@ -110,11 +107,11 @@ def test_stratified_split_may_leave_a_part_out() -> None:
 )
 def test_impossible_shares_are_refused(ratios: list[float]) -> None:
     with pytest.raises(DataError, match=r"partition.ratios = \["):
-        stratified_split(torch.arange(9) % 2, ratios, generator=seeded())
+        stratified_split(torch.arange(9) % 2, ratios, generator=chance())
     with pytest.raises(DataError, match=r"data.ratios = \["):
-        ratio_split(100, ratios, generator=seeded())
+        ratio_split(100, ratios, generator=chance())
     with pytest.raises(DataError, match="leaves a part of 10 nodes empty"):
-        ratio_split(10, [0.5, 0.01, 0.4], generator=seeded())
+        ratio_split(10, [0.5, 0.01, 0.4], generator=chance())
 
 
 def columns() -> Masks:
