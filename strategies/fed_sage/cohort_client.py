@@ -132,7 +132,8 @@ class SageClient(NumPyClient):
             cohort.begin()
             result = cohort.score(tensors_of(request.weights))
         scores = SageScores.of(request.server_round, result, places)
-        return float(scores.losses.mean()), request.clients.size, scores.to_config()
+        loss = float(np.array(scores.losses, np.float32).mean())
+        return loss, request.clients.size, scores.to_config()
 
     def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Write a checkpoint."""

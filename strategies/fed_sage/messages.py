@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor as TorchTensor
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import FloatArray, IntArray, encode_array
-from flower_graph.messages.codec import Entries, Message, Named, Part, Reading, Tensor
+from flower_graph.messages.codec import Entries, Message, Named, Part, Tensor
 from flower_graph.messages.fields import Exact, Flag, Handled, Numbers, Real, Whole
 from flower_graph.messages.keys import (
     ARRAYS,
@@ -157,30 +157,14 @@ class SageRequest(Message, down="train evaluate"):
     ]
 
 
-@dataclass(frozen=True)
-class Losses(Numbers):
-    """Numbers that are finite, as an array."""
-
-    def encode(self, value: Any) -> list[float]:
-        """Write a list."""
-        return [float(loss) for loss in value]
-
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Refuse what is not finite."""
-        losses = super().decode(value, name, reading)
-        if not all(map(math.isfinite, losses)):
-            raise MalformedReplyError(f"{self.key}: not all are numbers: {losses[:5]}")
-        return np.array(losses)
-
-
 @dataclass
 class SageScores(Message, up="train evaluate"):
     """How good the classifiers of some clients at one SuperNode are."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
     losses: Annotated[
-        FloatArray,
-        Losses(
+        list[float],
+        Numbers(
             "losses",
             "LocalSage+ in `train`, FedSage+ in `evaluate`: cross-entropy of each client",
             shape="p",
@@ -199,7 +183,7 @@ class SageScores(Message, up="train evaluate"):
     def of(cls, server_round: int, scores: Scores, places: TorchTensor) -> SageScores:
         """Take over what a cohort found of the clients at some places."""
         counts = torch.stack([scores.correct, scores.size], 1).cpu()[places].numpy()
-        return cls(server_round, scores.loss.cpu()[places].numpy(), counts)
+        return cls(server_round, scores.loss.cpu()[places].tolist(), counts)
 
     @classmethod
     def of_request(cls, content: RecordDict, request: SageRequest) -> SageScores:
@@ -207,7 +191,9 @@ class SageScores(Message, up="train evaluate"):
         return cls.read(content, server_round=request.server_round, p=request.clients.size)
 
     def check(self, known: Entries) -> None:
-        """Refuse more right answers than nodes."""
+        """Refuse losses that are not finite, and more right answers than nodes."""
+        if not all(map(math.isfinite, self.losses)):
+            raise MalformedReplyError(f"losses: not all are numbers: {self.losses[:5]}")
         counts = self.counts
         if counts.min() < 0 or (counts[:, 0] > counts[:, 1]).any():
             raise MalformedReplyError("counts: more correct predictions than nodes, or below 0")

@@ -166,11 +166,11 @@ class NodeClient(NumPyClient):
             users.step(request.gradient, request.gradient_round)
             yield users
 
-    def _weight_shape(self, settings: UserSettings) -> tuple[int, int]:
+    def _weight_shape(self, settings: UserSettings) -> list[int]:
         """Return the shape of one user's weights as they are averaged."""
         if self._model is not None:
-            return sum(p.numel() for p in self._model.parameters()), 1
-        return self._x.shape[1] + int(settings.bias), settings.latent_size
+            return [sum(p.numel() for p in self._model.parameters()), 1]
+        return [self._x.shape[1] + int(settings.bias), settings.latent_size]
 
     def _makers(self, settings: UserSettings) -> Makers[Opened]:
         def start() -> Tensors:

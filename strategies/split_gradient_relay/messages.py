@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from flwr.app import RecordDict
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.arrays import FloatArray, IntArray
-from flower_graph.messages.codec import Entries, Field, Message, Part, Reading, Tensor
+from flower_graph.messages.codec import Entries, Message, Part, Tensor
 from flower_graph.messages.fields import (
     Exact,
     Flag,
     Handled,
     NotSaved,
+    Numbers,
     Real,
     Resume,
     Saves,
@@ -53,29 +55,6 @@ class EnrolmentRequest(Message, down="query"):
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
 
 
-@dataclass(frozen=True)
-class WeightShape(Field):
-    """The two sizes of a user's weights."""
-
-    type = "list of int"
-
-    def encode(self, value: Any) -> list[int]:
-        """Write the sizes."""
-        return list(value)
-
-    def decode(self, value: Any, name: str, reading: Reading) -> tuple[int, int]:
-        """Refuse what is not two sizes, or more than a user can have."""
-        if not (isinstance(value, list) and len(value) == 2 and all(map(_is_size, value))):
-            raise self.refuse("two sizes", value)
-        if value[0] * value[1] > MAX_WEIGHTS:
-            raise MalformedReplyError(f"{self.key}: {value} is more than {MAX_WEIGHTS} numbers")
-        return value[0], value[1]
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 @dataclass
 class EnrolmentReply(Message, up="query"):
     """Client to server: the users it hosts."""
@@ -85,10 +64,12 @@ class EnrolmentReply(Message, up="query"):
     ]
     # Of one user's weights as they are averaged
     weight_shape: Annotated[
-        tuple[int, int],
-        WeightShape(
+        list[int],
+        Numbers(
             "weight-shape",
             "`f` (one more with a bias) and `h`: what a user's averaged weights look like",
+            shape="2",
+            whole=True,
         ),
     ]
     handled: Handled = None
@@ -97,6 +78,12 @@ class EnrolmentReply(Message, up="query"):
     def clients(self) -> IntArray:
         """Who takes part."""
         return self.users
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What one user's weights are, ``(f, h)``."""
+        rows, size = self.weight_shape
+        return rows, size
 
     def check(self, known: Entries) -> None:
         """Refuse users that the graph does not have, the same twice, and none at all."""
@@ -110,6 +97,12 @@ class EnrolmentReply(Message, up="query"):
             )
         if np.unique(users).size != users.size:
             raise MalformedReplyError("it hosts a user twice")
+        if min(self.weight_shape) < 1:
+            raise MalformedReplyError(f"weight-shape: expected two sizes, got {self.weight_shape}")
+        if math.prod(self.weight_shape) > MAX_WEIGHTS:
+            raise MalformedReplyError(
+                f"weight-shape: {self.weight_shape} is more than {MAX_WEIGHTS} numbers"
+            )
 
 
 @dataclass

@@ -194,20 +194,18 @@ class RelayMembership(Membership):
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol those first whose weights have the commonest shape."""
         # Whoever comes first must not decide for all how large weights are.
-        shapes = Counter(answer.weight_shape for answer in answers.values())
+        shapes = Counter(answer.shape for answer in answers.values())
         commonest = max(shapes, key=lambda shape: (shapes[shape], shape), default=(0, 0))
-        return sorted(
-            answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
-        )
+        return sorted(answers.items(), key=lambda item: (item[1].shape != commonest, item[0]))
 
     def refusal(self, answer: EnrolmentReply) -> str:
         """Refuse weights of another shape."""
-        if self.clients and answer.weight_shape != self.state.weight_shape:
-            return f"its weights are {answer.weight_shape}, others have {self.state.weight_shape}"
+        if self.clients and answer.shape != self.state.weight_shape:
+            return f"its weights are {answer.shape}, others have {self.state.weight_shape}"
         return ""
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         """Note the weights' shape, and who has lost what it had."""
-        self.state.weight_shape = answer.weight_shape
+        self.state.weight_shape = answer.shape
         if answer.handled == 0 and self.state.begin_anew(answer.users):
             LOG.warning("node %d has lost its state: its users begin anew", node)

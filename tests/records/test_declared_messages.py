@@ -38,7 +38,7 @@ VALUES: dict[type, dict[str, Any]] = {
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     sage.SageScores: {"counts": np.array([[[1, 0, 0], [2, 1, 0]]] * 2)},
-    relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": (3, 2)},
+    relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoReply: {"entries": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
@@ -102,8 +102,6 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return {3: "value: nan", -1: ""}
         case fields.Lines():
             return ["client 3: gone"]
-        case sage.Losses():
-            return rng.random(shape)
         case fields.Numbers():
             numbers = rng.integers(1, 99, shape).tolist()
             return numbers if field.whole else [number / 2 for number in numbers]
