@@ -49,20 +49,23 @@ class Reading:
     known: Entries = field(default_factory=dict)  # what was asked for, by names of fields
     values: dict[str, Any] = field(default_factory=dict)  # what has been read
     sizes: dict[str, int] = field(default_factory=dict)  # by their letters
-    owners: dict[str, str] = field(default_factory=dict)  # which field has set a size
 
     def shape(self, shape: str) -> tuple[int, ...]:
         """Give a declared shape in numbers; -1 for what is not known yet."""
         sizes = self.sizes
         return tuple([a if isinstance(a, int) else sizes.get(a, -1) for a in axes(shape)])
 
-    def bind(self, name: str, shape: str, found: tuple[int, ...]) -> None:
+    def words(self, shape: str) -> str:
+        """Give a declared shape for an error: letters for what is not known yet."""
+        return f"[{', '.join(str(self.sizes.get(axis, axis)) for axis in shape.split())}]"
+
+    def bind(self, shape: str, found: tuple[int, ...]) -> None:
         """Learn sizes from what came."""
         for axis, size in zip(axes(shape), found, strict=True):
             if isinstance(axis, str) and axis not in self.sizes:
-                self.sizes[axis], self.owners[axis] = size, name
+                self.sizes[axis] = size
 
-    def fit(self, name: str, shape: str, count: int) -> tuple[int, ...] | None:
+    def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
         """Give the shape that so many items have, at most one size of it unknown; or None."""
         known = self.shape(shape)
         unit = math.prod(size for size in known if size != -1)
@@ -70,7 +73,7 @@ class Reading:
         if count % unit if is_open and unit else count != (0 if is_open else unit):
             return None
         result = tuple(count // (unit or 1) if size == -1 else size for size in known)
-        self.bind(name, shape, result)
+        self.bind(shape, result)
         return result
 
     def part(self) -> Reading:
@@ -188,7 +191,7 @@ class Tensor(Shaped):
         if self.when and not reading.values.get(self.when, reading.known.get(self.when)):
             return ABSENT
         if not isinstance(reading.arrays, RecordDict):
-            return take(self.key, self.shape, name, reading)
+            return take(self.key, self.shape, reading)
         record, _, key = self.key.partition("/")
         limit, shape = self.limit, reading.shape(self.shape)
         if limit is not None and self.per:
@@ -196,7 +199,7 @@ class Tensor(Shaped):
         return read_array(reading.arrays, record, key, shape, limit=limit)
 
 
-def take(key: str, shape: str, name: str, reading: Reading) -> NDArray[Any]:
+def take(key: str, shape: str, reading: Reading) -> NDArray[Any]:
     """Take the next array that a NumPyClient was given; only its shape can be wrong."""
     arrays = reading.arrays
     if isinstance(arrays, RecordDict) or not arrays:
@@ -205,11 +208,9 @@ def take(key: str, shape: str, name: str, reading: Reading) -> NDArray[Any]:
     if value.ndim != len(wanted) or any(
         size not in (-1, result) for size, result in zip(wanted, value.shape, strict=True)
     ):
-        words = ", ".join(
-            s if n == -1 else str(n) for s, n in zip(shape.split(), wanted, strict=True)
-        )
-        raise MalformedReplyError(f"{key} has shape {value.shape}, expected [{words}]")
-    reading.bind(name, shape, value.shape)
+        words = reading.words(shape)
+        raise MalformedReplyError(f"{key} has shape {value.shape}, expected {words}")
+    reading.bind(shape, value.shape)
     return value
 
 

@@ -6,7 +6,6 @@ Numbers that must arrive exactly as they left travel as bytes, past mods that ad
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -171,7 +170,7 @@ class Numbers(Shaped):
         """Refuse all but a list of so many numbers."""
         kinds = (int,) if self.whole else (int, float)
         good = isinstance(value, list) and all(type(number) in kinds for number in value)
-        if not good or reading.fit(name, self.shape, len(value)) is None:
+        if not good or reading.fit(self.shape, len(value)) is None:
             (count,) = reading.shape(self.shape)
             words = f"{count} numbers" if count != -1 else "numbers"
             raise self.refuse(f"whole {words}" if self.whole else words, value)
@@ -193,26 +192,15 @@ class Exact(Shaped):
         numbers = self.unpack(value)
         if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
             raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
-        result = reading.fit(name, self.shape, numbers.size)
+        result = reading.fit(self.shape, numbers.size)
         if result is None:
-            raise MalformedReplyError(f"{self.key}: {self._misfit(numbers.size, reading)}")
+            wanted = reading.words(self.shape)
+            raise MalformedReplyError(f"{self.key}: {numbers.size} numbers, expected {wanted}")
         return numbers.reshape(result)
 
     def unpack(self, value: Any) -> Any:
         """Read the bytes."""
         return unpack_integers(value, self.key)
-
-    def _misfit(self, count: int, reading: Reading) -> str:
-        first = self.shape.split()[0]
-        if first in reading.sizes:
-            return (
-                f"{count} numbers for {reading.sizes[first]} {reading.owners.get(first, 'clients')}"
-            )
-        known = reading.shape(self.shape)
-        if -1 not in known:
-            return f"{count} came, expected {math.prod(known)}"
-        unit = -math.prod(known)
-        return f"{count} numbers are no {'pairs' if unit == 2 else f'rows of {unit}'}"
 
 
 @dataclass(frozen=True)
@@ -247,13 +235,11 @@ class Block(Shaped):
 
     def decode(self, value: Any, name: str, reading: Reading) -> Bytes:
         """Refuse bytes of another size."""
-        result = reading.fit(name, self.shape, len(value)) if isinstance(value, bytes) else None
+        result = reading.fit(self.shape, len(value)) if isinstance(value, bytes) else None
         if result is None:
-            known = reading.shape(self.shape)
-            unit = math.prod(size for size in known if size != -1)
             got = f"{len(value)} bytes" if isinstance(value, bytes) else f"{value!r:.60}"
-            wanted = f"rows of {unit} bytes" if -1 in known else f"{unit} bytes"
-            raise MalformedReplyError(f"{self.key}: expected {wanted}, got {got}")
+            wanted = reading.words(self.shape)
+            raise MalformedReplyError(f"{self.key}: expected bytes of shape {wanted}, got {got}")
         return np.frombuffer(value, np.uint8).reshape(result)
 
 

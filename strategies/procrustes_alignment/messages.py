@@ -151,7 +151,7 @@ class Targets(Rows):
             return [None] * len(values["clients"])
         sizes = [ids.size for ids in values["nodes"]]
         reading.sizes["n"] = sum(sizes)
-        rows = take(keys.PUBLIC, "n d", name, reading)
+        rows = take(keys.PUBLIC, "n d", reading)
         values["dimension"] = int(rows.shape[1])
         has = self.with_targets.read(name, reading)
         parts = split_rows(rows.astype(np.float32), sizes)

@@ -66,7 +66,7 @@ def test_numbers_of_clients_are_different_and_not_negative(clients: list[int]) -
     [
         (3, [0.5, 0.25], [1, 0, 0, 2, 1, 0] * 2, "round 3, expected 2"),
         (2, [0.5, float("nan")], [1, 0, 0, 2, 1, 0] * 2, "losses"),
-        (2, [0.5, 0.25], [1, 0, 0, 2, 1, 0], "6 numbers for 2 clients"),
+        (2, [0.5, 0.25], [1, 0, 0, 2, 1, 0], r"counts: 6 numbers, expected \[2, "),
         (2, [0.5, 0.25], [3, 0, 0, 2, 1, 0] * 2, "more correct"),
         (2, [0.5, 0.25], [-1, 0, 0, 2, 1, 0] * 2, "below 0"),
     ],
