@@ -1,4 +1,4 @@
-"""What tests of partitions share: graphs, who has which role, and when clients are the same."""
+"""What tests of data share: graphs, who has which role, and when clients are the same."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def large(nodes: int = 200, seed: int = 0, **changes: Any) -> Graph:
     """Make a graph that is large enough for many clients."""
     made = csbm(nodes, 3, degree=6.0, features=40, active=5, homophily=0.8, seed=seed)
     return replace(made, **changes)
+
+
+def own_graph(**changes: Any) -> dict[str, Any]:
+    """Give what a user saves: a graph with two splits, one of its edges a loop."""
+    parts: dict[str, Any] = {
+        "x": torch.eye(4),
+        "edge_index": torch.tensor([[0, 1, 1], [1, 2, 1]]),
+        "y": torch.tensor([0, 1, 0, 1]),
+        "train_mask": torch.eye(4, dtype=torch.bool)[:, :2],
+        "val_mask": torch.eye(4, dtype=torch.bool).roll(1, 0)[:, :2],
+        "test_mask": torch.tensor([False, False, False, True]),
+    }
+    return {**parts, **changes}
 
 
 def mask(*places: int, size: int = 6) -> Tensor:

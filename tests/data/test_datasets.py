@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from partition_helpers import own_graph
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
@@ -195,18 +196,6 @@ def test_generated_graphs() -> None:
     expected = csbm(300, 3, degree=5.0, features=16, active=4, homophily=0.8, seed=4)
     assert torch.equal(graph.edge_index, expected.edge_index)
     assert torch.equal(graph.x, expected.x)
-
-
-def own_graph(**changes: Any) -> dict[str, Any]:
-    parts: dict[str, Any] = {
-        "x": torch.eye(4),
-        "edge_index": torch.tensor([[0, 1, 1], [1, 2, 1]]),
-        "y": torch.tensor([0, 1, 0, 1]),
-        "train_mask": torch.eye(4, dtype=torch.bool)[:, :2],
-        "val_mask": torch.eye(4, dtype=torch.bool).roll(1, 0)[:, :2],
-        "test_mask": torch.tensor([False, False, False, True]),
-    }
-    return {**parts, **changes}
 
 
 def test_a_graph_of_the_user(tmp_path: Path) -> None:

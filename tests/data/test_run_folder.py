@@ -230,23 +230,18 @@ def client_graph(client: int, hidden: bool) -> ClientGraph:
     )
 
 
-def overlapping_graph() -> OverlappingGraph:
-    g = client_graph(2, hidden=False)
-    assert g.edge_index is not None
-    masks = (g.train_mask, g.val_mask, g.test_mask)
-    return OverlappingGraph(2, g.nodes, g.y > 0, sparse(g.x), g.y, 1 - g.y, g.edge_index, *masks)
-
-
-def ego_network() -> EgoNetwork:
-    g = client_graph(1, hidden=False)
-    assert g.edge_index is not None
-    masks = (g.train_mask, g.val_mask, g.test_mask)
-    return EgoNetwork(1, 12, g.nodes, g.edge_index, g.x, g.y, *masks)
+OPEN = client_graph(1, hidden=False)
+assert OPEN.edge_index is not None
+MASKS = (OPEN.train_mask, OPEN.val_mask, OPEN.test_mask)
+EGO = EgoNetwork(1, 12, OPEN.nodes, OPEN.edge_index, OPEN.x, OPEN.y, *MASKS)
+SHARING = OverlappingGraph(
+    2, OPEN.nodes, OPEN.y > 0, sparse(OPEN.x), OPEN.y, 1 - OPEN.y, OPEN.edge_index, *MASKS
+)
 
 
 @pytest.mark.parametrize(
     "graph",
-    [client_graph(3, True), client_graph(4, False), overlapping_graph(), ego_network()],
+    [client_graph(3, True), client_graph(4, False), SHARING, EGO],
     ids=lambda graph: type(graph).__name__,
 )
 def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
@@ -265,7 +260,7 @@ def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
     with pytest.raises(DataError, match=f"here: client {graph.client}: 'y' is missing; make the"):
         read_graph(type(graph), graph.client, tensors, "here")
     with pytest.raises(TypeError, match="names is a tuple: no folder can hold it"):
-        graph_tensors(replace(ego_network(), names=("a",) * 6))
+        graph_tensors(replace(EGO, names=("a",) * 6))
 
 
 # Dealing ----------------------------------------------------------------------------------------
