@@ -7,10 +7,14 @@ or client, and what to do.
 
 from __future__ import annotations
 
+import http.server
 import sqlite3
+import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -205,8 +209,23 @@ def _ended(deployment: Loopback, name: str) -> str:
     return deployment.log(name)
 
 
+@pytest.fixture
+def expired(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A server whose certificate has expired: its address, and the authority."""
+    past = datetime.now(UTC) - timedelta(days=1)
+    make_server_credentials(tmp_path / "old", [HOST], expires=past)
+    server = http.server.HTTPServer((HOST, 0), http.server.BaseHTTPRequestHandler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "old" / "server.crt", tmp_path / "old" / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"{HOST}:{server.server_port}", tmp_path / "old" / "ca.crt"
+    server.shutdown()
+    server.server_close()
+
+
 def test_a_supernode_without_the_right_credentials_ends_and_says_why(
-    deployment: Loopback, keys: list[Path], tmp_path: Path
+    deployment: Loopback, keys: list[Path], tmp_path: Path, expired: tuple[str, Path]
 ) -> None:
     make_server_credentials(tmp_path / "other", [HOST])
     none, other = tmp_path / "none.crt", tmp_path / "other" / "ca.crt"
@@ -214,10 +233,13 @@ def test_a_supernode_without_the_right_credentials_ends_and_says_why(
     deployment.start_node("missing", NODE, key=keys[0], authority=none)
     deployment.start_node("other-ca", NODE, key=keys[0], authority=other)
     deployment.start_node("unregistered", NODE, key=unknown)
+    to_it = ["--superlink", expired[0]]
+    deployment.start_node("late", NODE, key=keys[0], authority=expired[1], options=to_it)
     # These are Flower's own words; docs/deployment.md says what they mean.
     assert "`--root-certificates` does not point to a file" in _ended(deployment, "missing")
     assert "certificate verify failed: unable to get local" in _ended(deployment, "other-ca")
     assert "Failed to activate SuperNode" in _ended(deployment, "unregistered")
+    assert "certificate has expired" in _ended(deployment, "late")
 
 
 @pytest.fixture
