@@ -91,7 +91,9 @@ class InProcessGrid(Grid):
         self._numbers = itertools.count(1)
         self.contexts: dict[int, Context] = {}
         for partition in range(num_supernodes):
-            node_id = _node_id(seed, partition)
+            # 64 bits, so that nobody takes it for the partition id
+            digest = hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest()
+            node_id = int.from_bytes(digest, "big")
             local: dict[str, UserConfigValue] = {
                 "partition-id": partition,
                 "num-partitions": num_supernodes,
@@ -193,9 +195,9 @@ class InProcessGrid(Grid):
         except Exception as error:
             context.state = state  # Flower's engines keep the old context too
             LOG.debug("ClientApp failed on node %d", context.node_id, exc_info=True)
-            return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, _describe(error)), reply_to=message
-            )
+            last = traceback.extract_tb(error.__traceback__)[-1]  # the line that raised it
+            said = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, said), reply_to=message)
 
 
 def _identify(run_id: int | None) -> int:
@@ -211,12 +213,6 @@ def _identify(run_id: int | None) -> int:
     return run_id
 
 
-def _node_id(seed: int, partition: int) -> int:
-    """Draw a 64-bit id, so that nobody takes it for the partition id."""
-    digest = hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
 def _own_records(content: RecordDict) -> RecordDict:
     """Copy the records and their lists; the arrays' bytes are immutable and stay shared."""
     local: dict[str, Any] = {name: record.copy() for name, record in content.items()}
@@ -224,9 +220,3 @@ def _own_records(content: RecordDict) -> RecordDict:
         if not isinstance(record, ArrayRecord):
             record.update({k: list(v) for k, v in record.items() if isinstance(v, list)})
     return RecordDict(local)
-
-
-def _describe(error: Exception) -> str:
-    """Name an exception and the line that raised it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"

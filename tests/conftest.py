@@ -42,6 +42,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the identity without which Flower makes no messages."""
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, SUPERLINK_NODE_ID)
+
+
+@pytest.fixture
 def data_root() -> Path:
     """Folder of raw data outside the package; without it the test is skipped."""
     value = os.environ.get("FLOWER_GRAPH_DATA")

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from runs import METHODS as FROZEN
 
 # (partition, round, message type) -> word; see Federation
 Faults = Callable[[int, int, str], str]
+Outcome = Callable[[str, str, str], None]  # the fixture that notes what a fault came to
 NAMES = {"nfedgnn": "nFedGNN", "fedscem": "FedSCem", "fedgls": "FedGLS", "ppfl": "PPFL-GNN"}
 
 
@@ -207,6 +208,17 @@ def run(
 def good(partition: int, server_round: int, message_type: str) -> str:
     """Let nothing go wrong."""
     return "good"
+
+
+def at(word: str, rounds: Container[int] | None = None, kind: str = "") -> Faults:
+    """Let the second client's messages go wrong: in some rounds or all, of one type or all."""
+
+    def fault(partition: int, server_round: int, message_type: str) -> str:
+        is_due = rounds is None or server_round in rounds
+        is_meant = partition == 1 and is_due and kind in ("", message_type)
+        return word if is_meant else "good"
+
+    return fault
 
 
 class Federation(InProcessGrid):

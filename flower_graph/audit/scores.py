@@ -134,6 +134,9 @@ def _guess_variance(one: Finding) -> float:
 def page(record: Mapping[str, Any], notes: Sequence[str], *, level: int = 1) -> str:
     """Write an audit as Markdown, with its method's notes."""
     seeds = ", ".join(str(seed) for seed in record["seeds"])
+    # The settings of one attack below each other, in the order in which attacks came
+    attacks = list(dict.fromkeys(finding["attack"] for finding in record["findings"]))
+    ordered = sorted(record["findings"], key=lambda finding: attacks.index(finding["attack"]))
     lines = [
         f"{'#' * level} {record['config']}",
         "",
@@ -143,7 +146,7 @@ def page(record: Mapping[str, Any], notes: Sequence[str], *, level: int = 1) -> 
         *_noise(record["settings"]),
         "| what was tried | setting | measure | success | a guess | better | cases |",
         "|---|---|---|---|---|---|---|",
-        *(_line(finding) for finding in _by_attack(record["findings"])),
+        *(_line(finding) for finding in ordered),
         "",
     ]
     for note in notes:
@@ -163,12 +166,6 @@ def _noise(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         f"`privacy.delta={delta} privacy.clipping_norm={norm}`.",
         "",
     ]
-
-
-def _by_attack(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put the settings of one attack below each other, in the order in which attacks came."""
-    attacks = list(dict.fromkeys(finding["attack"] for finding in findings))
-    return sorted(findings, key=lambda finding: attacks.index(finding["attack"]))
 
 
 def _line(finding: Mapping[str, Any]) -> str:

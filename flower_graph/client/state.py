@@ -320,9 +320,9 @@ def node_name(context: Context) -> str:
     return "0"
 
 
-def forget_run(run_id: int, folder: Path | None = None) -> None:
+def forget_run(run_id: int) -> None:
     """Remove the state files that clients of a run left on this machine."""
-    shutil.rmtree((folder or default_folder()) / f"run-{run_id}", ignore_errors=True)
+    shutil.rmtree(default_folder() / f"run-{run_id}", ignore_errors=True)
     for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
         for key in [key for key in kept if key[0] == run_id]:
             del kept[key]

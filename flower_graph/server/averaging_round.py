@@ -218,7 +218,14 @@ class CheckedFedAvg(FedAvg):
         """Have the replies combined; return the model if it is one for all."""
         combined = self.combine(replies)
         if not self._round.is_averaged:
-            self._refuse_unused()
+            unused = "central_noise" if self.central_noise is not None else ""
+            if self.robust is not None:
+                unused = f"average: {self.robust.name}"
+            if unused:
+                raise ValueError(
+                    f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
+                    f"{unused} has no effect; it can do without only where none is set"
+                )
             contents = [reply.message.content for reply in replies]
             self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         if not is_by_client(combined):
@@ -230,17 +237,6 @@ class CheckedFedAvg(FedAvg):
         known = self.session.members.everyone()
         self.own_arrays |= personal_arrays(combined, self.arrays, known)
         return None
-
-    def _refuse_unused(self) -> None:
-        """Refuse noise and averages that ``combine`` has not asked for."""
-        unused = "central_noise" if self.central_noise is not None else ""
-        if self.robust is not None:
-            unused = f"average: {self.robust.name}"
-        if unused:
-            raise ValueError(
-                f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
-                f"{unused} has no effect; it can do without only where none is set"
-            )
 
     def _send(self, messages: Iterable[Message]) -> list[Message]:
         """Put the messages in order: with it, the order of sums is the same each time."""

@@ -301,7 +301,9 @@ class Exchange:
 
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
         """Give what comes until nobody is waited for, as the caller says, or time is up."""
-        self._forget_expired()
+        # Forget what the grid has dropped too, and the oldest beyond a limit.
+        known, now = self._unanswered.items(), time.monotonic()
+        self._unanswered = dict([one for one in known if one[1].forget_at > now][-MAX_LATE:])
         deadline, wait = _deadline(timeout), FIRST_WAIT
         while waiting:
             yield from list(self.grid.pull_messages([*waiting, *self._unanswered]))
@@ -323,12 +325,6 @@ class Exchange:
             accepted = [message_id if message_id in taken else "" for message_id in local]
         pairs = zip(accepted, messages, strict=True)
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
-
-    def _forget_expired(self) -> None:
-        """Drop unanswered messages that the grid has dropped too, and the oldest beyond a limit."""
-        now = time.monotonic()
-        kept = [(key, entry) for key, entry in self._unanswered.items() if entry.forget_at > now]
-        self._unanswered = dict(kept[-MAX_LATE:])
 
     def _remember(self, waiting: Mapping[str, int], server_round: int) -> None:
         """Note who has not answered, so that a late reply is recognised."""

@@ -33,12 +33,10 @@ class Membership:
     # Whether newcomers are asked as of the round after which the run goes on, whenever they come
     outside_rounds: ClassVar = False
 
-    def __init__(
-        self, question: Mapping[str, Any] | None = None, known: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, question: Mapping[str, Any] | None = None) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # what those that say so weigh
-        self.absent = set(known)  # clients that no SuperNode hosts any more
+        self.absent = set[int]()  # clients that no SuperNode hosts any more
         self.resume = Resume()  # what clients are told of the run, and where it goes on from
         self._homes: dict[int, int] = {}  # SuperNode of each client
         self._lost: set[int] = set()

@@ -187,7 +187,10 @@ def _checksum(tensors: Mapping[str, Tensor], run: str) -> str:
 def replaced(path: Path) -> Iterator[Path]:
     """Give a temporary path that replaces ``path`` once it is written and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
+    for left in path.parent.glob(f".{path.name}.*"):
+        number = left.suffix[1:]  # of a process, which may have died while it wrote this file
+        if number.isdigit() and not is_alive(int(number)):
+            left.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         # Made here, because a writer would let everybody read it.
@@ -209,14 +212,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what processes left that died while they wrote this file."""
-    for part in path.parent.glob(f".{path.name}.*"):
-        number = part.suffix[1:]
-        if number.isdigit() and not is_alive(int(number)):
-            part.unlink(missing_ok=True)
 
 
 def rounds_of(folders: Iterator[Path]) -> list[int]:

@@ -96,7 +96,7 @@ def saying(path: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all; ``OutputError`` if it cannot be written."""
-    with saying(path), atomic(path) as temporary:
+    with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

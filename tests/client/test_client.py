@@ -9,11 +9,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, message_size_mod
-from flwr.supercore.task_identity import TaskIdentity
 
 import flower_graph
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.messages.arrays import encode_array
+
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 class Recorder(NumPyClient):
@@ -34,12 +35,6 @@ class Recorder(NumPyClient):
     def get_properties(self, config: Any) -> Any:
         self.config = config
         return self.result
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 CONTEXT = Context(1, 7, {}, RecordDict(), {})

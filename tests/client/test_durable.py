@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flower_graph.client import adaptor
 from flower_graph.client.adaptor import keep_state, state_file
 from flower_graph.errors import StateLostError
-from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.files import (
     STATE_VARIABLE,
     default_folder,
@@ -22,19 +21,12 @@ from flower_graph.storage.files import (
     remove_if_empty,
 )
 
+pytestmark = pytest.mark.usefixtures("identity")
 RUN = 7
 
 
 def context_of(where: Path | str, node: int = 3, **more: Any) -> Context:
     return Context(RUN, node, {"state-dir": str(where), **more}, RecordDict(), {})
-
-
-@pytest.fixture(autouse=True)
-def identity() -> None:
-    """Messages need one."""
-    from flwr.clientapp import ClientApp
-
-    InProcessGrid(ClientApp(), num_supernodes=1)
 
 
 def count(message: Message, context: Context) -> Message:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import METHODS, ONCE
+from federation import METHODS, ONCE, Outcome
 
 from flower_graph.errors import OutputError
 from flower_graph.storage import checkpoint
 
-Outcome = Callable[[str, str, str], None]
 DUE = 2  # the round whose checkpoint goes wrong
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federation import Done, Setup, run
+from federation import Done, Outcome, Setup, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # The bundled Cora: accuracy counts here
@@ -60,7 +60,7 @@ def finished(method: str, seed: int, out: Path, **how: object) -> Done:
 
 @pytest.mark.parametrize("method", CORA)
 def test_thirty_percent_drop_out_in_each_round(
-    method: str, tmp_path: Path, outcome: Callable[[str, str, str], None]
+    method: str, tmp_path: Path, outcome: Outcome
 ) -> None:
     with_, without, shares, skipped = [], [], [], 0
     rounds = ROUNDS[method]

@@ -7,13 +7,11 @@ import math
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import ALL, METHODS, ONCE
-
-Outcome = Callable[[str, str, str], None]
+from federation import ALL, METHODS, ONCE, Outcome, at
 
 # In the middle of a message -----------------------------------------------------------------------
 
@@ -76,15 +74,10 @@ def test_killed_between_the_stages(
     tmp_path: Path,
     outcome: Outcome,
 ) -> None:
-    setup, seen = STAGES[method][0], set()
-
-    def killed(partition: int, server_round: int, kind: str) -> str:
-        seen.add(kind)
-        return "killed" if (partition, server_round, kind) == (1, BAD, stage) else "good"
-
+    setup, faults = STAGES[method][0], at("killed", {BAD}, stage)
     words = (f"rounds={SUM_ROUNDS}", "strategy.timeout=0.5")
-    done = setup.run(tmp_path / "o", *words, faults=killed, kill_after=itertools.repeat(after))
-    assert stage in seen, f"there is no such stage: {sorted(seen)}"
+    done = setup.run(tmp_path / "o", *words, faults=faults, kill_after=itertools.repeat(after))
+    assert done.grid.killed, f"there is no such stage: {sorted(done.grid.kinds)}"
     taken = done.who
     # Before its vector came it is missing in the sum; after that its masks are taken off with the
     # others' shares. It is named, and part of the last sums again.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from federation import ALL, EACH, METHODS, PERSONAL, Done, Setup, tried
+from federation import ALL, EACH, METHODS, PERSONAL, Done, Outcome, Setup, tried
 
 from flower_graph.client import state
 
@@ -41,7 +40,7 @@ def assert_same(setup: Setup, left: Done, right: Done) -> None:
      for p in (tried(ALL) if new else EACH)],
 )  # fmt: skip
 def test_they_go_on_where_they_were(
-    name: str, new_id: bool, tmp_path: Path, outcome: Callable[[str, str, str], None]
+    name: str, new_id: bool, tmp_path: Path, outcome: Outcome
 ) -> None:
     setup, where = ALL[name], tmp_path / "state"
     whole = play(setup, tmp_path / "whole")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import ALL, EACH, EVERY, METHODS, Done
+from federation import ALL, EACH, EVERY, METHODS, Done, at
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import CheckpointError
@@ -75,12 +75,8 @@ def test_the_last_two_are_kept_and_a_longer_run_goes_on(name: str, tmp_path: Pat
 def test_a_checkpoint_that_a_client_missed_is_made_in_the_next_round(
     name: str, tmp_path: Path
 ) -> None:
-    setup = METHODS[name]
-
-    def away(partition: int, server_round: int, kind: str) -> str:
-        return "error" if partition == 1 and server_round in (2, 2 + setup.late) else "good"
-
-    out = tmp_path / "out"
+    setup, out = METHODS[name], tmp_path / "out"
+    away = at("error", {2, 2 + setup.late})
     done = setup.run(out, f"rounds={ROUNDS}", "checkpoint_every=2", faults=away)
     found = checkpoint.complete_rounds(out / CHECKPOINTS)
     assert 2 not in found and found[-1] == ROUNDS

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import ALL, EACH, EVERY, METHODS, PERSONAL, Done, Setup
+from federation import ALL, EACH, EVERY, METHODS, PERSONAL, Done, Setup, at
 
 from flower_graph.errors import NoClientsError
 
@@ -89,11 +89,7 @@ def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
-    setup = METHODS[name]
-
-    def comes(partition: int, server_round: int, kind: str) -> str:
-        return "gone" if partition == 1 and server_round < 3 and kind == "connect" else "good"
-
+    setup, comes = METHODS[name], at("gone", range(3), "connect")
     run = ("rounds=5", "strategy.timeout=0.1", f"strategy.min_nodes={setup.supernodes - 1}")
     done = setup.run(tmp_path, *run, faults=comes)
     counts = [report.answered for report in done.reports]

@@ -10,32 +10,20 @@ from typing import Any
 
 import flwr.app.message.message as flower_message
 import pytest
-from federation import METHODS, ONCE, Federation
+from federation import METHODS, ONCE, Federation, Outcome, at
 from flwr.app import Message
 from flwr.server.utils.validator import validate_message
 
 ROUNDS, BAD = 6, 3
-Outcome = Callable[[str, str, str], None]
 RUN = (f"rounds={ROUNDS}", "strategy.timeout=0.1")
-
-
-def always(word: str) -> Callable[[int, int, str], str]:
-    return lambda partition, server_round, kind: word if partition == 1 else "good"
-
-
-def once(word: str) -> Callable[[int, int, str], str]:
-    def fault(partition: int, server_round: int, kind: str) -> str:
-        return word if (partition, server_round, kind) == (1, BAD, "train") else "good"
-
-    return fault
 
 
 @pytest.mark.parametrize("name", ONCE)
 def test_a_client_that_never_answers(name: str, tmp_path: Path, outcome: Outcome) -> None:
     # Whether it takes messages and says nothing or is not there at all: the same figures.
     setup = METHODS[name]
-    silent = setup.run(tmp_path / "silent", *RUN, faults=always("silent"))
-    gone = setup.run(tmp_path / "gone", *RUN, faults=always("gone"))
+    silent = setup.run(tmp_path / "silent", *RUN, faults=at("silent"))
+    gone = setup.run(tmp_path / "gone", *RUN, faults=at("gone"))
     assert silent.figures == pytest.approx(gone.figures, nan_ok=True, abs=1e-6)
     assert all("no reply within 0.1 s" in str(r.rejected) for r in silent.reports[1:-1])
     outcome(
@@ -49,8 +37,8 @@ def test_a_client_that_never_answers(name: str, tmp_path: Path, outcome: Outcome
 @pytest.mark.parametrize("name", ONCE)
 def test_an_answer_after_the_deadline(name: str, tmp_path: Path, outcome: Outcome) -> None:
     setup = METHODS[name]
-    late = setup.run(tmp_path / "late", *RUN, faults=once("late"))
-    lost = setup.run(tmp_path / "lost", *RUN, faults=once("lost"))
+    late = setup.run(tmp_path / "late", *RUN, faults=at("late", {BAD}, "train"))
+    lost = setup.run(tmp_path / "lost", *RUN, faults=at("lost", {BAD}, "train"))
     assert late.figures == pytest.approx(lost.figures, nan_ok=True, abs=1e-6)
     missed = [number for number, one in enumerate(late.who, start=1) if one.failed]
     assert missed == [BAD - setup.late]

@@ -18,8 +18,7 @@ from matplotlib.colors import to_rgb
 from flower_graph.messages.arrays import encode_array
 from flower_graph.report.plots import base
 from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
-from flower_graph.report.rounds import RoundReport, read_reports
-from flower_graph.report.writer import RunWriter
+from flower_graph.report.rounds import RoundReport
 from flower_graph.server.ledger import (
     NOT_CONNECTED,
     NOT_DRAWN,
@@ -142,19 +141,6 @@ def test_figures_of_a_run() -> None:
     assert figures["share-answered"] == pytest.approx({"min": 1 / 3, "mean": 2 / 3, "max": 1})
     assert figures["failed-once"] == 1
     assert summarise_participation([{}]) == {}
-
-
-def test_a_run_that_says_who_took_part_leaves_a_picture_and_figures(tmp_path: Path) -> None:
-    config = {"seed": 3, "app": "x"}
-    writer = RunWriter(tmp_path / "run", config)
-    for number, found in enumerate([record("0-3"), record("0-2", "3")], 1):
-        writer.write_round(report(number, found))
-    result = writer.finish({"clients": 4})
-    assert result["participation"]["failed-once"] == 1
-    assert result["participation"]["share-answered"]["min"] == 0.5
-    assert (tmp_path / "run" / "participation.png").is_file()
-    back = read_reports(tmp_path / "run" / "metrics.jsonl")
-    assert back[1].participation["failed"] == [{"clients": "3", "reason": "silent"}]
 
 
 # Bytes -------------------------------------------------------------------------------------------

@@ -12,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.server.averaging_replies import MAX_NAMED, check_replies, clients_of, weight_of
-from flower_graph.simulation import InProcessGrid
 
+pytestmark = pytest.mark.usefixtures("identity")
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
-
-
-@pytest.fixture(autouse=True)
-def identity() -> None:
-    """Give this process the identity without which Flower makes no messages."""
-    InProcessGrid(lambda message, context: message, num_supernodes=1)
 
 
 def arrays(**changed: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -261,10 +260,10 @@ GRADIENT = np.arange(8, dtype=np.float32).reshape(4, 2) - 3
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Iterator[Context]:
+def context() -> Iterator[Context]:
     run = next(RUNS)
     yield Context(run, 1, {"state-dir": IN_PROCESS, "partition-id": 0}, RecordDict(), {})
-    forget_run(run, tmp_path / "state")
+    forget_run(run)
 
 
 def client_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> NodeClient:
