@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.client.state import StateStore, Tensors, node_name, own_place
-from flower_graph.errors import CheckpointError
+from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.storage import checkpoint
@@ -124,7 +124,13 @@ class CohortState(Generic[T]):
 
     def processed(self, makers: Makers[T]) -> int:
         """Return how many messages the clients have behind them; 0 if what they kept is lost."""
-        return self.store.handled(lambda: self._open(makers))
+        try:
+            if self.store.version:
+                self._open(makers)
+        except StateLostError as error:
+            LOG.warning("%s: its clients begin anew", error)
+            self.store.drop()
+        return self.store.version
 
     def drop(self) -> None:
         """Forget the run."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
-LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 IN_PROCESS = ":memory:"
 STATE_DIR, DATA_FOLDER, PARTITION = "state-dir", "data-folder", "partition-id"  # node config
@@ -98,16 +96,6 @@ class StateStore:
                 f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
                 "memory; name a state-dir in the node's config"
             )
-
-    def handled(self, load: Callable[[], object]) -> int:
-        """Return how many messages are behind the client; 0 if its tensors are lost, too."""
-        if self.version:
-            try:
-                load()
-            except StateLostError as error:
-                LOG.warning("%s: its clients begin anew", error)
-                self.drop()
-        return self.version
 
     def is_due(self, resume: Resume) -> bool:
         """Whether a checkpoint is named that was not loaded yet."""
