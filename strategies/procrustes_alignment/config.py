@@ -169,10 +169,6 @@ class PPFLConfig(RunConfig):
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         choice(APP).check("app", self.app)
         super().validate()
-        self._validate_together()
-
-    def _validate_together(self) -> None:
-        """Refuse settings that are possible alone and not with each other."""
         how = self.strategy
         self.privacy.require_averaging(how.name, ())
         if self.privacy.epsilon is not None and (how.name == LOCAL or how.alignment == SECURE):

@@ -41,8 +41,7 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
     rounds = [report.round for report in reports]
     for name, key in PRECISIONS.items():
         line(precision, rounds, [report.alignment.get(key, math.nan) for report in reports], name)
-    for name in ("validation", "test"):
-        field = "val_accuracy" if name == "validation" else "test_accuracy"
+    for name, field in (("validation", "val_accuracy"), ("test", "test_accuracy")):
         # Clients may judge their embeddings in some rounds only.
         judged = [r for r in reports if math.isfinite(getattr(r, field))]
         if judged:

@@ -151,15 +151,6 @@ def test_a_collapsed_client_does_no_harm_as_the_first():
         torch.testing.assert_close(found.aligned[1:], later.aligned[:-1], atol=1e-6, rtol=0)
 
 
-def test_rounding_is_no_information():
-    """Client 1 has one direction: the rest of its map is the same although numbers are rounded."""
-    x, held = spaces(0, 3, 200, 4, noise=0.1), torch.ones(3, 200, dtype=torch.bool)
-    x[1], held[1, 0] = normal(1, 200, 1) @ normal(2, 1, 4), False
-    exact = consensus(x, held, iterations=1).rotations
-    rounded = consensus(x.float(), held, iterations=1).rotations
-    torch.testing.assert_close(rounded, exact.float(), atol=1e-4, rtol=0)
-
-
 def test_bad_settings_and_input_are_named():
     x = torch.zeros(3, 4, 2)
     with pytest.raises(ValueError, match=r"iterations = 0, tolerance = 0\.001: at least 1 and"):
