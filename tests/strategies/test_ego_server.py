@@ -240,13 +240,6 @@ def test_the_mean_model_comes_from_the_ring() -> None:
     assert book_of().model_arrays() == {}
 
 
-def test_after_the_last_round_only_measurements_travel() -> None:
-    book = book_of(shares_model=True)
-    assert book.layout(5, asked_of(rounds=4)).length == 10
-    assert book.request(5, asked_of(rounds=4)).is_last
-    assert not book.request(4, asked_of(rounds=4)).is_last
-
-
 @pytest.mark.parametrize("word", [None, 32])
 def test_payload_by_hand(word: int | None) -> None:
     ring = None if word is None else Ring.fit(3, 4.0, 2.0**-8, guard=True)
