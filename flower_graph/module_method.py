@@ -47,10 +47,6 @@ class ModuleMethod(GraphMethod):
         """Give patterns of the module's entries that never leave a client."""
         return ()
 
-    def own_arguments(self, config: Any) -> dict[str, Any]:
-        """Give the arguments that a method adds at both classes."""
-        return {"how": config.strategy}
-
     def build_strategy(
         self, config: Any, out: Path | None, folder: RunFolder | None = None
     ) -> ModuleFedAvg:
@@ -62,9 +58,9 @@ class ModuleMethod(GraphMethod):
             participation=how.participation,
             min_nodes=how.min_nodes,
             patience=how.patience,
+            how=how,
             classes=self.num_classes(config, folder),
             **checkpoint_settings(config, out),
-            **self.own_arguments(config),
         )
 
     def build_client(self, config: Any, context: Context, out: Path | None) -> ModuleClient:
@@ -77,7 +73,7 @@ class ModuleMethod(GraphMethod):
             self._settings(config),
             device=config.device,
             checkpoint_dir=None if out is None else out / CHECKPOINTS,
-            **self.own_arguments(config),
+            how=config.strategy,
         )
 
     def default_supernodes(self, config: Any) -> int | None:

@@ -106,7 +106,7 @@ class ModuleClient(NumPyClient):
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
         Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
-    how
+    how : optional
         The config's section ``strategy``, for a subclass.
 
     Raises
