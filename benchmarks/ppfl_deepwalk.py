@@ -56,7 +56,7 @@ def measure_deepwalk(name: str, settings: list[str], turns: int) -> dict[str, An
         return found
 
     for _ in range(1 + turns):
-        model = clocked("build", build_model, graph, config)
+        model = clocked("build", build_model, graph, config, METHOD.num_classes(config))
         embeddings = clocked("first", _iteration, model, rows, None, 1)
         clocked("first-gensim", gensim_alone, model.walk(1).tolist(), model.settings)
         clocked("later", _iteration, model, rows, embeddings[rows], 2)

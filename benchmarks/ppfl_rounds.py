@@ -104,7 +104,8 @@ def measure_rounds(name: str, settings: list[str], threads: int, rounds: int) ->
     torch.set_num_threads(threads)
     config = load_config(name, [f"rounds={rounds}", "device=cpu", *settings])
     book, graphs = Workbook(), METHOD.graphs(config)
-    members = [book.watched(make_member(graph, config)) for graph in graphs]
+    classes = METHOD.num_classes(config)
+    members = [book.watched(make_member(graph, config, classes)) for graph in graphs]
 
     def client_fn(context: Context) -> PublicNodeClient:
         return PublicNodeClient(context, members[share(context, len(members))])

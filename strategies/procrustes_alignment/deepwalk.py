@@ -70,15 +70,19 @@ class DeepWalk:
             self._take(rows, targets)
         if not len(self.connected):
             return 0.0
-        rng = self._rng("walks", server_round)
-        passes = np.tile(self.connected, (self.settings.walks, 1))
-        # From every node with edges, in a new order in each pass; one without would meet itself.
-        starts = rng.permuted(passes, axis=1).ravel()
-        walks = random_walks(*self.lists, starts, self.settings.length, rng)
+        walks = self.walk(server_round)
         # A node without edges is drawn now and then too: gensim cannot count to zero.
         counts = np.bincount(walks.ravel(), minlength=len(self.vectors)).clip(1)
         context = self._train(walks, counts, server_round)
         return self._loss(context, walks, counts, server_round)
+
+    def walk(self, server_round: int) -> Integers:
+        """Walk from every node with edges, in a new order in each pass."""
+        # A node without edges would only meet itself.
+        rng = self._rng("walks", server_round)
+        passes = np.tile(self.connected, (self.settings.walks, 1))
+        starts = rng.permuted(passes, axis=1).ravel()
+        return random_walks(*self.lists, starts, self.settings.length, rng)
 
     def embed(self) -> Floats:
         """Return the embeddings of all nodes, ``[n, d]`` float32."""

@@ -178,11 +178,8 @@ class PPFL(GraphMethod):
 METHOD = PPFL()
 
 
-def make_member(
-    graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None
-) -> EmbeddingClient:
+def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> EmbeddingClient:
     """Make a client of its graph: ids, public rows, model and judge."""
-    # Without ``classes``, those of the whole run are counted.
     return EmbeddingClient(
         number=graph.client,
         nodes=graph.nodes.numpy(),
@@ -193,13 +190,10 @@ def make_member(
     )
 
 
-def build_model(
-    graph: OverlappingGraph, config: PPFLConfig, classes: int | None = None
-) -> EmbeddingModel:
-    """Build the embedding model that ``model.name`` names; ``classes`` as of ``make_member``."""
+def build_model(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> EmbeddingModel:
+    """Build the embedding model that ``model.name`` names."""
     shared = {"dimension": config.model.dimension, "seed": config.seed}
     if config.model.name == DEEPWALK:
         walking = DeepWalkSettings(**asdict(config.deepwalk), **shared)
         return DeepWalk(graph.edge_index, graph.nodes.numel(), walking, graph.client)
-    known = METHOD.num_classes(config) if classes is None else classes
-    return PublicGAT(graph, PublicGATSettings(classes=known, **asdict(config.gat), **shared))
+    return PublicGAT(graph, PublicGATSettings(classes=classes, **asdict(config.gat), **shared))
