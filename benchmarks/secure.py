@@ -55,18 +55,18 @@ class Sum:
         self._stage(
             self._timed("server", lambda: server.open_round(number, clients)),
             lambda host, request: host.prepare(request),
-            server.take_prepare,
+            server.take,
         )
         word = self.ring.word
         self._stage(
             self._timed("server", lambda: server.mask_requests(number, self.length, word)),
             self._mask,
-            server.take_masked,
+            server.take,
         )
         self._stage(
             self._timed("server", lambda: server.unmask_requests(number)),
             lambda host, request: host.unmask(request),
-            server.take_shares,
+            server.take,
         )
         result = self._timed("server", lambda: server.result(number))
         if isinstance(result, Skipped):

@@ -239,7 +239,7 @@ class EgoSession(Session):
 
     def _take_masked(self, node: int, content: RecordDict, length: int) -> None:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
-        self.sums.server.take_masked(node, MaskedReply.read(content, total=total))
+        self.sums.server.take(node, MaskedReply.read(content, total=total))
 
     @property
     def _most_clients(self) -> int:
@@ -310,7 +310,7 @@ class EgoSession(Session):
         reply = EgoReply.read(content, server_round=request.server_round, L=length)
         if request.mask is not None:
             server = self.sums.server
-            server.take_masked(node, MaskedReply.from_config(reply.entries, total=reply.total))
+            server.take(node, MaskedReply.from_config(reply.entries, total=reply.total))
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
             layout = Layout(0 if request.is_last else self.num_slots, self.settings.hidden)

@@ -69,7 +69,7 @@ class World:
         ).items():
             reply = self.restart(node).prepare(self.send(node, request))
             if node not in lost:
-                self.server.take_prepare(node, self.send(node, reply))
+                self.server.take(node, self.send(node, reply))
 
     def mask_reply(self, node: int, request: MaskRequest, without=()) -> MaskedReply | None:
         present = [client for client in request.clients.tolist() if client not in without]
@@ -83,13 +83,13 @@ class World:
         for node, request in self.server.mask_requests(number, LENGTH, word).items():
             reply = None if node in lost else self.mask_reply(node, request, without)
             if reply is not None:
-                self.server.take_masked(node, self.send(node, reply))
+                self.server.take(node, self.send(node, reply))
 
     def unmask(self, number: int, lost: Collection[int] = ()) -> None:
         for node, request in self.server.unmask_requests(number).items():
             reply = self.restart(node).unmask(self.send(node, request))
             if node not in lost:
-                self.server.take_shares(node, self.send(node, reply))
+                self.server.take(node, self.send(node, reply))
 
     def round(self, number: int, lost: Lost | None = None, clients=None):
         """Run a whole round and return its result."""

@@ -205,12 +205,12 @@ def test_second_late_and_foreign_replies_are_refused():
     requests = server.open_round(0, range(6))
     replies = {node: hosts[node].prepare(request) for node, request in requests.items()}
     for node, reply in replies.items():
-        server.take_prepare(node, reply)
-    refused("node 1000 was not asked", server.take_prepare, 1000, replies[1000])
-    refused("node 77", server.take_prepare, 77, replies[1000])
+        server.take(node, reply)
+    refused("node 1000 was not asked", server.take, 1000, replies[1000])
+    refused("node 77", server.take, 77, replies[1000])
 
     requests = server.mask_requests(0, LENGTH)
-    refused("in the stage mask, not prepare", server.take_prepare, 1000, replies[1000])
+    refused("in the stage mask, not prepare", server.take, 1000, replies[1000])
     masked = {node: world.mask_reply(node, request) for node, request in requests.items()}
     good = masked[1000]
     bad = {
@@ -221,22 +221,22 @@ def test_second_late_and_foreign_replies_are_refused():
         "uint32": {"total": good.total.astype("<u4")},
     }
     for why, change in bad.items():
-        refused(why, server.take_masked, 1000, replace(good, **change))
+        refused(why, server.take, 1000, replace(good, **change))
     for node, reply in masked.items():
-        server.take_masked(node, reply)
-    refused("or answered", server.take_masked, 1000, good)
+        server.take(node, reply)
+    refused("or answered", server.take, 1000, good)
 
     requests = server.unmask_requests(0)
     shares = {node: hosts[node].unmask(request) for node, request in requests.items()}
     own = shares[1000]
     others = np.where(own.kinds == SEED, MASK_KEY, 0).astype(np.uint8)
-    refused("not asked for", server.take_shares, 1000, replace(own, kinds=others))
-    refused("other clients", server.take_shares, 1000, replace(own, clients=own.clients[::-1]))
+    refused("not asked for", server.take, 1000, replace(own, kinds=others))
+    refused("other clients", server.take, 1000, replace(own, clients=own.clients[::-1]))
     for node, reply in shares.items():
-        server.take_shares(node, reply)
-    refused("or answered", server.take_shares, 1000, own)
+        server.take(node, reply)
+    refused("or answered", server.take, 1000, own)
     world.check(server.result(0), range(6))
-    refused("round 0 is not open", server.take_masked, 1000, good)
+    refused("round 0 is not open", server.take, 1000, good)
 
 
 def test_wrong_preparations_are_refused():
@@ -250,8 +250,8 @@ def test_wrong_preparations_are_refused():
         "client 0 is of low order": zeros(good, "round_keys"),
     }
     for why, change in bad.items():
-        refused(why, world.server.take_prepare, 1000, replace(good, **change))
-    world.server.take_prepare(1000, good)
+        refused(why, world.server.take, 1000, replace(good, **change))
+    world.server.take(1000, good)
 
 
 def test_wrong_enrolments_are_refused():

@@ -35,8 +35,11 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 
+StageReply = PrepareReply | MaskedReply | UnmaskReply
 # Told the client, the reason, and whether it is proven, so that the client is not asked again.
 Blame = Callable[[int, str, bool], None]
+
+STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,20 @@ class SumRound:
             )
         return requests
 
-    def take_prepare(self, node: int, reply: PrepareReply) -> None:
-        """Take a SuperNode's keys, commitments and packets; arguments as at ``SumServer``."""
-        self._check(node, "prepare", reply.run_id, reply.server_round)
+    def take(self, node: int, reply: StageReply) -> None:
+        """Take what a SuperNode answers in the present stage, or nothing of it."""
+        self._check(node, reply)
         rows = self._rows[node]
+        if isinstance(reply, PrepareReply):
+            self._take_prepare(rows, reply)
+        elif isinstance(reply, MaskedReply):
+            self._take_masked(rows[self.live[rows]], reply)
+        else:
+            self._take_shares(rows[self.live[rows]], reply)
+        self._open.remove(node)
+
+    def _take_prepare(self, rows: Integers, reply: PrepareReply) -> None:
+        """Take keys, commitments and packets."""
         if not np.array_equal(reply.clients, self.clients[rows]):
             raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
         index, column = np.nonzero(self.is_foreign[rows])
@@ -136,7 +149,6 @@ class SumRound:
         self.share_commitments[rows] = reply.share_commitments
         self._packets[rows[index], column] = reply.packets
         self.live[rows] = True
-        self._open.remove(node)
 
     def mask_requests(self, length: int, word: int) -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
@@ -157,10 +169,8 @@ class SumRound:
         self._open = set(requests)
         return requests
 
-    def take_masked(self, node: int, reply: MaskedReply) -> None:
-        """Add a SuperNode's masked sum; arguments as at ``SumServer``."""
-        self._check(node, "mask", reply.run_id, reply.server_round)
-        rows = self._rows[node][self.live[self._rows[node]]]
+    def _take_masked(self, rows: Integers, reply: MaskedReply) -> None:
+        """Add a masked sum."""
         local = self.clients[rows]
         if strangers := sorted(set(reply.clients.tolist()) - set(local.tolist())):
             raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
@@ -171,7 +181,6 @@ class SumRound:
             )
         self.total += reply.total
         self.contributed[rows[np.isin(local, reply.clients)]] = True
-        self._open.remove(node)
         for client, why in reply.left_out.items():
             if client in local:
                 self._blame(client, f"round {self.number}: left out: {why}", False)
@@ -208,10 +217,8 @@ class SumRound:
         self._open = set(requests)
         return requests
 
-    def take_shares(self, node: int, reply: UnmaskReply) -> None:
-        """Take the shares that a SuperNode reveals; arguments as at ``SumServer``."""
-        self._check(node, "unmask", reply.run_id, reply.server_round)
-        rows = self._rows[node][self.live[self._rows[node]]]
+    def _take_shares(self, rows: Integers, reply: UnmaskReply) -> None:
+        """Take shares that are revealed."""
         if not np.array_equal(reply.clients, self.clients[rows]):
             raise MalformedReplyError(f"round {self.number}: shares of other clients than asked")
         asked = self.kinds[self.partners[rows]]
@@ -225,7 +232,6 @@ class SumRound:
         good = self._verify(dealers, holders, reply.shares, promised)
         self.shares[dealers[good], columns[good]] = reply.shares[good]
         self.has[dealers[good], columns[good]] = True
-        self._open.remove(node)
 
     def result(self) -> SumResult | Skipped:
         """End the round: take the masks away, or say why that cannot be done."""
@@ -284,12 +290,14 @@ class SumRound:
             self._blame(int(self.clients[row]), f"round {self.number}: it sent a wrong share", True)
         return good
 
-    def _check(self, node: int, stage: str, run_id: bytes, number: int) -> None:
+    def _check(self, node: int, reply: StageReply) -> None:
         """Refuse a reply of another run, round or stage, and a second one."""
+        run_id, number = reply.run_id, reply.server_round
         if run_id != self.run_id or number != self.number:
             raise MalformedReplyError(
                 f"run {run_id.hex()}, round {number}; expected {self.run_id.hex()}, {self.number}"
             )
+        stage = STAGES[type(reply)]
         if stage != self._stage:
             raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
         if node not in self._open:

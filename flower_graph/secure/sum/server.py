@@ -27,14 +27,11 @@ from flower_graph.rng import generator
 from flower_graph.secure.channel import is_low_order, rows_of
 from flower_graph.secure.sum.messages import (
     KeyReply,
-    MaskedReply,
     MaskRequest,
-    PrepareReply,
     PrepareRequest,
-    UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
+from flower_graph.secure.sum.round import Skipped, StageReply, SumResult, SumRound
 
 __all__ = ["Skipped", "SumResult", "SumServer"]
 
@@ -51,11 +48,11 @@ FEWEST = 12
 class SumServer:
     """Carries out secure sums over clients that SuperNodes host."""
 
-    # A round is ``open_round``, ``take_prepare``, ``mask_requests``, ``take_masked``,
-    # ``unmask_requests``, ``take_shares`` and ``result``. Two rounds may be open at once, so the
-    # next can be prepared while this one is unmasked. Every ``take_…`` raises
-    # ``MalformedReplyError`` for a reply that is late, second, of another run, round or length, or
-    # about clients of other SuperNodes, and then has taken nothing of it.
+    # A round is ``open_round``, ``mask_requests``, ``unmask_requests``, after each of them ``take``
+    # for every reply, and ``result``. Two rounds may be open at once, so the next can be prepared
+    # while this one is unmasked. ``take`` raises ``MalformedReplyError`` for a reply that is late,
+    # second, of another run, round or length, or about clients of other SuperNodes, and then has
+    # taken nothing of it.
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
@@ -140,9 +137,9 @@ class SumServer:
         opened = self._rounds[server_round] = self._begin(server_round, chosen)
         return opened.prepare_requests()
 
-    def take_prepare(self, node: int, reply: PrepareReply) -> None:
-        """Take a SuperNode's keys, commitments and packets."""
-        self._round(reply.server_round).take_prepare(node, reply)
+    def take(self, node: int, reply: StageReply) -> None:
+        """Take what a SuperNode answers in any stage."""
+        self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
         self, server_round: int, length: int, word: int = 64
@@ -152,19 +149,11 @@ class SumServer:
             return {}
         return self._round(server_round).mask_requests(length, word)
 
-    def take_masked(self, node: int, reply: MaskedReply) -> None:
-        """Take a SuperNode's masked sum."""
-        self._round(reply.server_round).take_masked(node, reply)
-
     def unmask_requests(self, server_round: int) -> dict[int, UnmaskRequest]:
         """Ask for the shares; nobody if too few clients are in the sum."""
         if server_round in self._unopened:
             return {}
         return self._round(server_round).unmask_requests()
-
-    def take_shares(self, node: int, reply: UnmaskReply) -> None:
-        """Take the shares that a SuperNode reveals."""
-        self._round(reply.server_round).take_shares(node, reply)
 
     def result(self, server_round: int) -> SumResult | Skipped:
         """End a round; all that comes for it later is refused."""

@@ -172,7 +172,7 @@ class SecureSum:
         if arrays is None or MASKED_SUM not in arrays:
             raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
         total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-        self.server.take_masked(node, MaskedReply.read(content, total=total))
+        self.server.take(node, MaskedReply.read(content, total=total))
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Take the masks away, in an exchange that also makes the next sum ready."""
@@ -231,9 +231,9 @@ class SecureSum:
 
         def read(node: int, content: RecordDict) -> None:
             if node in unmask:
-                self.server.take_shares(node, UnmaskReply.read(content))
+                self.server.take(node, UnmaskReply.read(content))
             if node in prepare:
-                self.server.take_prepare(node, PrepareReply.read(content))
+                self.server.take(node, PrepareReply.read(content))
 
         if not entries:
             return []
