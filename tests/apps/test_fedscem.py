@@ -13,7 +13,7 @@ from app_helpers import context_of, own_graph
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.strategies.fed_sage import strategy as fed_sage
+from flower_graph.strategies import fed_sage
 from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient, baselines
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
@@ -110,7 +110,7 @@ def test_a_client_hosts_its_share(name: str, config_of: MakeEgoConfig, tmp_path:
         client: Any = fedscem.METHOD.build_client(config, context, tmp_path)
         assert type(client) is CLIENTS.get(name, EgoNetworkClient)
         if name in SAGE:
-            hosted += client.host.clients.tolist()
+            hosted += client.clients.tolist()
         else:
             hosted += [ego.client for ego in client.egos]
     assert hosted == list(range(12)) == list(range(fedscem.METHOD.num_clients(config)))
