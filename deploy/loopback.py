@@ -217,6 +217,17 @@ class Loopback:
         end_processes(PARTY, self._party(name))
         self.processes[name].wait(timeout=10)
 
+    def processes_of(self, name: str, command: str) -> list[psutil.Process]:
+        """List the processes of a party whose command line has a word, such as flwr-clientapp."""
+        found = []
+        for process in marked_processes(PARTY, self._party(name)):
+            try:
+                if any(command in part for part in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
     def left(self) -> list[psutil.Process]:
         """List the processes of this deployment that still run."""
         return marked_processes(MARK, self.mark)
