@@ -152,7 +152,7 @@ def _run_flwr(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any
     try:
         result: dict[str, Any] = flwr_run(
             str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
-            [*job.overrides, *_absolute_paths(job.config)],
+            [*job.overrides, *_paths(job.config)],
             job.out,
             supernodes=_supernodes(job, args, 2),
             seed=job.config.seed,
@@ -170,17 +170,11 @@ def _supernodes(job: Job, args: argparse.Namespace, otherwise: int) -> int:
     return asked or method_of(job.config).default_supernodes(job.config) or otherwise
 
 
-def _absolute_paths(config: RunConfig) -> list[str]:
-    """Write relative paths in full: Flower runs the app in another working directory."""
-    given = {"data.root": config.data.root}
-    if Path(config.data.name).is_file():
-        given["data.name"] = config.data.name
+def _paths(config: RunConfig) -> list[str]:
+    """Give paths, which are in full by now: Flower runs the app in another working directory."""
+    given = {"data.root": config.data.root, "data.name": config.data.name}
     # A JSON string is a YAML string, whatever signs the path has.
-    return [
-        f"{key}={json.dumps(str(Path(path).expanduser().absolute()))}"
-        for key, path in given.items()
-        if path is not None and not Path(path).is_absolute()
-    ]
+    return [f"{key}={json.dumps(path)}" for key, path in given.items() if path and path[0] == "/"]
 
 
 class RoundPrinter:

@@ -24,6 +24,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.registry import DEFAULT, schema_of
 from flower_graph.config.rules import one_line, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
+from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError
 
 # A file's key that names the one config which it differs from.
@@ -43,7 +44,8 @@ def load_config(
     ----------
     name_or_path : str
         A config that ships with the package (``nfedgnn/cora``), or the path of a YAML file of
-        your own (it ends in ``.yaml`` or ``.yml``).
+        your own (it ends in ``.yaml`` or ``.yml``). Relative paths of data in such a file start
+        from its folder, those in overrides from the working directory.
     overrides : sequence of str
         Settings as ``key=value`` with dotted keys, laid over the file in this order.
     allowed : collection of str or None
@@ -59,8 +61,11 @@ def load_config(
     ConfigError
         If a config, key or value is unknown, of the wrong type or impossible.
     """
-    layers = [(settings, f" (in {source})") for source, settings in read_chain(name_or_path)]
-    layers += [(read_override(override), "") for override in overrides]
+    layers = [
+        (_located(settings, source), f" (in {source})")
+        for source, settings in read_chain(name_or_path)
+    ]
+    layers += [(_located(read_override(override), ""), "") for override in overrides]
     schema = _schema((settings for settings, _ in layers), allowed)
     tree = OmegaConf.structured(schema)
     for settings, where in layers:
@@ -84,6 +89,17 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def to_yaml(config: RunConfig) -> str:
     """Give the settings as YAML text that `load_config` reads back to the same settings."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def _located(settings: dict[str, Any], source: str) -> dict[str, Any]:
+    """Write paths of data in full: those in a file start from its folder, others from here."""
+    # So a run can be gone on with, and Flower can run it, from anywhere.
+    folder = Path(source).expanduser().parent if is_file_name(source) else Path()
+    found = dict(settings)
+    for key, full in (("data.name", located), ("data.root", in_full)):
+        if isinstance(found.get(key), str):
+            found[key] = full(found[key], folder)
+    return found
 
 
 def _schema(layers: Iterable[dict[str, Any]], allowed: Collection[str] | None) -> type[RunConfig]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -224,8 +225,12 @@ def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = [file[f"{part}_mask"] for part in ("train", "val", "test")]
-    except (OSError, KeyError, ValueError, EOFError) as error:
+    except KeyError as error:
         raise DataError(f"split file {path} cannot be read: {error}") from error
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise DataError(
+            f"split file {path} cannot be read: it is damaged or no npz file; copy it again"
+        ) from error
     for array in arrays:
         if array.shape != (num_nodes,):
             raise DataError(f"split file {path} has masks {array.shape}, not ({num_nodes},)")

@@ -408,3 +408,35 @@ def test_what_a_schema_says_can_be_read() -> None:
     assert found["data.split"].default == "random"
     assert found["model.hidden"].rules[1] is EVEN
     assert known_keys(Mine)["model.scale"] == "a number or null"
+
+
+def test_paths_of_data_in_a_file_start_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "graph").touch()
+    (tmp_path / "mine" / "Cora").touch()
+    monkeypatch.chdir(tmp_path)
+    for name, full in (
+        ("graph.pt", "mine/graph.pt"),
+        ("../clients/", "mine/../clients/"),
+        ("./graph", "mine/graph"),  # no ending: only since it is there
+        ("other/graph", None),
+        ("Cora", None),
+        ("Coauthor/CS", None),
+        ("/data/graph.pt", "/data/graph.pt"),
+    ):
+        expected = name if full is None else str(tmp_path) + "/" + full
+        expected = full if name.startswith("/") else expected
+        Path("mine/run.yaml").write_text(f"data: {{name: {name}, root: raw}}\n", encoding="utf-8")
+        config = load_config("mine/run.yaml")
+        assert (config.data.name, config.data.root) == (expected, str(tmp_path / "mine" / "raw"))
+        # What a run writes down holds from anywhere: `--resume` reads it in another folder.
+        Path("config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        monkeypatch.chdir(tmp_path / "mine")
+        assert load_config("../config.yaml") == config
+        monkeypatch.chdir(tmp_path)
+    # Overrides start from the working directory, and so does what a parent says from the parent.
+    assert load_config("mine/run.yaml", ["data.name=g.pt"]).data.name == str(tmp_path / "g.pt")
+    Path("run.yaml").write_text("defaults: mine/run.yaml\n", encoding="utf-8")
+    assert load_config("run.yaml").data.root == str(tmp_path / "mine" / "raw")

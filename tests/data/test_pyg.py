@@ -16,7 +16,7 @@ import pytest
 import torch
 from partition_helpers import own_graph
 from scipy.sparse import csr_matrix
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data
@@ -359,14 +359,30 @@ def test_unfit_content_is_refused(content: Any, message: str, tmp_path: Path) ->
         load_file(save(tmp_path / "graph.pt", content))
 
 
-def test_missing_empty_and_cut_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file"):
+HETERO = HeteroData()
+HETERO["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
+
+
+def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"there is no such file .{tmp_path}/absent.pt.; in a YAML"):
         load_file(tmp_path / "absent.pt")
     whole = save(tmp_path / "whole.pt", own_graph()).read_bytes()
-    for name, content in (("empty.pt", b""), ("cut.pt", whole[: len(whole) // 2])):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=f"file .*{name} is not a graph"):
-            load_file(tmp_path / name)
+    half = len(whole) // 2
+    for name, content, message in (
+        ("empty", b"", "is empty: save the graph again"),
+        ("cut", whole[:half], "is cut short: its end is missing; copy or save it again"),
+        ("spoilt", whole[:half] + b"?" * 99 + whole[half + 99 :], "is not a graph .* is damaged"),
+        ("table", b"name,label\n", "is not a graph .* is damaged: a Data or a dict of tensors"),
+    ):
+        (tmp_path / f"{name}.pt").write_bytes(content)
+        with pytest.raises(DataError, match=rf"^file .*{name}\.pt {message}") as caught:
+            load_file(tmp_path / f"{name}.pt")
+        assert "\n" not in str(caught.value) and "Errno" not in str(caught.value)
+
+
+def test_a_graph_of_several_kinds_of_nodes_is_refused_with_what_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds a HeteroData: .* data\.to_homogeneous\(\) makes"):
+        load_file(save(tmp_path / "kinds.pt", HETERO))
 
 
 # ogbn-arxiv; skipped where ogb is not installed -------------------------------------------------

@@ -163,5 +163,8 @@ def test_geom_gcn_split_refuses_another_graph_a_missing_key_and_a_pickle(tmp_pat
         geom_gcn_split(write_split(tmp_path / "b.npz", train_mask=mask, val_mask=mask), 2)
     pickled = np.array([{}, {}], dtype=object)
     path = write_split(tmp_path / "c.npz", train_mask=pickled, val_mask=mask, test_mask=mask)
-    with pytest.raises(DataError, match="allow_pickle"):
+    with pytest.raises(DataError, match="is damaged or no npz file"):
+        geom_gcn_split(path, 2)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match="is damaged or no npz file"):
         geom_gcn_split(path, 2)

@@ -30,6 +30,7 @@ from flower_graph.data.graph import (
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
+from flower_graph.data.sources.names import absent
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.splits import ROLES, Masks, check_roles, stratified_split
 from flower_graph.errors import DataError
@@ -317,7 +318,7 @@ def _client_files(path: Path) -> list[Path]:
     """List the files of a folder of clients, in the order of their names."""
     folder = path.expanduser()
     if not folder.is_dir():
-        raise DataError(f"data.name = {str(path)!r}: there is no such folder")
+        raise absent(str(path), "folder")
     files = sorted(folder.glob("*.pt"))
     if not files:
         raise DataError(f"data.name = {str(path)!r}: the folder has no file *.pt, one per client")

@@ -72,6 +72,22 @@ def folder_path(name: str) -> Path | None:
     return None
 
 
+def in_full(path: str, folder: Path) -> str:
+    """Write a path, which starts from a folder unless it is absolute, in full."""
+    if not path or "${" in path:  # nothing, or what OmegaConf is still to fill in
+        return path
+    return f"{folder.absolute() / Path(path).expanduser()}{'/' if path.endswith('/') else ''}"
+
+
+def located(name: str, folder: Path) -> str:
+    """Write a name in full if it means a file or a folder of clients, seen from a folder."""
+    there = in_full(name, folder)
+    if name.endswith(("/", ".pt")) or folder_path(there) is not None:
+        return there
+    # Without an ending a file counts with a separator only: `Cora` is the data set.
+    return there if "/" in name and file_path(there) is not None else name
+
+
 def pyg_name(name: str) -> PygName:
     """Return the PyG class and member that a name stands for."""
     if name.lower() in SHORT:
@@ -111,9 +127,17 @@ def check_name(name: str) -> None:
     path = file_path(name)
     if path is not None:
         if not path.is_file():
-            raise DataError(f"data.name = {name!r}: there is no such file")
+            raise absent(name)
     elif name.lower() not in (LINQS, CSBM, ARXIV):
         pyg_name(name)
+
+
+def absent(name: str, what: str = "file") -> DataError:
+    """Say that there is no such file or folder, and where it was looked for."""
+    return DataError(
+        f"data.name = {name!r}: there is no such {what} ({Path(name).expanduser().absolute()}); in "
+        "a YAML a path starts from the YAML's folder, elsewhere from the working directory"
+    )
 
 
 def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
+import re
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.names import ARXIV, PygName
+from flower_graph.data.sources.names import ARXIV, PygName, absent
 from flower_graph.errors import DataError
 
 OGB_FOLDER = "ogbn_arxiv"  # the name of ogb's own folder, so that its root can be a data root
@@ -43,6 +45,11 @@ OGB_FILES = (
     *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "node-label", "node_year")),
     *(f"raw/num-{name}-list.csv.gz" for name in ("node", "edge")),
     *(f"split/time/{name}.csv.gz" for name in ("train", "valid", "test")),
+)
+
+ONE_KIND = (
+    "nodes and edges must be of one kind; data.to_homogeneous() makes one graph of it, if all "
+    "kinds of nodes have equally many features"
 )
 
 
@@ -231,7 +238,7 @@ def load_file(path: Path) -> Graph:
     # The file may come from anybody: it is read with ``weights_only=True``, so nothing in it is
     # executed.
     if not path.is_file():
-        raise DataError(f"data.name = {str(path)!r}: there is no such file")
+        raise absent(str(path))
     values = read_file(path)
     classes = values.get("num_classes")
     if isinstance(classes, Tensor) and classes.numel() == 1:
@@ -250,10 +257,7 @@ def read_file(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     # A broken pickle can raise nearly anything.
     except Exception as error:
-        raise DataError(
-            f"file {path} is not a graph that can be loaded safely: a Data or a dict of "
-            f"tensors saved by torch.save is expected ({type(error).__name__}: {error})"
-        ) from error
+        raise DataError(f"file {path} {_unreadable(path, error)}") from error
     # Not by attributes of Data, some of which are computed (num_classes is not one).
     values = content.to_dict() if isinstance(content, Data) else content
     if not isinstance(values, dict):
@@ -262,6 +266,27 @@ def read_file(path: Path) -> dict[str, Any]:
         if values.get(key) is not None and not isinstance(values[key], Tensor):
             raise DataError(f"file {path}: {key} is a {type(values[key]).__name__}, not a tensor")
     return {str(key): value for key, value in values.items()}
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    """Say in one line why a file cannot be read by ``torch.load``."""
+    if isinstance(error, PermissionError):
+        return "cannot be read: make it readable for the user that this process runs as"
+    if not path.stat().st_size:
+        return "is empty: save the graph again"
+    with path.open("rb") as stream:
+        is_archive = stream.read(2) == b"PK"
+    if is_archive and not zipfile.is_zipfile(path):
+        return "is cut short: its end is missing; copy or save it again"
+    wanted = "a Data or a dict of tensors saved by torch.save"
+    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        if found[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
+            return f"holds a HeteroData: {ONE_KIND}"
+        return (
+            f"is not a graph that can be loaded safely: it holds a {found[1]}, and to read that "
+            f"can execute code; {wanted} is expected"
+        )
+    return f"is not a graph that can be loaded safely, or is damaged: {wanted} is expected"
 
 
 def load_arxiv(*, root: Path | None, download: bool) -> Graph:
