@@ -35,7 +35,7 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     def client_fn(context: Context) -> NumPyClient:
         return method.build_client(config, context, out)
 
-    return make_client_app(client_fn, actions=method.actions, mods=mods, train_mods=train_mods)
+    return make_client_app(client_fn, mods=mods, train_mods=train_mods)
 
 
 def run_server(

@@ -24,7 +24,7 @@ from flower_graph.models import build_server_model
 from flower_graph.ops.graph import gcn_adjacency
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
+from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory
@@ -56,7 +56,7 @@ def build(users: int) -> tuple[SplitGradientRelay, InProcessGrid]:
     def client_fn(context: Context) -> NodeClient:
         return NodeClient(context, x, numbers)
 
-    return strategy, InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=1)
+    return strategy, InProcessGrid(make_client_app(client_fn), num_supernodes=1)
 
 
 def measure(users: int, rounds: int) -> dict[str, Any]:

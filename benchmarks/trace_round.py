@@ -127,7 +127,7 @@ def entered(method: str) -> dict[str, set[str]]:
         trace.listen()
         return client
 
-    app = make_client_app(client_fn, actions=chosen.actions)
+    app = make_client_app(client_fn)
     grid = InProcessGrid(app, num_supernodes=supernodes, seed=found.seed)
     strategy = chosen.build_strategy(found, None)
     try:

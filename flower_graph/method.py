@@ -66,8 +66,6 @@ class Method:
         A dataclass with all settings and their defaults.
     client, clients : str
         What one client and several are called in log lines and summaries.
-    actions : sequence of str
-        Named actions of its clients, for ``make_client_app``.
     measures : bool
         Whether clients measure anything of their own data that a privacy budget withholds.
     has_true_edges : bool
@@ -80,7 +78,6 @@ class Method:
     schema: type[RunConfig]
     client = "client"
     clients = "clients"
-    actions: Sequence[str] = ()
     measures = True
     has_true_edges = False
     tables: Sequence[str] = ()

@@ -22,7 +22,6 @@ from flower_graph.strategies.procrustes_alignment.cohort_client import (
 )
 from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-    ACTIONS,
     SecureConsensus,
     SecureConsensusClient,
 )
@@ -124,7 +123,7 @@ def make_grid(
         return kind(context, here, **client)
 
     around: dict[str, Any] = {"mods" if secure else "train_mods": mods}
-    app = make_client_app(client_fn, actions=ACTIONS if secure else (), **around)
+    app = make_client_app(client_fn, **around)
     return InProcessGrid(app, num_supernodes=supernodes)
 
 

@@ -13,7 +13,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage.cohort_client import ACTIONS, SageClient
+from flower_graph.strategies.fed_sage.cohort_client import SageClient
 from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
@@ -61,7 +61,7 @@ def client_app(egos: list[EgoNetwork], client: Callable[..., Any] = SageClient) 
         part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
         return client(context, egos[part::parts], num_classes=CLASSES)
 
-    return make_client_app(client_fn, actions=ACTIONS)
+    return make_client_app(client_fn)
 
 
 @dataclass

@@ -15,7 +15,6 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.checkpoint import load_client, round_folder
 from flower_graph.strategies.masked_embedding_averaging import (
-    ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
 )
@@ -54,7 +53,7 @@ def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> 
         own = egos[int(context.node_config["partition-id"])]
         return EgoNetworkClient(context, [own], checkpoint_dir=tmp_path)
 
-    grid = InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=12)
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=12)
     saving = MaskedEmbeddingAveraging(SETTINGS, checkpoint_dir=tmp_path, checkpoint_every=50)
     reported = saving.start(grid, num_rounds=3).train_metrics_clientapp[3]["test-accuracy"]
     found = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,23 +54,21 @@ DIGEST, NUMBER = hashlib.sha256().digest_size, 8
 def make_client_app(
     client_fn: Callable[[Context], NumPyClient],
     *,
-    actions: Sequence[str] = (),
     mods: list[Mod] | None = None,
     train_mods: list[Mod] | None = None,
 ) -> ClientApp:
     """Build a ``ClientApp`` that answers messages with the methods of a ``NumPyClient``.
 
-    ``train`` calls ``fit``, ``evaluate`` calls ``evaluate``, ``query`` calls ``get_properties``
-    and ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit``
-    does. ``parameters`` are the arrays of all array records in order, writable and the client's
-    own; ``config`` holds the entries of all config records.
+    ``train`` calls ``fit``, ``evaluate`` calls ``evaluate``, ``query`` calls ``get_properties``.
+    ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit`` does, if
+    the client's attribute ``actions``, a tuple of names, has it. ``parameters`` are the arrays of
+    all array records in order, writable and the client's own; ``config`` holds the entries of all
+    config records.
 
     Parameters
     ----------
     client_fn : Callable[[Context], NumPyClient]
         Makes the client for one message. Nothing that it keeps in memory is sure to survive.
-    actions : Sequence[str]
-        Names of further methods that ``train.<action>`` may call.
     mods : list[Mod] or None
         Flower mods around every message.
     train_mods : list[Mod] or None
@@ -80,22 +79,30 @@ def make_client_app(
     -------
     ClientApp
         The app, for ``flwr run``, a SuperNode or the in-process engine.
-
-    Raises
-    ------
-    ValueError
-        If an action is no Python name or is given twice.
     """
     # Outermost but for the time: what is saved is what the client has once every other mod has
     # done its work.
-    app = ClientApp(mods=[servers_time, keep_state, *(mods or [])])
-
+    app = _ActingClientApp(mods=[servers_time, keep_state, *(mods or [])])
+    app.act = lambda action: app.train(action, mods=train_mods)(
+        _handler(client_fn, partial(_act, action))
+    )
     app.train(mods=train_mods)(_handler(client_fn, partial(_train, "fit")))
-    for action in actions:
-        app.train(action, mods=train_mods)(_handler(client_fn, partial(_train, action)))
     app.evaluate()(_handler(client_fn, _evaluate))
     app.query()(_handler(client_fn, _query))
     return app
+
+
+class _ActingClientApp(ClientApp):
+    """Flower wants actions by name before there is a client; only the client knows its own."""
+
+    act: Callable[[str], object]  # registers the function for a named action
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        kind, _, action = message.metadata.message_type.partition(".")
+        if kind == "train" and action:
+            with suppress(ValueError):  # it is there, or it is no name: Flower says so
+                self.act(action)
+        return super().__call__(message, context)
 
 
 def _handler(
@@ -116,12 +123,9 @@ def _handler(
 
 
 def _train(method: str, client: NumPyClient, message: Message) -> Message:
-    """Answer a ``train`` message with ``fit`` or a named action."""
-    function = getattr(client, method, None)
-    if not callable(function):
-        raise ValueError(f"{type(client).__name__} has no method {method!r} for this action")
+    """Answer a ``train`` message with ``fit`` or the method that an action names."""
     slots, parameters = _arrays_of(message)
-    result = function(parameters, _config_of(message))
+    result = getattr(client, method)(parameters, _config_of(message))
     arrays, num_examples, metrics = _checked_result(method, "list of ndarrays", result)
     if not isinstance(arrays, list):
         raise TypeError(f"{method} must return a list of arrays, got {type(arrays).__name__}")
@@ -133,6 +137,13 @@ def _train(method: str, client: NumPyClient, message: Message) -> Message:
     records = records or {ARRAYS: ArrayRecord()}
     records |= _metric_records({NUM_EXAMPLES: num_examples}, metrics)
     return Message(RecordDict(records), reply_to=message)
+
+
+def _act(action: str, client: NumPyClient, message: Message) -> Message:
+    """Answer a named action; a server may call none of the client's other methods."""
+    if action not in getattr(client, "actions", ()):
+        raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
+    return _train(action, client, message)
 
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:

@@ -32,8 +32,6 @@ from flower_graph.strategies.fed_sage.messages import (
     tensors_of,
 )
 
-# Messages besides Flower's own that a SageClient answers.
-ACTIONS = ("generate", "judge", "save", "finish")
 COUNTERS = ("round", "epoch")  # bookkeeping, stays on the CPU
 Answer = tuple[list[Any], int, dict[str, Any]]
 
@@ -54,6 +52,8 @@ class SageClient(NumPyClient):
     checkpoint_dir : Path, optional
         Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
     """
+
+    actions = ("generate", "judge", "save", "finish")
 
     def __init__(
         self,

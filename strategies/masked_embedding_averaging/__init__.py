@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     )
     from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
     from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
-        ACTIONS,
         EgoNetworkClient,
     )
     from flower_graph.strategies.masked_embedding_averaging.strategy import (
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ACTIONS",
     "EgoFedAvg",
     "EgoFedProx",
     "EgoModelClient",

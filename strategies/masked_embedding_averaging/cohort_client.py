@@ -72,8 +72,6 @@ LOG = logging.getLogger(__name__)
 # twice, or a run that goes on from a checkpoint, does neither a second time.
 TRAINED, FUSED = "trained-round", "fused-round"
 Opened = tuple[EgoCohort, Tensors]
-ACTIONS = ("align", "union", "unmask", "save", "finish")  # named actions, for make_client_app
-
 Answer = tuple[list[Any], int, dict[str, Any]]
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
@@ -229,6 +227,8 @@ class EgoNetworkClient(EgoCohortClient):
     noise : ClientNoise, optional
         What is added to each client's embeddings before masks and pads.
     """
+
+    actions = ("align", "union", "unmask", "save", "finish")
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ from flower_graph.strategies.masked_embedding_averaging.baselines import (
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
-    ACTIONS,
     EgoNetworkClient,
 )
 from flower_graph.strategies.masked_embedding_averaging.config import (
@@ -71,7 +69,6 @@ class FedSCem(GraphMethod):
     schema = FedSCemConfig
     graph = EgoNetwork
     client, clients = "ego-network", "ego-networks"
-    actions: Sequence[str] = tuple(sorted({*ACTIONS, *fed_sage.ACTIONS}))
     tables = ("fedscem",)
 
     def build_strategy(

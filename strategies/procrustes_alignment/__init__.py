@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         public_rows,
     )
     from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-        ACTIONS,
         SecureConsensus,
         SecureConsensusClient,
     )
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ACTIONS",
     "EmbeddingClient",
     "LocalEmbedding",
     "ProcrustesAlignment",

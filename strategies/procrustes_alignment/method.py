@@ -62,7 +62,6 @@ class PPFL(GraphMethod):
     name = APP
     schema = PPFLConfig
     graph = OverlappingGraph
-    actions: Sequence[str] = secure_consensus.ACTIONS
     tables = ("ppfl",)
 
     def build_strategy(

@@ -70,7 +70,6 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
-ACTIONS = ("sum_enroll", "sum_unmask")  # named actions, for make_client_app
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
 

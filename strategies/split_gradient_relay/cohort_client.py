@@ -32,7 +32,6 @@ from flower_graph.strategies.split_gradient_relay.users import (
     UserSettings,
 )
 
-ACTIONS = ("finish",)  # named actions of NodeClient, for make_client_app
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
 GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
@@ -104,6 +103,8 @@ class NodeClient(NumPyClient):
     checkpoint_dir : Path, optional
         Where to save the users' weights when the server asks for a checkpoint.
     """
+
+    actions = ("finish",)
 
     def __init__(
         self,

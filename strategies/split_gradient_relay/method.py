@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
-from flower_graph.strategies.split_gradient_relay.cohort_client import ACTIONS, NodeClient
+from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
 from flower_graph.strategies.split_gradient_relay.config import APP, NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
@@ -34,7 +33,6 @@ class NFedGNN(Method):
     name = APP
     schema = NFedGNNConfig
     client, clients = "user", "users"
-    actions: Sequence[str] = ACTIONS
     measures = False  # the server judges the noisy vectors that it has
     tables = ("nfedgnn",)
 

@@ -29,6 +29,7 @@ class Recorder(NumPyClient):
         self.parameters, self.config = parameters, config
         return self.result
 
+    actions = ("align",)
     align = fit
     evaluate = fit
 
@@ -159,16 +160,31 @@ def test_only_named_actions_are_routed() -> None:
     def make(context: Context) -> NumPyClient:
         return Recorder(([ONE], context.node_id, {}))
 
-    app = make_client_app(make, actions=["align", "absent"])
-    assert ask(app, "train.align")["metrics"]["num-examples"] == 7
-    with pytest.raises(ValueError, match="Recorder has no method 'absent'"):
-        ask(app, "train.absent")
-    with pytest.raises(ValueError, match="No train function registered with name 'evaluate'"):
-        ask(app, "train.evaluate")
-    with pytest.raises(ValueError, match="not-a-name"):
-        make_client_app(make, actions=["not-a-name"])
-    with pytest.raises(ValueError, match="already registered"):
-        make_client_app(make, actions=["align", "align"])
+    app = make_client_app(make)
+    for _ in range(2):
+        assert ask(app, "train.align")["metrics"]["num-examples"] == 7
+        for other in ("evaluate", "absent", "__init__"):  # the client has the first, and the last
+            with pytest.raises(ValueError, match=f"Recorder does not name '{other}' in its act"):
+                ask(app, f"train.{other}")
+    with pytest.raises(ValueError, match="No query function registered with name 'align'"):
+        ask(app, "query.align")
+    assert ask(app, "train.default")["metrics"]["num-examples"] == 7
+
+
+def test_a_client_without_actions_answers_training_alone() -> None:
+    app = make_client_app(lambda _: NumPyClient())
+    with pytest.raises(ValueError, match="NumPyClient does not name 'fit' in its actions"):
+        ask(app, "train.fit")
+
+
+def test_an_action_that_the_app_registers_itself_stays() -> None:
+    app = make_client_app(lambda _: Recorder(([ONE], 7, {})))
+
+    @app.train("align")
+    def mine(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"mine": ConfigRecord()}), reply_to=message)
+
+    assert list(ask(app, "train.align")) == ["mine"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from flower_graph.secure.sum.service import SUM_STATE
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_secrets
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-    ACTIONS,
     SecureConsensus,
     SecureConsensusClient,
 )
@@ -176,7 +175,7 @@ def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: Any) -> No
         embeddings.update(array.numpy().tobytes() for array in record.values())
         return reply
 
-    app = make_client_app(client_fn, actions=ACTIONS, mods=[seen, note])
+    app = make_client_app(client_fn, mods=[seen, note])
     grid, reports = InProcessGrid(app, num_supernodes=4), list[Any]()
     SecureConsensus().start(grid, num_rounds=4, timeout=0.05, on_round=reports.append)
     assert bool(spoil) == ("error reply" in log.text)

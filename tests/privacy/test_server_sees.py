@@ -24,7 +24,6 @@ from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumServer
 from flower_graph.strategies.masked_embedding_averaging import (
-    ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
 )
@@ -123,7 +122,7 @@ def _client_app(egos: list[EgoNetwork]) -> Any:
         part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
         return EgoNetworkClient(context, egos[part::parts])
 
-    return make_client_app(client_fn, actions=ACTIONS)
+    return make_client_app(client_fn)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.sum.server import Skipped
-from flower_graph.secure.sum.service import ACTIONS, SecureSum, SecureSumClient
+from flower_graph.secure.sum.service import SecureSum, SecureSumClient
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 
@@ -34,7 +34,7 @@ def make(nodes, hosted, odd=None, **options):
         first = hosted * context.node_config["partition-id"]
         return own(context, range(first, first + hosted))
 
-    grid = InProcessGrid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=nodes)
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=nodes)
     return grid, SecureSum(Exchange(grid), limit=1000.0, **options)
 
 

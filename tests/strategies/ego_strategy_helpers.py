@@ -19,7 +19,6 @@ from flower_graph.messages.keys import RING_WORD, SUMS, TOTAL
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import (
-    ACTIONS,
     EgoNetworkClient,
     MaskedEmbeddingAveraging,
 )
@@ -122,7 +121,7 @@ def client_app(
         places = range(part, len(egos), parts) if deal is None else deal[part]
         return client(context, [egos[place] for place in places], **options)
 
-    return make_client_app(client_fn, actions=ACTIONS, mods=list(mods), train_mods=list(train_mods))
+    return make_client_app(client_fn, mods=list(mods), train_mods=list(train_mods))
 
 
 def run(

@@ -23,7 +23,7 @@ from sage_helpers import client_app as sage_app
 from sage_helpers import networks
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.secure.sum.service import ACTIONS, SecureSum, SecureSumClient
+from flower_graph.secure.sum.service import SecureSum, SecureSumClient
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
@@ -196,7 +196,7 @@ def sums(see: Recorder, folder: Path) -> None:
     def client_fn(context: Context) -> Adder:
         return Adder(context, [int(context.node_config["partition-id"])])
 
-    grid = see.grid(make_client_app(client_fn, actions=ACTIONS), num_supernodes=3)
+    grid = see.grid(make_client_app(client_fn), num_supernodes=3)
     SecureSum(Exchange(grid), limit=4.0).sum(1, 3)
 
 

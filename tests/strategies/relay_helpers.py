@@ -16,7 +16,7 @@ from flower_graph.models import build_server_model
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator, seeded
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient, SplitGradientRelay
+from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 
 CLASSES, FEATURES = 3, 8
 
@@ -50,7 +50,7 @@ def client_app(data: Data, *, mods: Any = None, train_mods: Any = None, **option
     def client_fn(context: Context) -> NodeClient:
         return NodeClient(context, *assigned(data, context), **options)
 
-    return make_client_app(client_fn, actions=ACTIONS, mods=mods, train_mods=train_mods)
+    return make_client_app(client_fn, mods=mods, train_mods=train_mods)
 
 
 def strategy_for(data: Data, model: str = "gcn", **options: Any) -> SplitGradientRelay:

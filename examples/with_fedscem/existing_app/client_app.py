@@ -5,7 +5,7 @@ from flwr.app import Context
 from existing_app.task import load_data
 from flower_graph.client import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.strategies.masked_embedding_averaging import ACTIONS, EgoNetworkClient
+from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient
 
 
 def client_fn(context: Context) -> EgoNetworkClient:
@@ -22,4 +22,4 @@ def client_fn(context: Context) -> EgoNetworkClient:
 
 
 # Flower ClientApp
-app = make_client_app(client_fn, actions=ACTIONS)
+app = make_client_app(client_fn)

@@ -4,7 +4,7 @@ from flwr.app import Context
 
 from existing_app.task import load_data
 from flower_graph.client import make_client_app
-from flower_graph.strategies.split_gradient_relay import ACTIONS, NodeClient
+from flower_graph.strategies.split_gradient_relay import NodeClient
 
 
 def client_fn(context: Context) -> NodeClient:
@@ -19,4 +19,4 @@ def client_fn(context: Context) -> NodeClient:
 
 
 # Flower ClientApp
-app = make_client_app(client_fn, actions=ACTIONS)
+app = make_client_app(client_fn)

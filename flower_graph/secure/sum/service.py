@@ -46,9 +46,6 @@ from flower_graph.secure.sum.server import Skipped, SumServer
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
 
-# For make_client_app
-ACTIONS = ("sum_enroll", "sum_mask", "sum_unmask")
-
 FloatArray = NDArray[np.floating[Any]]
 
 
@@ -307,6 +304,8 @@ class MaskingClient(NumPyClient):
 
     # Keys are kept in the context's state.
 
+    actions: tuple[str, ...] = ("sum_enroll", "sum_unmask")  # named actions
+
     def __init__(self, context: Context, clients: Sequence[int]) -> None:
         self.context, self.clients = context, clients
 
@@ -357,10 +356,9 @@ class MaskingClient(NumPyClient):
 
 
 class SecureSumClient(MaskingClient):
-    """The clients' half: a subclass says in ``vectors`` what is to be added up.
+    """The clients' half: a subclass says in ``vectors`` what is to be added up."""
 
-    Give ``make_client_app`` the ``ACTIONS`` of this module.
-    """
+    actions = (*MaskingClient.actions, "sum_mask")
 
     @abstractmethod
     def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
