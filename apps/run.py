@@ -19,6 +19,7 @@ from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.load import to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.report.rounds import RoundReport
@@ -51,9 +52,10 @@ def run_server(
     """Run the method over a grid and write every output."""
     first = checkpoint.last_round(out / CHECKPOINTS) if resume else None
     method = method_of(config)
+    # What is refused here leaves no folder.
+    strategy = method.build_strategy(config, out, folder)
     writer = RunWriter(out, to_dict(config), resume_round=first, draw=method.draw)
     try:
-        strategy = method.build_strategy(config, out, folder)
         announce_privacy(config, measures=method.measures)
 
         def report(entry: RoundReport) -> None:
@@ -71,6 +73,17 @@ def run_server(
         )
     finally:
         writer.close()
+
+
+def check_run(config: RunConfig, supernodes: int | None = None) -> int:
+    """Refuse what cannot run on this machine, before anything is made; return the SuperNodes."""
+    resolve_device(config.device)
+    method = method_of(config)
+    count = (method.default_supernodes(config) or 1) if supernodes is None else supernodes
+    clients = method.num_clients(config)
+    if count > clients:
+        raise ConfigError(f"supernodes: {count} for {clients} clients; at most one each")
+    return count
 
 
 def run(
@@ -106,11 +119,7 @@ def simulate_whole(
 @contextmanager
 def _grid(config: RunConfig, given: int | None, out: Path | None) -> Iterator[InProcessGrid]:
     """Make a run's grid; what its clients keep in this process goes when the run ends."""
-    method = method_of(config)
-    supernodes = (method.default_supernodes(config) or 1) if given is None else given
-    clients = method.num_clients(config)
-    if supernodes > clients:
-        raise ConfigError(f"supernodes: {supernodes} for {clients} clients; at most one each")
+    supernodes = check_run(config, given)
     # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
     logging.getLogger("flwr").setLevel(logging.WARNING)
     grid = InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)

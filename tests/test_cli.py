@@ -55,7 +55,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
     runner = Runner()
-    module(monkeypatch, "apps.run", run=runner.run)
+    module(monkeypatch, "apps.run", run=runner.run, check_run=lambda config, supernodes: 1)
     monkeypatch.chdir(tmp_path)
     return runner
 
@@ -201,9 +201,18 @@ def test_ctrl_c_names_the_checkpoint_and_how_to_go_on(
 ) -> None:
     runner.fail = failing(KeyboardInterrupt())
     assert cli.main(["run", "quickstart", "--out", "none"]) == 130
+    assert "before the end of the first round; nothing is kept" in capsys.readouterr().err
+
+    def later(config: RunConfig, out: Path) -> None:
+        (out / "metrics.jsonl").touch()
+        raise KeyboardInterrupt
+
+    runner.fail = later
+    assert cli.main(["run", "quickstart", "--out", "some"]) == 130
     assert "no checkpoint (checkpoint_every=0)" in capsys.readouterr().err
 
     def interrupt(config: RunConfig, out: Path) -> None:
+        (out / "metrics.jsonl").touch()
         for number in (10, 20):
             save_server(out / "checkpoints", number, {"round": number})
         round_folder(out / "checkpoints", 30).mkdir()  # not complete
@@ -219,6 +228,7 @@ def test_ctrl_c_names_the_checkpoint_and_how_to_go_on(
 def test_resuming_several_seeds_does_what_is_left(runner: Runner, tmp_path: Path) -> None:
     def interrupt(config: RunConfig, out: Path) -> None:
         if config.seed == 1:
+            (out / "metrics.jsonl").touch()
             raise KeyboardInterrupt
 
     runner.fail = interrupt
@@ -248,6 +258,7 @@ def test_flwr_engine_gets_paths_in_full(
         return writer.finish({"clients": 2, "engine": "flwr"})
 
     module(monkeypatch, "apps.cli.launch", flwr_run=flwr_run)
+    module(monkeypatch, "apps.run", check_run=lambda config, supernodes: 1)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my graph.pt").write_bytes(b"")
     (tmp_path / "mine.yaml").write_text("data: {name: my graph.pt, root: raw}\nseed: 3\n")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_named
 from flower_graph.errors import OutputError
@@ -182,13 +183,24 @@ def test_a_loss_that_is_not_finite_is_null_and_said_once(
 def test_an_existing_run_is_refused_and_left_alone_but_an_empty_folder_is_taken(
     tmp_path: Path,
 ) -> None:
+    (tmp_path / LOCK_FILE).write_text("of a run that was killed")
     writing(tmp_path).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert [*tmp_path.iterdir()] == []
     (tmp_path / "config.yaml").write_text("mine")
     with pytest.raises(OutputError, match=r"exists and is not empty; choose another") as caught:
         writing(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_run_without_a_round_leaves_no_folder(tmp_path: Path) -> None:
+    writer = writing(tmp_path / "runs" / "mine")
+    (writer.out / CHECKPOINTS / "round-000001").mkdir(parents=True)  # the clients' half
+    writer.close()
+    assert [*tmp_path.iterdir()] == []
+    writing(tmp_path / "runs" / "mine", report(1)).close()
+    names = {path.name for path in (tmp_path / "runs" / "mine").iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl"}
 
 
 def test_a_file_in_the_way_is_told_apart(tmp_path: Path) -> None:
@@ -310,11 +322,11 @@ def test_resuming_changes_nothing_until_a_round_is_done(tmp_path: Path) -> None:
 
 
 def test_resuming_without_the_rounds_is_refused(tmp_path: Path) -> None:
-    writer = writing(tmp_path / "run")
-    writer.close()
+    (tmp_path / "run").mkdir()
     with pytest.raises(OutputError, match="No such file"):
         writing(tmp_path / "run", resume_round=1)
-    writer.write_round(report(1))
+    writer = writing(tmp_path / "run", report(1))
+    writer.close()
     writer.write_round(report(3))
     with pytest.raises(OutputError, match="rounds 1 to 3 are needed to resume"):
         writing(tmp_path / "run", resume_round=3)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
-from flower_graph.apps.run import client_app
+from flower_graph.apps.run import check_run, client_app
 from flower_graph.audit.attacks import Audit, RecordingGrid
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
 from flower_graph.client.state import forget_run
@@ -26,7 +26,7 @@ from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_named, method_of
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.report.result import versions
-from flower_graph.storage.files import prepare_folder, write_json, write_text
+from flower_graph.storage.files import new_folder, write_json, write_text
 
 JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
@@ -103,10 +103,11 @@ def audit_command(args: argparse.Namespace) -> int:
     if args.rounds is not None and args.rounds < 2:
         raise ConfigError(f"--rounds {args.rounds}: at least 2 are needed")
     plans = _plans(args)
-    out = prepare_folder(args.out or default_folder(f"audit-{args.config}"))
-    record = _audit(args, plans)
-    _write(out, record)
-    print((out / PAGE).read_text(encoding="utf-8"), f"written to {out}", sep="\n", flush=True)
+    for one in plans[0]:
+        check_run(one.config)
+    with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
+        _write(out, _audit(args, plans))
+        print((out / PAGE).read_text(encoding="utf-8"), f"written to {out}", sep="\n", flush=True)
     return 0
 
 

@@ -13,7 +13,7 @@ from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError
 from flower_graph.report.result import join
-from flower_graph.storage.files import prepare_folder, write_json, write_text
+from flower_graph.storage.files import new_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
@@ -39,7 +39,18 @@ def partition_command(args: argparse.Namespace) -> int:
 
         check_supernodes(args.supernodes, cut.data.num_clients)
     folder = default_folder(args.config)
-    out = prepare_folder(args.out or folder.with_name(f"partition-{folder.name}"))
+    with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
+        return _write(out, configs, result, cut, args)
+
+
+def _write(
+    out: Path,
+    configs: Sequence[RunConfig],
+    result: Sequence[PartitionStatistics],
+    cut: Partition | None,
+    args: argparse.Namespace,
+) -> int:
+    """Write and print the figures, the picture and the data folders."""
     numbers = [config.seed for config in configs]
     paper = method_of(configs[0]).paper_figures(configs[0])
     record = _record(to_dict(configs[0]), numbers, result, paper)

@@ -6,7 +6,8 @@ import argparse
 import json
 import shlex
 import sys
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from flower_graph.config.registry import method_of
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.report.rounds import RoundReport, format_round
-from flower_graph.storage.files import prepare_folder
+from flower_graph.storage.files import holds_something, new_folder, remove_empty
 
 
 class EngineFailedError(RuntimeError):
@@ -40,21 +41,19 @@ def run_command(args: argparse.Namespace) -> int:
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
     top, jobs = _plan(args)
-    if len(jobs) > 1:
-        prepare_folder(top, may_exist=args.resume is not None)
+    done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
+    _check_all([job for job in jobs if not done.get(job.config.seed)], args)
+    results: list[dict[str, Any]] = []
+    with _folders(top, jobs, args.resume is not None):
         for job in jobs:
-            # All at once: a resumed command finds in the folders which seeds it was to run.
-            job.out.mkdir(exist_ok=True)
-    results = []
-    for job in jobs:
-        try:
-            results.append(_result_of(job, args))
-        except KeyboardInterrupt:
-            print(_interrupted(job, top), file=sys.stderr)
-            return 130
-        except EngineFailedError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+            try:
+                results.append(done.get(job.config.seed) or _run(job, args))
+            except KeyboardInterrupt:
+                print(_interrupted(job, top), file=sys.stderr)
+                return 130
+            except EngineFailedError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
     figures = summarise(top, results) if len(jobs) > 1 else results[0]
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
@@ -102,24 +101,49 @@ def _config_in(folder: Path) -> str:
     raise CheckpointError(f"--resume {folder}: no run to resume; there is no config.yaml in it")
 
 
-def _result_of(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    """Run a job, or go on with it; one that a resumed command has done before is read only."""
-    resume = args.resume is not None and job.out.is_dir() and any(job.out.iterdir())
-    if resume:
-        done = _read_result(job.out / "result.json")
-        if done is not None and done.get("config") == to_dict(job.config):
-            return done
+@contextmanager
+def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
+    """Make the folders of several runs; they go again if not one of the runs had a round."""
+    if len(jobs) == 1:
+        yield
+        return
+    with new_folder(top, may_exist=may_exist):
+        for job in jobs:
+            # All at once: a resumed command finds in the folders which seeds it was to run.
+            job.out.mkdir(exist_ok=True)
+        try:
+            yield
+        finally:
+            if not any(holds_something(job.out) for job in jobs):
+                remove_empty([job.out for job in jobs])
+
+
+def _check_all(jobs: Sequence[Job], args: argparse.Namespace) -> None:
+    """Refuse what cannot run, of all jobs before the first one makes a folder."""
+    from flower_graph.apps.run import check_run
+
+    for job in jobs:
+        check_run(job.config, args.supernodes)
+
+
+def _run(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+    """Run a job, or go on with it."""
+    resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
     return _run_flwr(job, args, resume) if args.engine == "flwr" else _run_here(job, args, resume)
 
 
-def _read_result(path: Path) -> dict[str, Any] | None:
+def _done(job: Job) -> dict[str, Any] | None:
+    """Read the result of a job that was done before, whole and with these settings."""
+    path = job.out / "result.json"
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise OutputError(f"{path}: not the result of a run ({error})") from error
-    return result
+    if not isinstance(result, dict):
+        raise OutputError(f"{path}: not the result of a run (it is no mapping)")
+    return result if result.get("config") == to_dict(job.config) else None
 
 
 def _run_here(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any]:
@@ -216,6 +240,8 @@ def _interrupted(job: Job, top: Path) -> str:
     """Say what is left of a run that was stopped, and how to go on."""
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
     result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
+    if not (job.out / "metrics.jsonl").exists():
+        return "interrupted before the end of the first round; nothing is kept of it"
     if not result:
         every = job.config.checkpoint_every
         return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"

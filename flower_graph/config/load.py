@@ -8,11 +8,13 @@ type or impossible is refused here, before data are read or a client is asked.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +132,10 @@ def list_configs() -> list[str]:
 
 
 def describe_config(name: str) -> str:
-    """Give the first line of a shipped config: the comment that says what it is for."""
-    first = _shipped(name).read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    """Give the first sentence of a shipped config: the comment that says what it is for."""
+    lines = _shipped(name).read_text(encoding="utf-8").splitlines()
+    comment = (line.lstrip("# ") for line in takewhile(lambda line: line.strip("# "), lines))
+    return re.split(r"(?<=\.)\s", " ".join(comment))[0]
 
 
 def is_file_name(name_or_path: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from flower_graph.errors import ConfigError
+
 
 def resolve_device(name: str) -> torch.device:
     """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` into a device that exists."""
@@ -12,7 +14,10 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
+        raise ConfigError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device: {name!r} is not there; {torch.cuda.device_count()} GPUs found")
+        found = torch.cuda.device_count()
+        raise ConfigError(
+            f"device: {name!r} is not there; {found} GPUs found; set device=auto or device=cpu"
+        )
     return device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import OutputError
 from flower_graph.report.result import make_result
 from flower_graph.report.rounds import RoundReport, read_reports
@@ -18,8 +20,10 @@ from flower_graph.storage.files import (
     FolderLock,
     append_line,
     atomic,
+    missing_folders,
     plain,
     prepare_folder,
+    remove_empty,
     saying,
     write_json,
 )
@@ -38,6 +42,7 @@ class RunWriter:
         resume_round: int | None = None,
         draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
     ) -> None:
+        self._made = missing_folders(Path(out).expanduser().absolute())
         self.out = prepare_folder(out, may_exist=resume_round is not None)
         with saying(self.out):
             self._lock = FolderLock(self.out)
@@ -45,11 +50,9 @@ class RunWriter:
         self._draw_more = draw  # the method's own pictures: folder, reports, title
         self.metrics = self.out / "metrics.jsonl"
         self.reports: list[RoundReport] = []
-        self._resumed = resume_round is not None
+        self._resumed, self._has_written = resume_round is not None, False
         try:
-            if resume_round is None:
-                self._write_config()
-            else:
+            if resume_round is not None:
                 self.reports = _reports_until(self.metrics, resume_round)
         except OutputError:
             self.close()
@@ -59,7 +62,7 @@ class RunWriter:
 
     def write_round(self, report: RoundReport) -> None:
         """Append one round to ``metrics.jsonl``; give this to a strategy as ``on_round``."""
-        if self._resumed:
+        if self._resumed and not self._has_written:
             # The checkpoint that was taken may be older than the last one.
             self.reports = [one for one in self.reports if one.round < report.round]
             self._seconds_before = sum(one.seconds for one in self.reports)
@@ -92,8 +95,12 @@ class RunWriter:
         return result
 
     def close(self) -> None:
-        """Let other runs use the folder."""
+        """Let other runs use the folder; what never had a round leaves none behind."""
+        if not (self.reports or self._resumed):
+            # Clients may have begun a checkpoint; whatever else is there is not the run's.
+            shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
         self._lock.release()
+        remove_empty(self._made)
 
     def _draw(self) -> None:
         # Imported here: it takes a second, and a run that stops early has no use for it.
@@ -107,17 +114,19 @@ class RunWriter:
             save_participation(self.out / "participation.png", self.reports, title=title)
 
     def _take_over(self) -> None:
-        """Make a resumed run's files say what it goes on from."""
-        # Not before it has something to write: a checkpoint may yet be refused, because it is of
-        # other settings, and then the run that lies there has to stay as it was.
-        if not self._resumed:
+        """Write the settings, and make a resumed run's files say what it goes on from."""
+        # Not before it has something to write: a new run may fail before its first round, and then
+        # leaves nothing; a checkpoint may yet be refused, because it is of other settings, and then
+        # the run that lies there has to stay as it was.
+        if self._has_written:
             return
-        self._resumed = False
-        (self.out / "result.json").unlink(missing_ok=True)
-        with atomic(self.metrics) as temporary:
-            temporary.write_bytes(b"")
-            for report in self.reports:
-                append_line(temporary, report.to_record())
+        self._has_written = True
+        if self._resumed:
+            (self.out / "result.json").unlink(missing_ok=True)
+            with atomic(self.metrics) as temporary:
+                temporary.write_bytes(b"")
+                for report in self.reports:
+                    append_line(temporary, report.to_record())
         self._write_config()
 
     def _write_config(self) -> None:

@@ -30,20 +30,47 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
     out = Path(out).expanduser().absolute()
     if out.exists() and not out.is_dir():
         raise OutputError(f"output folder {out}: is a file, not a folder")
-    is_new = not out.exists()
+    made = missing_folders(out)
     with saying(out):
-        out.mkdir(parents=True, exist_ok=True)
-        if not may_exist and any(out.iterdir()):
-            raise OutputError(
-                f"output folder {out}: exists and is not empty; choose another, or resume its run"
-            )
         try:
+            out.mkdir(parents=True, exist_ok=True)
+            if not may_exist and holds_something(out):
+                raise OutputError(
+                    f"output folder {out}: exists and is not empty; choose another, or resume its "
+                    "run"
+                )
             _probe(out / ".probe")
         except OSError:
-            if is_new:
-                out.rmdir()
+            remove_empty(made)
             raise
     return out
+
+
+@contextmanager
+def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
+    """Prepare an output folder; folders that were made for it and stayed empty go again."""
+    made = missing_folders(Path(out).expanduser().absolute())
+    try:
+        yield prepare_folder(out, may_exist=may_exist)
+    finally:
+        remove_empty(made)
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """List a folder and those above it that are not there, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of some folders that have nothing in them."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def holds_something(folder: Path) -> bool:
+    """Whether a folder has more in it than the lock of a run that was killed."""
+    return any(path.name != LOCK_FILE for path in folder.iterdir())
 
 
 def _probe(path: Path) -> None:
@@ -211,5 +238,4 @@ def default_folder() -> Path:
 
 def remove_if_empty(folder: Path) -> None:
     """Remove a run's folder after the last of its files, whichever process that was."""
-    with suppress(OSError):
-        folder.rmdir()
+    remove_empty([folder])

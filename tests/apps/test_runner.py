@@ -13,16 +13,18 @@ import torch
 from app_helpers import MakeConfig, context_of, own_graph
 from safetensors.torch import load_file
 
+from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run, simulate
 from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.of_app import configured
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import CheckpointError, ConfigError, DataError
+from flower_graph.errors import CheckpointError, ConfigError, DataError, DivergedError
 from flower_graph.report.rounds import RoundReport
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,6 +127,49 @@ def test_what_cannot_be_trained_on_is_refused_before_there_is_a_folder(
     with pytest.raises((DataError, ValueError), match=said):
         run(config_of(own_graph(**changes), *overrides), tmp_path / "out", supernodes=supernodes)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--seeds", "0,1"], ["--engine", "flwr"]])
+@pytest.mark.parametrize("given", ["device=cuda:99", "data.name=nothing.pt"])
+def test_what_cannot_run_is_one_line_and_makes_nothing(
+    given: str,
+    words: list[str],
+    config_of: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A device that is not there took 20 lines, and left a folder that nothing could use."""
+    config_of(own_graph())
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.rglob("*")}
+    assert main(["run", "own.yaml", given, *words]) == 2
+    assert main(["run", "own.yaml", given, *words, "--out", "new/out"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == second and first.startswith(f"error: {given.partition('=')[0]}")
+    assert {*tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError])
+def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
+    error: type[BaseException],
+    config_of: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(own_graph(), "checkpoint_every=1")
+
+    def fail(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(SplitGradientRelay, "learn", fail)
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "empty", tmp_path / "new" / "out"):
+        with pytest.raises(error):
+            run(config, out)
+    assert [*(tmp_path / "empty").iterdir()] == [] and not (tmp_path / "new").exists()
+    monkeypatch.undo()
+    assert run(config, tmp_path / "empty")["rounds"] == 6
 
 
 # Going on ----------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_shipped_configs_load_and_say_what_they_are_for() -> None:
     for name in names:
         folder, slash, _ = name.partition("/")
         assert load_config(name).app == (folder if slash else "nfedgnn")
-        assert describe_config(name)
+        assert describe_config(name).endswith("."), "a whole sentence"
 
 
 def test_a_child_config_differs_only_where_it_says_so(tmp_path: Path) -> None:
