@@ -162,8 +162,8 @@ class GraphMethod(Method):
             folder,
             how.ratios,
             config.seed if how.seed is None else how.seed,
-            presence=config.data.presence,
-            normalize=config.data.normalize,
+            features=config.data.features,
+            no_features=config.data.no_features,
         )
 
     def statistics(self, config: Any, graphs: list[Any]) -> PartitionStatistics:

@@ -16,7 +16,8 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_named
 from flower_graph.data import load_graph
-from flower_graph.data.folders.client_folder import load_folder, load_overlapping_folder
+from flower_graph.data.folders.client_folder import load_folder
+from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import overlapping_graphs

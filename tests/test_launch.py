@@ -22,7 +22,7 @@ from flower_graph.config.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 
 MARK = "FLOWER_GRAPH_TEST_MARK"
-SMALL = ["rounds=2", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.features=40"]
+SMALL = ["rounds=2", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.num_features=40"]
 SMALL += ["data.split=random", "data.ratios=[0.4,0.3,0.3]"]
 
 

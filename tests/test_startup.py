@@ -32,7 +32,7 @@ CLIENTS = {
     ),
 }
 DATA = (
-    "data: {name: csbm, nodes: 60, classes: 2, degree: 6, features: 20, active: 5,"
+    "data: {name: csbm, nodes: 60, classes: 2, degree: 6, num_features: 20, active: 5,"
     " split: random, ratios: [0.4, 0.3, 0.3]}\n"
 )
 ROUND = """

@@ -21,7 +21,11 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import check_settings, section, setting
 from flower_graph.errors import ConfigError
 
-SPLITS = ("public", "geom-gcn", "random")
+SPLITS = ("auto", "public", "geom-gcn", "random")
+AUTO, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
+    "auto", "as-is", "row", "presence", "presence-row", "standardise",
+)  # fmt: skip
+NO_FEATURES = ("refuse", "degree", "one-hot")
 DEVICES = ("auto", "cpu", "cuda")
 PARTITIONS = ("louvain", "metis", "dirichlet", "random", "metis-overlapping")
 FORMS = ("local", "central")
@@ -45,7 +49,12 @@ class DataConfig:
     root: str | None = setting(
         None, help="folder of the raw data; null: `$FLOWER_GRAPH_DATA`, else a download"
     )
-    split: str = setting("public", choice(*SPLITS), help="the whole graph's split")
+    split: str = setting(
+        "public",
+        choice(*SPLITS),
+        help="the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by "
+        "default 0.6, 0.2, 0.2, of the labelled nodes",
+    )
     split_index: int | None = setting(
         None, at_least(0), help="which of several fixed splits; null: seed modulo their number"
     )
@@ -58,19 +67,29 @@ class DataConfig:
     ratios: list[float] | None = setting(
         None, RATIOS, help="shares of a random split; they replace the counts"
     )
-    normalize: bool = setting(True, help="scale each node's features to sum to one")
-    presence: bool = setting(False, help="before that, make every feature that is not 0 a 1")
+    features: str = setting(
+        ROW,
+        choice(*FEATURES),
+        help="`row`: each node's sum to one; `presence`: those that are not 0 become 1; "
+        "`presence-row`: both; `standardise`: each has mean 0 and deviation 1 over all nodes; "
+        "`auto`: `row` for 0/1 or sparse ones, else `standardise`",
+    )
+    no_features: str = setting(
+        "refuse",
+        choice(*NO_FEATURES),
+        help="what stands for features that a graph lacks: its nodes' degrees, or their numbers",
+    )
     nodes: int = setting(10000, help="`csbm`: number of nodes, at least one for each class")
     classes: int = setting(7, at_least(2), help="`csbm`: number of classes")
     degree: float = setting(10.0, ABOVE_ZERO, help="`csbm`: mean number of neighbours")
-    features: int = setting(512, help="`csbm`: number of features, at least `data.active`")
+    num_features: int = setting(512, help="`csbm`: number of features, at least `data.active`")
     active: int = setting(32, at_least(1), help="`csbm`: features of a node that are not 0")
     homophily: float = setting(0.8, FRACTION, help="`csbm`: share of the edges inside a class")
 
     def validate(self) -> None:
         """Refuse graphs that cannot be generated; ``ConfigError`` names key and value."""
         self._require_at_least("nodes", "classes")
-        self._require_at_least("features", "active")
+        self._require_at_least("num_features", "active")
 
     def _require_at_least(self, key: str, other: str) -> None:
         value, least = getattr(self, key), getattr(self, other)
@@ -275,6 +294,25 @@ class RunConfig:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         check_settings(self)
         self.privacy.refuse_checkpoints(self.checkpoint_every)
+
+
+def moved(key: str, value: object) -> str:
+    """Say what stands for a key, or a value of it, that was there once; "" where nothing does."""
+    now = {
+        (
+            "data.presence",
+            "True",
+        ): f"set data.features={PRESENCE}, or {PRESENCE_ROW} where the rows "
+        "were scaled too (data.normalize)",
+        ("data.presence", "False"): f"set data.features={AS_IS}, or {ROW} where rows were scaled",
+        ("data.normalize", "True"): f"set data.features={ROW}, or {PRESENCE_ROW} with presence",
+        ("data.normalize", "False"): f"set data.features={AS_IS}, or {PRESENCE} with presence",
+    }
+    if key in ("data.presence", "data.normalize"):
+        return now.get((key, str(value)), f"set data.features, one of {', '.join(FEATURES)}")
+    if key == "data.features" and isinstance(value, int):
+        return f"the number of csbm's features is data.num_features={value}"
+    return ""
 
 
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:

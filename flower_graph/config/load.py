@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from flower_graph.config.common import RunConfig
+from flower_graph.config.common import RunConfig, moved
 from flower_graph.config.registry import DEFAULT, schema_of
 from flower_graph.config.rules import one_line, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
@@ -117,6 +117,8 @@ def _lay_over(
 ) -> None:
     """Write settings, given by dotted key, into the typed tree."""
     for key, value in settings.items():
+        if hint := moved(key, value):
+            raise ConfigError(f"{key}: {show(value)} is not allowed any more; {hint}{where}")
         if key not in known:
             refuse_key(key, list(known), where)
         try:

@@ -37,7 +37,7 @@ class ModuleRunConfig(RunConfig):
     rounds: int = 100
     # The graph's own split plays no part: clients split their nodes by ``partition``. Features stay
     # as they are: scaled down, they learn slowly.
-    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], normalize=False)
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
     partition: PartitionSection = section(PartitionSection, clients=10, every_node=True)
     model: GCNSection = section(GCNSection)
     strategy: TrainingSection = section(TrainingSection)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import Graph, check_data, normalize_rows, to_undirected
+    from flower_graph.data.description import as_graph, check_data
+    from flower_graph.data.graph import Graph, normalize_rows, to_undirected
     from flower_graph.data.sources.cache import CACHE_VARIABLE, ROOT_VARIABLE
     from flower_graph.data.sources.datasets import DataSettings, describe, load_data, load_graph
     from flower_graph.data.sources.generators import SparseGraph, csbm, csbm_sparse
@@ -31,6 +32,7 @@ __all__ = [
     "Graph",
     "Masks",
     "SparseGraph",
+    "as_graph",
     "check_data",
     "check_name",
     "csbm",

@@ -40,7 +40,7 @@ def random_split(
     Parameters
     ----------
     y
-        Class of each node, int64 ``[n]``.
+        Class of each node, int64 ``[n]``; below 0 without a label, and then in no part.
     num_classes
         Number of classes; classes without any node are passed over.
     train_per_class, num_val, num_test
@@ -63,13 +63,13 @@ def random_split(
         if count < 1:
             raise DataError(f"data.{key} = {count}: must be at least 1")
     chosen = _of_each_class(y, num_classes, train_per_class, generator)
-    is_left = torch.ones(y.numel(), dtype=torch.bool)
+    is_left = y >= 0
     is_left[chosen] = False
     rest = is_left.nonzero().flatten()
     if rest.numel() < num_val + num_test:
         raise DataError(
-            f"{rest.numel()} nodes are left after {chosen.numel()} training nodes, fewer than "
-            f"data.num_val + data.num_test = {num_val} + {num_test}"
+            f"{rest.numel()} labelled nodes are left after {chosen.numel()} training nodes, fewer "
+            f"than data.num_val + data.num_test = {num_val} + {num_test}"
         )
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
@@ -121,6 +121,13 @@ def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Gen
     if not all(map(len, parts)):
         raise DataError(f"data.ratios = {shares} leaves a part of {num_nodes} nodes empty")
     return masks_of(num_nodes, parts)
+
+
+def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
+    """Draw three shares of the nodes with a label, whatever their class."""
+    labelled = (y >= 0).nonzero().flatten()
+    places = ratio_split(labelled.numel(), ratios, generator=generator)
+    return masks_of(y.numel(), [labelled[chosen] for chosen in places])
 
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:

@@ -157,7 +157,7 @@ class PPFLConfig(RunConfig):
     app: str = APP
     rounds: int = 10
     # The graph's own split plays no part: ``partition`` gives the nodes their roles.
-    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], normalize=False)
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
     partition: PartitionConfig = section(PartitionConfig)
     model: ModelConfig = section(ModelConfig)
     deepwalk: DeepWalkConfig = section(DeepWalkConfig)

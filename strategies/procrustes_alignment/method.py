@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.folders.client_folder import load_overlapping_folder
+from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
@@ -123,8 +123,8 @@ class PPFL(GraphMethod):
                 parts.ratios,
                 config.seed if parts.seed is None else parts.seed,
                 parts.label_noise,
-                presence=config.data.presence,
-                normalize=config.data.normalize,
+                features=config.data.features,
+                no_features=config.data.no_features,
             )
         return overlapping_graphs(cached_data(config), config.partition, config.seed)
 

@@ -275,6 +275,6 @@ class RelayAudit(Audit):
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         """Attack some users' latent vectors and gradients."""
-        x, sums_to_one = dense(cached_data(config).x), config.data.normalize
+        x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
         rng = audit_rng(config)
         return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)

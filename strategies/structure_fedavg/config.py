@@ -83,7 +83,7 @@ class FedGLSConfig(RunConfig):
     rounds: int = 100
     # The graph's own split plays no part: every client splits its nodes by ``partition``. Features
     # stay as they are: scaled down, they learn slowly, and weight decay wins.
-    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], normalize=False)
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
     partition: PartitionSection = section(PartitionSection)
     graph: GraphConfig = section(GraphConfig)
     model: GCNSection = section(GCNSection)

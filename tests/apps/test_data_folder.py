@@ -43,7 +43,7 @@ from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
 DATA = """
 rounds: 2
 data:
-  {name: csbm, nodes: 90, classes: 3, degree: 6, features: 30, active: 5,
+  {name: csbm, nodes: 90, classes: 3, degree: 6, num_features: 30, active: 5,
    split: random, ratios: [0.4, 0.3, 0.3]}
 """
 YAML = {
@@ -250,7 +250,7 @@ def test_graphs_of_ones_own_go_to_folders_too(config_of: MakeConfig, tmp_path: P
         torch.save(
             content | ({"edge_index": edges} if client else {}), tmp_path / f"mine/{client}.pt"
         )
-    config = config_of("fedgls", f"data.name={tmp_path / 'mine'}/", "data.presence=true")
+    config = config_of("fedgls", f"data.name={tmp_path / 'mine'}/", "data.features=row")
     wanted, _ = simulate_whole(config, supernodes=3)
     out = partition(config, tmp_path / "out")
     (tmp_path / "mine").rename(tmp_path / "gone")

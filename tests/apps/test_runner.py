@@ -79,7 +79,7 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
         (["strategy.participation=0.5", "strategy.average_every=2"], 4),
         (["strategy.average_every=1", "strategy.average_over=all", "model.user_bias=true"], 4),
         (["data.split=random", "data.ratios=[0.5,0.2,0.3]"], 4),
-        (["data.normalize=false", "device=cpu", "strategy.reg_weight=0"], 4),
+        (["data.features=as-is", "device=cpu", "strategy.reg_weight=0"], 4),
     ],
 )
 def test_settings_reach_the_run(
@@ -243,7 +243,7 @@ def test_the_data_are_loaded_anew_when_something_changes(config_of: MakeConfig) 
     config = config_of(own_graph())
     first = cached_data(config)
     assert cached_data(config) is first
-    assert cached_data(config_of(own_graph(), "data.normalize=false")) is not first
+    assert cached_data(config_of(own_graph(), "data.features=as-is")) is not first
     assert cached_data(config_of(own_graph(), "seed=1")) is not first
     wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
     assert cached_data(config_of(wider)).x.shape == (30, 12)  # of the same name, saved anew

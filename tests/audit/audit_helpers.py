@@ -17,7 +17,7 @@ from flower_graph.messages.arrays import encode_array
 
 DATA = """
 data:
-  {name: csbm, nodes: 90, classes: 3, degree: 6, features: 40, active: 4,
+  {name: csbm, nodes: 90, classes: 3, degree: 6, num_features: 40, active: 4,
    split: random, ratios: [0.4, 0.3, 0.3]}
 """
 YAML = {

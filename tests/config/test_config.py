@@ -250,7 +250,7 @@ TRIED: dict[str, list[Any]] = {
     ],
 }
 # Their limits are those of other settings, and are refused where all of them are known.
-WITHOUT_RULES = {"data.nodes", "data.features", "strategy.resolution"}
+WITHOUT_RULES = {"data.nodes", "data.num_features", "strategy.resolution"}
 
 
 @pytest.mark.parametrize("app", known_apps())

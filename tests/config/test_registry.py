@@ -58,7 +58,7 @@ METHOD = Mine()
 YAML = """
 app: {app}
 rounds: 1
-data: {{name: csbm, nodes: 90, classes: 3, degree: 6, features: 40, active: 4}}
+data: {{name: csbm, nodes: 90, classes: 3, degree: 6, num_features: 40, active: 4}}
 partition: {{clients: 4, method: random}}
 graph: {{neighbours: 3}}
 """

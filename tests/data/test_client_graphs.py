@@ -400,7 +400,7 @@ def test_constant_features_without_edges_are_refused(sparse: bool) -> None:
     nearly = features(torch.tensor([[0.0, 2.0]] * 4 + [[0.0, 1.0]]))
     check_client_graph(trainable(x=constant))
     check_client_graph(trainable(x=nearly, edge_index=None))
-    with pytest.raises(DataError, match="client 0: it has no edges, and constant features on all"):
+    with pytest.raises(DataError, match="client 0: it has no edges, and all its 5 nodes have"):
         check_client_graph(trainable(x=constant, edge_index=None))
 
 

@@ -166,7 +166,7 @@ def test_geom_gcn_is_refused_where_it_does_not_exist(name: str, root: Path) -> N
 
 
 def test_unknown_splits_are_refused() -> None:
-    with pytest.raises(DataError, match=r"data\.split = 'full': must be one of public, geom-gcn"):
+    with pytest.raises(DataError, match=r"data\.split = 'full': must be one of auto, public"):
         load_data(DataConfig(split="full"))
 
 
@@ -186,11 +186,11 @@ def test_random_splits_depend_on_split_seed_and_not_on_the_seed() -> None:
 
 
 def test_generated_graphs() -> None:
-    options: dict[str, Any] = {"name": "csbm", "nodes": 300, "classes": 3, "features": 16}
+    options: dict[str, Any] = {"name": "csbm", "nodes": 300, "classes": 3, "num_features": 16}
     options |= {"active": 4, "degree": 5.0, "num_val": 30, "num_test": 60}
     with pytest.raises(DataError, match=r"'csbm' has no public split: use data\.split=random"):
         load_data(DataConfig(**options))
-    graph = load_graph(DataConfig(split="random", split_seed=4, normalize=False, **options))
+    graph = load_graph(DataConfig(split="random", split_seed=4, features="as-is", **options))
     counts = describe(graph)
     assert [counts[part] for part in ("train", "val", "test")] == [60, 30, 60]
     expected = csbm(300, 3, degree=5.0, features=16, active=4, homophily=0.8, seed=4)

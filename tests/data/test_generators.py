@@ -74,7 +74,7 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
         ({"classes": 1}, "data.classes = 1: must be 2 to data.nodes = 100"),
         ({"degree": -1.0}, "data.degree = -1.0"),
         ({"degree": float("nan")}, "data.degree = nan"),
-        ({"active": 9, "features": 8}, "data.active = 9: must be 1 to data.features = 8"),
+        ({"active": 9, "features": 8}, "data.active = 9: must be 1 to data.num_features = 8"),
         ({"homophily": 1.5}, "data.homophily = 1.5: must be 0 to 1"),
     ],
 )

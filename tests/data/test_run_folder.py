@@ -181,7 +181,7 @@ def deciding(name: str, *overrides: str) -> dict[str, Any]:
     [
         ("seed=1", True),
         ("data.name=PubMed", True),
-        ("data.presence=false", True),
+        ("data.features=as-is", True),
         ("partition.clients=5", True),
         ("graph.graphless_ratio=0.25", True),
         ("partition.seed=0 seed=9", False),  # the partition's own stands for the run's

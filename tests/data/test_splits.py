@@ -55,7 +55,7 @@ def test_random_split_depends_on_the_seed_only() -> None:
 
 
 def test_random_split_says_what_is_too_small() -> None:
-    with pytest.raises(DataError, match=r"6 nodes are left after 4 .* 3 \+ 4"):
+    with pytest.raises(DataError, match=r"6 labelled nodes are left after 4 .* 3 \+ 4"):
         draw(torch.tensor([0, 1] * 5))
     with pytest.raises(DataError, match=r"class 1 has 1 nodes.*train_per_class = 2"):
         draw(torch.tensor([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))

@@ -279,7 +279,7 @@ def test_wrong_folders_and_missing_supernodes_are_named(
     log = deployment.wait("other-run", TIMEOUT)
     assert "data-folder" in log
     assert "data folder of another run: data.name" in log
-    other = twins.settings("other-server", "data.normalize=false")
+    other = twins.settings("other-server", "data.features=as-is")
     deployment.start_run("other-server", other)
     log = deployment.wait("other-server", TIMEOUT)
     assert f"server-folder {twins.folder / 'data' / 'server'}: data folder of another run" in log

@@ -39,7 +39,7 @@ SMALL = (
     "data.nodes=90",
     "data.classes=3",
     "data.degree=5",
-    "data.features=24",
+    "data.num_features=24",
     "data.active=6",
     "device=cpu",
 )
@@ -148,7 +148,7 @@ def _nfedgnn() -> list[Run]:
              "strategy.average_over=all"),
         _run("nfedgnn", "participation", "strategy.participation=0.5"),
         _run("nfedgnn", "participation-averaged", "strategy.participation=0.5", averaged),
-        _run("nfedgnn", "ratios", "data.ratios=[0.5,0.2,0.3]", "data.normalize=false"),
+        _run("nfedgnn", "ratios", "data.ratios=[0.5,0.2,0.3]", "data.features=as-is"),
         _run("nfedgnn", "noise", *BUDGET),
         _run("nfedgnn", "noise-gat", *BUDGET, gat),
         _run("nfedgnn", "noise-shown", *SHOWN),

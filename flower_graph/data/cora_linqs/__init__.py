@@ -10,6 +10,7 @@ from importlib.resources.abc import Traversable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flower_graph.data.graph import Graph, to_undirected
 
@@ -29,18 +30,13 @@ def load_cora_linqs() -> Graph:
     x[torch.from_numpy(rows), torch.from_numpy(parts["columns"].astype(np.int64))] = 1.0
     y = torch.from_numpy(parts["labels"].astype(np.int64))
     edges = torch.from_numpy(parts["edges"].astype(np.int64))
-    masks = {}
+    masks: dict[str, Tensor] = {}
     for part in ("train", "val", "test"):
         mask = torch.zeros(nodes, dtype=torch.bool)
         mask[torch.from_numpy(parts[part].astype(np.int64))] = True
-        masks[f"{part}_mask"] = mask
-    return Graph(
-        x=x,
-        edge_index=to_undirected(edges, nodes),
-        y=y,
-        num_classes=len(parts["class_names"]),
-        **masks,
-    )
+        masks[part] = mask
+    train, val, test = masks["train"], masks["val"], masks["test"]
+    return Graph(x, to_undirected(edges, nodes), y, len(parts["class_names"]), train, val, test)
 
 
 def read_packed(folder: Traversable) -> bytes:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import PartitionSection
+from flower_graph.data.features import CHANGES
 from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
 from flower_graph.data.partition import communities
 from flower_graph.data.splits import (
     Masks,
     check_roles,
-    masks_of,
-    ratio_split,
+    labelled_split,
     stratified_split,
     with_masks,
 )
@@ -113,7 +113,7 @@ def partition_graph(
             graph = replace(graph, edge_index=None, hidden_edges=graph.edge_index)
         try:
             graph = split_nodes(graph, partition.ratios, seed, roles)
-            check_client_graph(graph)
+            check_client_graph(graph, getattr(data, "notes", ()))
         except DataError as error:
             raise DataError(
                 f"{error}; use fewer clients (partition.clients = {partition.clients}), another "
@@ -178,30 +178,35 @@ def split_nodes(
         masks = Masks(*(mask[graph.nodes] for mask in roles))
         check_roles(graph.client, masks, ratios)
         return with_masks(graph, masks)
-    nodes, labelled = graph.y.numel(), (graph.y >= 0).nonzero().flatten()
     rng = generator(seed, "split", graph.client)
     try:
-        places = ratio_split(labelled.numel(), ratios, generator=rng)
+        masks = labelled_split(graph.y, ratios, generator=rng)
     except DataError as error:
         raise DataError(
-            f"client {graph.client} cannot be split (nodes: {nodes}, with a label: "
-            f"{labelled.numel()}): partition.ratios = {list(ratios)} must leave at least one in "
-            "each of three parts"
+            f"client {graph.client} cannot be split (nodes: {graph.y.numel()}, with a label: "
+            f"{int((graph.y >= 0).sum())}): partition.ratios = {list(ratios)} must leave at least "
+            "one in each of three parts"
         ) from error
-    return with_masks(graph, masks_of(nodes, [labelled[chosen] for chosen in places]))
+    return with_masks(graph, masks)
 
 
-def check_client_graph(graph: ClientGraph) -> None:
-    """Check that a client can train: on some label, and on edges or features that differ."""
+def check_client_graph(graph: ClientGraph, notes: Sequence[str] = ()) -> None:
+    """Check that a client can train: on some label, and on edges or features that differ.
+
+    The notes say what was done to features: what is alike now may have differed before.
+    """
     nodes = graph.y.numel()
     if not (graph.y >= 0).any():
         raise DataError(f"client {graph.client}: none of its {nodes} nodes has a label")
     if not graph.train_mask.any():
         raise DataError(f"client {graph.client}: none of its {nodes} nodes is for training")
     if graph.is_graphless and _rows_are_equal(graph.x):
+        done = [note for note in notes if note.startswith(CHANGES)]
+        how = ", ".join(note.partition(";")[0] for note in done)
+        now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(
-            f"client {graph.client}: it has no edges, and constant features on all its {nodes} "
-            "nodes: no graph can be learnt"
+            f"client {graph.client}: it has no edges, and all its {nodes} nodes have the same "
+            f"features{now}: no graph can be learnt"
         )
 
 

@@ -13,14 +13,9 @@ import torch
 
 from flower_graph.config.common import SPLITS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
-from flower_graph.data.graph import (
-    Graph,
-    check_data,
-    check_edges,
-    check_features,
-    prepare_features,
-    to_undirected,
-)
+from flower_graph.data.description import check_masks, saying, tell
+from flower_graph.data.features import prepare_features
+from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import data_root
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import ARXIV, CSBM, LINQS, file_path, pyg_name
@@ -28,8 +23,8 @@ from flower_graph.data.sources.pyg import load_arxiv, load_file, load_pyg
 from flower_graph.data.splits import (
     Masks,
     geom_gcn_split,
+    labelled_split,
     random_split,
-    ratio_split,
     select_column,
     split_number,
 )
@@ -39,6 +34,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 DataSettings = DataConfig  # the name that `flower_graph.data` has for it
+DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
 FOLDS = 10  # splits that geom-gcn published for each set
 SPLIT_FOLDER = "geom-gcn-splits"
 # Classes whose own masks are the splits of geom-gcn.
@@ -96,27 +92,47 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
     if config.split not in SPLITS:
         raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
     graph, masks = _read(config, seed, download)
-    # Before anything is computed from them: NaN and edges to nowhere would spread.
-    check_features(graph.x)
-    nodes = graph.x.size(0)
-    check_edges(graph.edge_index, nodes)
-    masks = _random(config, graph) if config.split == "random" else masks
-    if masks is None:
-        raise DataError(
-            f"data set {config.name!r} has no public split: use data.split=random "
-            "(with data.train_per_class, data.num_val and data.num_test, or data.ratios)"
-        )
+    place, notes = f"data {config.name}", list(graph.notes)
+    masks = _split(config, graph, masks, notes)
     train, val, test = select_column(masks, config.split_index, seed)
+    with saying(place):
+        (x,), done = prepare_features([graph.x], config.features)
     graph = replace(
         graph,
-        x=prepare_features(graph.x, presence=config.presence, normalize=config.normalize),
-        edge_index=to_undirected(graph.edge_index, nodes),
+        x=x,
+        notes=(*notes, *done),
         train_mask=train,
         val_mask=val,
         test_mask=test,
     )
-    check_data(graph)
+    check_masks(graph)
+    tell(place, graph.notes)
     return graph
+
+
+def _split(config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str]) -> Masks:
+    """Take the masks that the config means, or draw them; adds to the notes."""
+    if config.split == "random":
+        return _random(config, graph)
+    if masks is not None:
+        return masks
+    there = [part for part in PARTS if getattr(graph, part) is not None]
+    if config.split != "auto":
+        raise DataError(
+            f"data set {config.name!r} has no public split: use data.split=random "
+            "(with data.train_per_class, data.num_val and data.num_test, or data.ratios), or "
+            "data.split=auto"
+        )
+    if there:
+        missing = ", ".join(part for part in PARTS if part not in there)
+        raise DataError(
+            f"data {config.name}: has {', '.join(there)}, but not {missing}: give it all three, or "
+            "set data.split=random, which draws all of them"
+        )
+    ratios = DRAWN if config.ratios is None else config.ratios
+    shares = "/".join(f"{100 * share:g}" for share in ratios)
+    notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {config.split_seed}")
+    return labelled_split(graph.y, ratios, generator=_generator(config))
 
 
 def describe(data: Any) -> dict[str, int]:
@@ -152,12 +168,12 @@ def _read(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks |
     path = file_path(config.name)
     name = config.name.lower()
     if path is not None:
-        graph = load_file(path)
+        graph = load_file(path, config.no_features)
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:
-        names = ("degree", "features", "active", "homophily")
-        how = {name: getattr(config, name) for name in names}
+        how = {name: getattr(config, name) for name in ("degree", "active", "homophily")}
+        how["features"] = config.num_features
         graph = csbm(config.nodes, config.classes, **how, seed=config.split_seed)
     elif name == ARXIV:
         graph = load_arxiv(root=data_root(config.root), download=download)
@@ -204,17 +220,20 @@ def _own_masks(graph: Graph) -> Masks | None:
 
 
 def _random(config: DataConfig, graph: Graph) -> Masks:
-    generator = torch.Generator().manual_seed(config.split_seed)
     if config.ratios is not None:
-        return ratio_split(graph.x.size(0), config.ratios, generator=generator)
+        return labelled_split(graph.y, config.ratios, generator=_generator(config))
     return random_split(
         graph.y,
         graph.num_classes,
         train_per_class=config.train_per_class,
         num_val=config.num_val,
         num_test=config.num_test,
-        generator=generator,
+        generator=_generator(config),
     )
+
+
+def _generator(config: DataConfig) -> torch.Generator:
+    return torch.Generator().manual_seed(config.split_seed)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _check(
     checks = (
         ("data.classes", classes, 2 <= classes <= nodes, f"2 to data.nodes = {nodes}"),
         ("data.degree", degree, 0 <= degree < nodes, f"at least 0, below data.nodes = {nodes}"),
-        ("data.active", active, 1 <= active <= features, f"1 to data.features = {features}"),
+        ("data.active", active, 1 <= active <= features, f"1 to data.num_features = {features}"),
         ("data.homophily", homophily, 0 <= homophily <= 1, "0 to 1"),
     )
     for key, value, valid, allowed in checks:

@@ -25,9 +25,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from flower_graph.data.graph import PARTS, Graph, check_labels, dense_features
+from flower_graph.data.description import as_graph, saying
+from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
@@ -199,23 +199,10 @@ def _graph(dataset: Any, label: str) -> Graph:
     data = dataset[0] if len(dataset) == 1 else None
     if not isinstance(data, Data):
         raise DataError(f"data set {label!r} is not one graph of one kind of nodes")
-    return graph_from(data, label)
-
-
-def graph_from(data: Any, label: str, num_classes: int | None = None) -> Graph:
-    """Take what training needs from a PyG ``Data`` or anything with its attributes."""
-    for key in ("x", "edge_index", "y"):
-        if getattr(data, key, None) is None:
-            raise DataError(f"data set {label!r} has no {key}: it is not for node classification")
-    if data.y.numel() == 0:
-        raise DataError(f"data set {label!r} has no nodes")
-    x, y = dense_features(data.x, label), data.y
-    if y.dim() == 2 and y.size(1) == 1:
-        y = y.flatten()
-    check_labels(y, x.size(0), num_classes)
-    classes = int(y.max()) + 1 if num_classes is None else num_classes
-    masks = {part: getattr(data, part, None) for part in PARTS}
-    return Graph(x=x, edge_index=data.edge_index, y=y, num_classes=classes, **masks)
+    with saying(f"data set {label!r}"):
+        # A published set's labels are its classes, also where one of them has no node.
+        y = getattr(data, "y", None)
+        return as_graph(data, num_classes=None if y is None or not y.numel() else int(y.max()) + 1)
 
 
 @contextmanager
@@ -233,23 +220,18 @@ def pyg_classes_allowed() -> Iterator[None]:
         yield
 
 
-def load_file(path: Path) -> Graph:
+def load_file(path: Path, no_features: str = "refuse") -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may come from anybody: it is read with ``weights_only=True``, so nothing in it is
     # executed.
     if not path.is_file():
         raise absent(str(path))
-    values = read_file(path)
-    classes = values.get("num_classes")
-    if isinstance(classes, Tensor) and classes.numel() == 1:
-        classes = int(classes)
-    if classes is not None and (not isinstance(classes, int) or classes < 1):
-        raise DataError(f"file {path}: num_classes is {classes!r}, must be a whole number above 0")
-    return graph_from(SimpleNamespace(**values), str(path), classes)
+    with saying(f"file {path}"):
+        return as_graph(SimpleNamespace(**read_file(path)), no_features=no_features)
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read what :func:`load_file` builds its graph of, still unchecked."""
+    """Read what :func:`load_file` builds its graph of; its caller names the file in errors."""
     from torch_geometric.data import Data
 
     try:
@@ -257,14 +239,11 @@ def read_file(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     # A broken pickle can raise nearly anything.
     except Exception as error:
-        raise DataError(f"file {path} {_unreadable(path, error)}") from error
+        raise DataError(_unreadable(path, error)) from error
     # Not by attributes of Data, some of which are computed (num_classes is not one).
     values = content.to_dict() if isinstance(content, Data) else content
     if not isinstance(values, dict):
-        raise DataError(f"file {path} holds a {type(content).__name__}, not a Data or a dict")
-    for key in ("x", "edge_index", "y", *PARTS):
-        if values.get(key) is not None and not isinstance(values[key], Tensor):
-            raise DataError(f"file {path}: {key} is a {type(values[key]).__name__}, not a tensor")
+        raise DataError(f"holds a {type(content).__name__}, not a Data or a dict")
     return {str(key): value for key, value in values.items()}
 
 
@@ -345,7 +324,8 @@ def _read_ogb(folder: Path) -> Graph:
         mask = torch.zeros(data.x.size(0), dtype=torch.bool)
         mask[split[ogb_name]] = True
         data[f"{part}_mask"] = mask
-    return graph_from(data, ARXIV, int(dataset.num_classes))
+    with saying(f"data set {ARXIV!r}"):
+        return as_graph(data, num_classes=int(dataset.num_classes))
 
 
 @contextmanager

@@ -1,0 +1,318 @@
+"""What a graph may be: from whatever has features, edges, labels and masks to canonical tensors.
+
+Every door goes through it: files, folders of clients, messages' constructors, Python. What is done
+to data on the way is a note, a phrase for people; what cannot be understood is a ``DataError`` that
+names place, index, value and remedy. The table of what is accepted is in ``docs/own-data.md``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import PARTS, Graph, check_dense_size, to_undirected
+from flower_graph.data.labels import (
+    DENSE,
+    as_tensor,
+    is_whole,
+    kind_of,
+    number_classes,
+    read_labels,
+)
+from flower_graph.errors import DataError
+
+LOG = logging.getLogger("flower_graph.data")
+DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
+_said: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Described:
+    """One graph in canonical form, its classes not yet numbered.
+
+    Parameters
+    ----------
+    x
+        Features, float32 ``[n, f]``, dense.
+    edge_index
+        Both directions of every edge once, no self-loops, int64 ``[2, e]``, sorted; or None.
+    labels
+        A number or a word for each of ``n`` nodes; below 0 or None without a label.
+    masks
+        Of each part: boolean ``[n]`` or ``[n, k]``, or None.
+    names
+        Name of each node, or None.
+    notes
+        What was done to the data.
+    """
+
+    x: Tensor
+    edge_index: Tensor | None
+    labels: Tensor | list[str | None]
+    masks: dict[str, Tensor | None]
+    names: tuple[str, ...] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def saying(what: str) -> Iterator[None]:
+    """Name the file, the client or the data set that an error is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
+
+
+def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
+    """Log what was done to data, or is to be known of them, once a process."""
+    for note in notes:
+        if (place, note) not in _said:
+            _said.add((place, note))
+            LOG.log(level, "%s: %s", place, note)
+
+
+def as_graph(data: Any, *, num_classes: int | None = None, no_features: str = "refuse") -> Graph:
+    """Make a graph of anything with ``x``, ``edge_index``, ``y`` and, if it has them, masks.
+
+    Parameters
+    ----------
+    data
+        A PyG ``Data``, a ``Graph`` or another object with these attributes, and with
+        ``num_classes``, ``classes`` (names of the classes) and ``names`` (of the nodes) if it
+        has them.
+    num_classes
+        Number of classes, where labels are numbers below it and stay as they are.
+    no_features
+        What stands for features where there are none: ``refuse``, ``degree`` or ``one-hot``.
+
+    Returns
+    -------
+    Graph
+        In canonical form, with notes of what was done; ``y`` is -1 without a label.
+
+    Raises
+    ------
+    DataError
+        If something is missing or cannot be understood; names index, value and remedy.
+    """
+    found = describe_graph(data, no_features=no_features)
+    declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
+    if isinstance(declared, Tensor) and declared.numel() == 1:
+        declared = int(declared)
+    labels = number_classes([found.labels], declared, getattr(data, "classes", None))
+    assert found.edge_index is not None
+    kept = tuple(getattr(data, "notes", ()))
+    return Graph(
+        x=found.x,
+        edge_index=found.edge_index,
+        y=labels.y[0],
+        num_classes=labels.num_classes,
+        **found.masks,
+        classes=labels.classes,
+        names=found.names,
+        notes=(*kept, *found.notes, *labels.notes),
+    )
+
+
+def trainable(data: Any) -> Graph:
+    """Do what :func:`as_graph` does, and refuse masks with which nothing can be trained."""
+    graph = as_graph(data)
+    check_masks(graph)
+    return graph
+
+
+def check_data(data: Any) -> None:
+    """Check that a graph can be trained on. Isolated and unlabelled nodes are allowed.
+
+    Parameters
+    ----------
+    data
+        A PyG ``Data`` or a :class:`~flower_graph.data.Graph`, as for :func:`as_graph`, with three
+        masks ``[n]``.
+
+    Raises
+    ------
+    DataError
+        If something is missing or cannot be understood, or a mask is empty, has a node without a
+        label, or overlaps with another.
+    """
+    trainable(data)
+
+
+def check_masks(graph: Graph) -> None:
+    """Check that the three parts exist, have nodes, all with a label, and share none."""
+    masks = {part: getattr(graph, part) for part in PARTS}
+    for part, mask in masks.items():
+        if mask is None or mask.dim() != 1:
+            kind = "missing" if mask is None else f"of {mask.size(1)} splits"
+            raise DataError(f"{part} is {kind}: must be bool [{graph.num_nodes}]")
+        if not mask.any():
+            raise DataError(f"{part} is empty: every part needs at least one node")
+    check_parts(masks, graph.y, graph.names)
+
+
+def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | None = None) -> None:
+    """Check that all nodes of masks have a label, and that none is in two."""
+    for part, mask in masks.items():
+        wrong = mask & (y < 0)
+        if wrong.any():
+            node = int(wrong.nonzero()[0])
+            name = f" ({names[node]})" if names else ""
+            raise DataError(
+                f"{part}: node {node}{name} has no label, as {int(wrong.sum())} of its nodes: "
+                f"take them out of it, such as by {part} &= y >= 0"
+            )
+    for (first, left), (second, right) in combinations(masks.items(), 2):
+        both = left & right
+        if both.any():
+            raise DataError(
+                f"{first} and {second} overlap in {int(both.sum())} nodes, "
+                f"the first is node {int(both.nonzero()[0])}"
+            )
+
+
+def describe_graph(
+    data: Any, *, no_features: str = "refuse", needs_edges: bool = True
+) -> Described:
+    """Bring features, edges, labels and masks into canonical form; classes are not numbered yet."""
+    notes: list[str] = []
+    if getattr(data, "y", None) is None:
+        raise DataError("the graph has no y: a class for each node, -1 for one without")
+    x = getattr(data, "x", None)
+    n = None if _is_missing(x) else len(as_tensor("x", x))
+    labels = read_labels(data.y, n, notes)
+    n = len(labels) if n is None else n
+    if n == 0:
+        raise DataError("the graph has no nodes")
+    edges = getattr(data, "edge_index", None)
+    if edges is None and needs_edges:
+        raise DataError("the graph has no edge_index: pairs of nodes, whole numbers [2, E]")
+    edges = None if edges is None else read_edges(edges, n, notes)
+    made = _is_missing(x)
+    x = _made_features(no_features, n, edges, notes) if made else read_features(x, notes)
+    masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
+    return Described(x, edges, labels, masks, _names(getattr(data, "names", None), n), notes)
+
+
+def read_features(x: Any, notes: list[str]) -> Tensor:
+    """Give features as dense float32, whatever kind of matrix they were; adds to the notes."""
+    given = as_tensor("x", x)
+    if given.dim() != 2:
+        remedy = "; x.view(-1, 1) has one feature" if given.dim() == 1 else ""
+        raise DataError(f"x has shape {list(given.shape)}: must be [nodes, features]{remedy}")
+    if given.is_complex():
+        raise DataError(f"x has dtype {given.dtype}: must be real numbers")
+    if given.layout != torch.strided:
+        check_dense_size(given.size(0), given.size(1), DENSE)
+        notes.append(f"{str(given.layout).removeprefix('torch.')} features made dense")
+        given = given.to_dense()
+    if given.dtype != torch.float32:
+        notes.append(f"features of {kind_of(given)} taken as float32")
+    result = given.to(torch.float32)
+    if not torch.isfinite(result).all():
+        row, column = (~torch.isfinite(result)).nonzero()[0].tolist()
+        value = given[row, column].item()
+        raise DataError(f"x[{row}, {column}] is {value}: must be finite, below 3e38")
+    return result
+
+
+def read_edges(edge_index: Any, num_nodes: int, notes: list[str]) -> Tensor:
+    """Give every edge in both directions, once, without self-loops; adds to the notes."""
+    edges = as_tensor("edge_index", edge_index)
+    check_edges(edges, num_nodes)
+    edges = edges.long()
+    result = to_undirected(edges, num_nodes)
+    loops = int((edges[0] == edges[1]).sum())
+    count, pairs = edges.size(1) - loops, result.size(1)
+    if loops == 0 and count == pairs and bool((edges == result).all()):
+        return result
+    source, target = edges[:, edges[0] != edges[1]]
+    different = int(torch.unique(source * num_nodes + target).numel())
+    if count > different:
+        notes.append(f"{count - different} edges given more than once: taken once")
+    if loops:
+        notes.append(f"{loops} self-loops left out")
+    if different < pairs:
+        one_way = "edges" if 2 * different == pairs else f"{pairs - different} edges"
+        notes.append(f"{one_way} in one direction: both made")
+    return result
+
+
+def check_edges(edge_index: Tensor, num_nodes: int) -> None:
+    """Check that edges are pairs of existing nodes."""
+    shape = list(edge_index.shape)
+    if edge_index.layout != torch.strided:
+        raise DataError(f"edge_index is {edge_index.layout}: must be pairs of nodes [2, E]")
+    if edge_index.dim() != 2 or shape[0] != 2 or not is_whole(edge_index):
+        remedy = "; edge_index.t() would be" if len(shape) == 2 and shape[1] == 2 else ""
+        remedy = remedy if is_whole(edge_index) else "; edge_index.long() would be"
+        raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]{remedy}")
+    if edge_index.numel() == 0:
+        return
+    low, high = (int(one) for one in torch.aminmax(edge_index))
+    if low < 0 or high >= num_nodes:
+        row, column = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
+        raise DataError(
+            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: "
+            f"must be 0 to {num_nodes - 1}"
+        )
+
+
+def read_mask(part: str, mask: Any, n: int, notes: list[str]) -> Tensor | None:
+    """Give a mask as booleans ``[n]`` or ``[n, k]``."""
+    if mask is None:
+        return None
+    given = as_tensor(part, mask)
+    if given.dim() not in (1, 2) or given.size(0) != n or given.is_floating_point():
+        remedy = f"; of numbers of nodes, mask = torch.zeros({n}, dtype=bool), mask[numbers] = True"
+        remedy = remedy if is_whole(given) and given.dim() == 1 else ""
+        raise DataError(f"{part} is {given.dtype} {list(given.shape)}: must be bool [{n}]{remedy}")
+    if given.dtype == torch.bool:
+        return given
+    if (wrong := (given != 0) & (given != 1)).any():
+        raise DataError(f"{part} has {int(given[wrong][0])}: must be bool [{n}], or 0 and 1")
+    notes.append(f"{part} of {kind_of(given)} taken as true and false")
+    return given.bool()
+
+
+def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
+    """Make features of a graph that has none."""
+    if how == "degree":
+        degrees = (
+            torch.zeros(n, dtype=torch.int64) if edges is None else edges[0].bincount(minlength=n)
+        )
+        notes.append(f"no features: each node's degree stands for them, 0 to {DEGREES - 1} or more")
+        return torch.nn.functional.one_hot(degrees.clamp(max=DEGREES - 1), DEGREES).float()
+    if how == "one-hot":
+        check_dense_size(n, n, "data.no_features=degree takes less.")
+        notes.append("no features: each node's number stands for them, one of as many as nodes")
+        return torch.eye(n)
+    raise DataError(
+        "the graph has no x: set data.no_features=degree or one-hot (as_graph's no_features), or "
+        "give it features [nodes, features]"
+    )
+
+
+def _names(names: Any, n: int) -> tuple[str, ...] | None:
+    """Check the nodes' names."""
+    if names is None:
+        return None
+    result = tuple(str(name) for name in names)
+    if len(result) != n:
+        raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
+    if len(set(result)) < n:
+        place = {name: row for row, name in enumerate(result)}
+        row, name = next((row, name) for row, name in enumerate(result) if place[name] != row)
+        raise DataError(f"the name {name!r} is there twice: nodes {row} and {place[name]}")
+    return result
+
+
+def _is_missing(x: Any) -> bool:
+    return x is None or (isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0)

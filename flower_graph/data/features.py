@@ -1,0 +1,124 @@
+"""What is done to features as a graph is read: the choices of ``data.features``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flower_graph.config.common import (
+    AS_IS,
+    AUTO,
+    FEATURES,
+    PRESENCE,
+    PRESENCE_ROW,
+    ROW,
+    STANDARDISE,
+)
+from flower_graph.data.graph import normalize_rows
+from flower_graph.errors import DataError
+
+CHANGES = ("made 0 or 1", "row-normalised", "standardised")  # how notes of changes begin
+SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
+
+
+def prepare_features(features: Sequence[Tensor], how: str) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Transform the features of a graph, or of all clients together, as ``data.features`` says.
+
+    Parameters
+    ----------
+    features
+        Float32 ``[n, f]`` each, dense, with the same ``f``.
+    how
+        ``auto``, ``as-is``, ``row``, ``presence``, ``presence-row`` or ``standardise``.
+
+    Returns
+    -------
+    tuple
+        New matrices, and a note for each thing that was done.
+
+    Raises
+    ------
+    DataError
+        If ``presence`` would destroy them: they are negative or dense and not 0/1 already.
+    """
+    if how not in FEATURES:
+        raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
+    if how == AS_IS:
+        return list(features), ()
+    found = _Look(features)
+    notes = []
+    if how == AUTO:
+        how, why = found.choice()
+        notes.append(f"data.features=auto chose {how}: {why}")
+    if how in (PRESENCE, PRESENCE_ROW):
+        found.check_presence()
+        features = [(x != 0).to(x.dtype) for x in features]
+        notes.append(f"made 0 or 1 (presence); {found}")
+    if how in (ROW, PRESENCE_ROW):
+        features = [normalize_rows(x) for x in features]
+        notes.append(f"row-normalised; {found}")
+    if how == STANDARDISE:
+        features, constant = _standardised(features)
+        notes.append(
+            f"standardised over all nodes; {found}" + (f"; {constant} constant" * bool(constant))
+        )
+    return list(features), tuple(notes)
+
+
+class _Look:
+    """What is to be known of features before something is done to them."""
+
+    def __init__(self, features: Sequence[Tensor]) -> None:
+        entries = sum(x.numel() for x in features)
+        self.share = sum(int(x.count_nonzero()) for x in features) / entries
+        limits = [torch.aminmax(x) for x in features]
+        self.least = min(float(each.min) for each in limits)
+        self.most = max(float(each.max) for each in limits)
+        self._features = features
+
+    def __str__(self) -> str:
+        percent = 100 * self.share
+        shown = f"{percent:.0f}" if percent >= 1 or percent == 0 else f"{percent:.2g}"
+        lowest = f"smallest value {self.least:.3g}, " if self.least < 0 else ""
+        return f"{lowest}largest value {self.most:.3g}, {shown} % of the entries non-zero"
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether all entries are 0 or 1."""
+        if self.least < 0 or self.most > 1:
+            return False
+        return all(bool(((x == 0) | (x == 1)).all()) for x in self._features)
+
+    def choice(self) -> tuple[str, str]:
+        """Choose for ``auto``, and say why."""
+        if self.is_binary:
+            return ROW, "all entries are 0 or 1"
+        if self.least < 0:
+            return STANDARDISE, "some entries are negative"
+        if self.share > SPARSE:
+            return STANDARDISE, "more than a third of the entries are not 0"
+        return ROW, "no entry is negative, and at most a third are not 0"
+
+    def check_presence(self) -> None:
+        """Refuse to forget values in which there is more than whether they are 0."""
+        if self.least >= 0 and (self.share <= SPARSE or self.is_binary):
+            return
+        why = "negative" if self.least < 0 else "dense"
+        raise DataError(
+            f"data.features=presence would make every entry that is not 0 a 1, but the features "
+            f"are {why} ({self}): set data.features=as-is, row, standardise or auto"
+        )
+
+
+def _standardised(features: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+    """Give each feature mean 0 and deviation 1 over all rows; constant ones become 0."""
+    # In float64, so that a large mean does not hide a small deviation.
+    count = sum(x.size(0) for x in features)
+    mean = sum((x.double().sum(0) for x in features), torch.zeros(1).double()) / count
+    squares = (((x.double() - mean) ** 2).sum(0) for x in features)
+    deviation = (sum(squares, torch.zeros(1).double()) / count).sqrt()
+    constant = deviation <= 1e-7 * mean.abs()
+    scale = torch.where(constant, torch.inf, deviation)
+    return [((x.double() - mean) / scale).float() for x in features], int(constant.sum())

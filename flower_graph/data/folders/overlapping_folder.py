@@ -1,0 +1,183 @@
+"""Clients whose graphs share nodes, from a folder of files: ids, public nodes and common roles.
+
+Clients are numbered in the order of the files' names, and each one's nodes in that of their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.config.common import AS_IS
+from flower_graph.data.description import read_mask, saying
+from flower_graph.data.folders.client_folder import (
+    ClientFile,
+    Clients,
+    labels_of,
+    masks_of_client,
+    prepared,
+    read_files,
+    told,
+)
+from flower_graph.data.graph import to_undirected
+from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
+from flower_graph.data.splits import ROLES, Masks, check_roles, stratified_split
+from flower_graph.errors import DataError
+from flower_graph.rng import generator
+
+NO_ROLE = -1
+
+
+class _Held(NamedTuple):
+    """What one file holds, its nodes in the order of their ids; ``[n]`` each but edges and x."""
+
+    file: Path
+    ids: Tensor
+    x: Tensor
+    y: Tensor
+    edges: Tensor
+    public: Tensor | None
+    masks: Masks | None
+
+
+def load_overlapping_folder(
+    path: Path,
+    ratios: Sequence[float],
+    seed: int,
+    label_noise: float = 0.0,
+    *,
+    features: str = AS_IS,
+    **how: Any,
+) -> Clients[OverlappingGraph]:
+    """Load one client, whose graph overlaps with others', from each file ``*.pt`` of a folder."""
+    files = read_files(path, **how)
+    labels = labels_of(path, files)
+    xs, done = prepared(path, files, features)
+    held = [_held(file, x, y) for file, x, y in zip(files, xs, labels.y, strict=True)]
+    if not any(each.edges.numel() for each in held):
+        raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
+    every = torch.cat([each.y for each in held])
+    classes = every[every >= 0].unique()
+    graphs: list[OverlappingGraph] = []
+    publics, roles = _publics(held), _roles(held, ratios, seed)
+    for client, (mine, public, masks) in enumerate(zip(held, publics, roles, strict=True)):
+        _check_roles(mine, client, masks, ratios)
+        rng = generator(seed, "label-noise", client)
+        noisy = noisy_labels(mine.y, masks.train, classes, label_noise, generator=rng)
+        graphs.append(
+            OverlappingGraph(client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks)
+        )
+    return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
+
+
+def _held(file: ClientFile, x: Tensor, y: Tensor) -> _Held:
+    """Check what one file says of others, and put its nodes in the order of their ids."""
+    found = replace(file.found, labels=y)
+    with saying(f"file {file.path}"):
+        ids, public = _checked_ids(file.values, y), _checked_public(file.values, y)
+        masks = masks_of_client(found)
+    order = ids.argsort()
+    named = any(mask is not None for mask in found.masks.values())
+    assert found.edge_index is not None
+    return _Held(
+        file=file.path,
+        ids=ids[order],
+        x=x[order],
+        y=y[order],
+        edges=to_undirected(order.argsort()[found.edge_index], ids.numel()),
+        public=None if public is None else public[order],
+        masks=Masks(*(mask[order] for mask in masks)) if named else None,
+    )
+
+
+def _checked_ids(values: SimpleNamespace, y: Tensor) -> Tensor:
+    """Give ``n_id`` if it names every node, each by an id of its own."""
+    ids = getattr(values, "n_id", None)
+    wanted = f"must be int64 [{y.numel()}], the same id for a node at all clients"
+    if not isinstance(ids, Tensor):
+        raise DataError(f"the graph has no tensor 'n_id': {wanted}")
+    if ids.shape != y.shape or ids.dtype != torch.int64:
+        raise DataError(f"n_id is {ids.dtype} {list(ids.shape)}: {wanted}")
+    result, counts = ids.unique(return_counts=True)
+    if int(result[0]) < 0:
+        raise DataError(f"n_id has {int(result[0])}: ids must be at least 0")
+    if result.numel() < ids.numel():
+        raise DataError(f"n_id has {int(result[counts > 1][0])} more than once: {wanted}")
+    return ids
+
+
+def _checked_public(values: SimpleNamespace, y: Tensor) -> Tensor | None:
+    """Give ``public`` if it is there."""
+    public = getattr(values, "public", None)
+    return None if public is None else read_mask("public", public, y.numel(), [])
+
+
+def _publics(held: Sequence[_Held]) -> list[Tensor]:
+    """Say which nodes each client sends; refuse a client that has none in common with others."""
+    # A node that one client holds back is not public at another that says nothing about it.
+    offered = [each.ids if each.public is None else each.ids[each.public] for each in held]
+    result, counts = torch.cat(offered).unique(return_counts=True)
+    common, publics = result[counts >= 2], []
+    for each in held:
+        shared = torch.isin(each.ids, common)
+        public = shared if each.public is None else each.public
+        if not (public & shared).any():
+            raise DataError(
+                f"file {each.file}: no public nodes: of its {each.ids.numel()} nodes (n_id) none "
+                "is public at another client too"
+            )
+        publics.append(public)
+    return publics
+
+
+def _roles(held: Sequence[_Held], ratios: Sequence[float], seed: int) -> list[Masks]:
+    """Take the masks of clients that have some; draw a role for each node of the others."""
+    every = torch.cat([each.ids for each in held]).unique()
+    places = [torch.searchsorted(every, each.ids) for each in held]
+    role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
+    for each, place in zip(held, places, strict=True):
+        if each.masks is not None:
+            _note_roles(role, place, each)
+    for each, place in zip(held, places, strict=True):
+        if each.masks is None:
+            # Drawn by the label that the first client gives the node.
+            y[place] = torch.where((y[place] < 0) & (role[place] == NO_ROLE), each.y, y[place])
+    for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
+        role[mask] = number
+    return [
+        each.masks or Masks(*((role[place] == number) & (each.y >= 0) for number in range(3)))
+        for each, place in zip(held, places, strict=True)
+    ]
+
+
+def _note_roles(role: Tensor, place: Tensor, held: _Held) -> None:
+    """Write a client's masks into the roles of all nodes, in place."""
+    for number, mask in enumerate(held.masks or ()):
+        before = role[place[mask]]
+        clash = (before != NO_ROLE) & (before != number)
+        if clash.any():
+            node, other = int(held.ids[mask][clash][0]), int(before[clash][0])
+            raise DataError(
+                f"file {held.file}: node {node} (n_id) is for {ROLES[number]}, but at an earlier "
+                f"client for {ROLES[other]}; a node must have one role everywhere, or a label "
+                "that is learnt at one client is judged at another"
+            )
+        role[place[mask]] = number
+
+
+def _check_roles(held: _Held, client: int, masks: Masks, ratios: Sequence[float]) -> None:
+    """Refuse a client without nodes in a role that is to have some."""
+    if held.masks is None:
+        with saying(f"file {held.file}"):
+            check_roles(client, masks, ratios)
+    elif ratios[0] > 0 and not masks.train.any():
+        raise DataError(
+            f"file {held.file}: train_mask has no node; clients that need none have 0 as the "
+            f"first of partition.ratios = {list(ratios)}"
+        )

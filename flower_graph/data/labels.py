@@ -1,0 +1,210 @@
+"""Labels of nodes: from numbers and words of any kind to numbers of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import check_dense_size
+from flower_graph.errors import DataError
+
+DENSE = "They are sparse, and would be made dense: use fewer of them."
+MOST_CLASSES = 1000  # more different labels than these are numbers or names of something else
+SHOWN = 8  # labels that a note lists
+
+
+class Labels(NamedTuple):
+    """The labels of one graph or of several together, as numbers of classes."""
+
+    y: list[Tensor]  # Of each graph: int64 [n], -1 without a label
+    num_classes: int
+    classes: tuple[str, ...] | None  # Their names, where these are not the numbers
+    notes: list[str]
+
+
+def number_classes(
+    labels: Sequence[Tensor | list[str | None]],
+    declared: int | None = None,
+    classes: Sequence[str] | None = None,
+) -> Labels:
+    """Give labels as numbers of classes: those of one graph, or of all clients' together.
+
+    Parameters
+    ----------
+    labels
+        Of each graph, a number or a word for each node.
+    declared
+        Number of classes, if known: labels are then numbers below it and stay as they are.
+    classes
+        Names of the classes, if known; they declare their number.
+
+    Returns
+    -------
+    Labels
+        The labels of each graph, the classes and notes.
+    """
+    if classes is not None:
+        classes = tuple(str(name) for name in classes)
+        declared = len(classes)
+    numbers = [one for one in labels if isinstance(one, Tensor)]
+    if len(numbers) == len(labels):
+        y = [one.clamp(min=-1) for one in numbers]
+        if declared is not None:
+            _check_declared(y, declared)
+            return Labels(y, declared, classes, _unlabelled(y))
+        return _compacted(y)
+    words = [[None if one is None else str(one) for one in _listed(each)] for each in labels]
+    known = sorted({one for each in words for one in each if one is not None})
+    if classes is not None:
+        if other := [name for name in known if name not in classes]:
+            raise DataError(f"y has {other[0]!r}: must be one of the classes {_shown(classes)}")
+        known = list(classes)
+    if declared is not None and len(known) > declared:
+        raise DataError(f"y has {len(known)} different names, but num_classes is {declared}")
+    _check_number(len(known))
+    number = {name: place for place, name in enumerate(known)}
+    y = [torch.tensor([-1 if one is None else number[one] for one in each]) for each in words]
+    note = f"labels {_shown(known)} taken as {len(known)} classes"
+    return Labels(y, len(known), tuple(known), [note, *_unlabelled(y)])
+
+
+def _compacted(y: list[Tensor]) -> Labels:
+    known = torch.unique(torch.cat(y))
+    known = known[known >= 0]
+    count = known.numel()
+    _check_number(count)
+    if int(known[-1]) == count - 1:
+        return Labels(y, count, None, _unlabelled(y))
+    names = tuple(str(value) for value in known.tolist())
+    note = f"labels {_shown(names)} taken as {count} classes"
+    numbered = [torch.where(one < 0, -1, torch.searchsorted(known, one)) for one in y]
+    return Labels(numbered, count, names, [note, *_unlabelled(y)])
+
+
+def _unlabelled(y: Sequence[Tensor]) -> list[str]:
+    every, without = sum(one.numel() for one in y), sum(int((one < 0).sum()) for one in y)
+    return [f"{without} of {every} nodes without a label"] if without else []
+
+
+def _check_number(count: int) -> None:
+    if count == 0:
+        raise DataError("y: no node has a label")
+    if count > MOST_CLASSES:
+        raise DataError(
+            f"y has {count} different labels, more than {MOST_CLASSES}: must be classes of nodes "
+            "(numbers of nodes, several labels a node, and regression, are not supported); as many "
+            "classes as these are taken where the graph says so by num_classes"
+        )
+
+
+def _check_declared(y: Sequence[Tensor], declared: object) -> None:
+    if not isinstance(declared, int) or isinstance(declared, bool) or declared < 1:
+        raise DataError(f"num_classes is {declared!r}: must be a whole number above 0")
+    for one in y:
+        if (one >= declared).any():
+            node = int((one >= declared).nonzero()[0])
+            raise DataError(
+                f"y[{node}] is {int(one[node])}: labels must be 0 to {declared - 1}, by "
+                f"num_classes = {declared}, or -1 for none"
+            )
+    if all(bool((one < 0).all()) for one in y):
+        raise DataError("y: no node has a label")
+
+
+def read_labels(y: Any, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
+    """Give labels as whole numbers, below 0 for none, or as words, None for none."""
+    if not isinstance(y, Tensor):
+        listed = y.tolist() if isinstance(y, np.ndarray) else list(y)
+        given = [one for one in listed if not _is_none(one)]
+        if any(isinstance(one, str) for one in given):
+            words = [None if _is_none(one) else str(one) for one in listed]
+            _check_length(words, n)
+            return _numbered(words)
+        y = [-1 if _is_none(one) else one for one in listed]
+    numbers = as_tensor("y", y)
+    if numbers.dim() == 2 and numbers.size(1) == 1:
+        numbers = numbers.flatten()
+    _check_length(numbers, n)
+    return _whole(numbers, notes)
+
+
+def _whole(y: Tensor, notes: list[str]) -> Tensor:
+    """Give labels as int64."""
+    if y.is_complex():
+        raise DataError(f"y is {y.dtype}: must be whole numbers or words")
+    if not y.is_floating_point():
+        return y.long()
+    nan = y.isnan()
+    wrong = ~nan & ((y != y.round()) | (y.abs() >= 2**53))
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        raise DataError(
+            f"y[{node}] is {y[node].item()}: labels must be whole numbers, one class a node "
+            "(regression is not supported); y.long() rounds towards 0"
+        )
+    notes.append(f"labels of {kind_of(y)} taken as whole numbers")
+    return torch.where(nan, -1, y.double()).long()
+
+
+def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
+    """Take words that are all whole numbers as such."""
+    try:
+        return torch.tensor([-1 if word is None else int(word) for word in words])
+    except (ValueError, RuntimeError):
+        return words
+
+
+def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
+    """Check that there is one label for each node."""
+    kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
+    if isinstance(y, Tensor) and y.dim() != 1:
+        raise DataError(
+            f"y is {kind}: must be one class a node (several labels a node, and regression, are "
+            "not supported; of one-hot rows y.argmax(1) is that)"
+        )
+    if n is not None and len(y) != n:
+        raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
+
+
+def _is_none(label: Any) -> bool:
+    return label is None or label == "" or (isinstance(label, float) and label != label)
+
+
+def _listed(labels: Tensor | list[str | None]) -> list[Any]:
+    if isinstance(labels, Tensor):
+        return [None if one < 0 else str(one) for one in labels.tolist()]
+    return labels
+
+
+def _shown(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:SHOWN])
+    return listed if len(names) <= SHOWN else f"{listed}, … {names[-1]}"
+
+
+def as_tensor(key: str, value: Any) -> Tensor:
+    """Take a tensor, an array, or a list of numbers as a tensor."""
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "to_dense"):  # torch_sparse's matrices
+        check_dense_size(value.size(0), value.size(1), DENSE)
+        dense: Tensor = value.to_dense()
+        return dense
+    try:
+        return torch.as_tensor(value if isinstance(value, np.ndarray) else np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(value).__name__
+        raise DataError(f"{key} is a {kind} that is no tensor of numbers ({error})") from error
+
+
+def is_whole(value: Tensor) -> bool:
+    """Tell whether a tensor has whole numbers."""
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def kind_of(value: Tensor) -> str:
+    """Name the type of a tensor's numbers."""
+    return str(value.dtype).removeprefix("torch.")
