@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.config.common import RunConfig
+from flower_graph.config.of_app import SETTINGS
 from flower_graph.config.registry import DEFAULT, known_apps, schema_of
 from flower_graph.config.rules import Choice, Rule
 from flower_graph.config.schema import Setting, settings_of
@@ -31,7 +32,9 @@ SECTIONS = ("partition", "model", "strategy")  # the order of keys that several 
 
 
 def configuration(name: str) -> str:
-    """Make one table of keys: of ``all`` methods, of ``several``, or those that only one has."""
+    """Make one table of keys: of ``all`` methods, of ``several``, of one, or of the run config."""
+    if name == "run config":
+        return _run_config()
     schemas = {app: settings_of(schema_of(app)) for app in known_apps()}
     if name == "all":
         return _table((setting, _defaults(setting, schemas)) for setting in _shared())
@@ -41,6 +44,11 @@ def configuration(name: str) -> str:
         return _table(sorted(rows, key=lambda row: SECTIONS.index(row[0].key.partition(".")[0])))
     own = [found[name] for _, found in groups if list(found) == [name]]
     return _table((setting, _value(setting.default)) for setting in own)
+
+
+def _run_config() -> str:
+    lines = ["| in the run config | setting |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{key}` | `{name}` |" for key, name in SETTINGS.items()), ""])
 
 
 def _shared() -> list[Setting]:

@@ -94,7 +94,7 @@ def test_launcher_sets_the_run_config_that_the_root_app_declares(tmp_path: Path)
     app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]
     assert app["app"]["config"] == settings
     assert set(settings) == set(PYPROJECT["tool"]["flwr"]["app"]["config"])
-    assert shlex.split(str(settings["overrides"])) == ["seed=3", "x=[1, 2]", "name='q\"\\\\'"]
+    assert shlex.split(str(settings["overrides"])) == ["x=[1, 2]", "name='q\"\\\\'"]
 
 
 def test_bundled_data_is_the_same_in_a_flower_app_bundle_as_in_a_wheel() -> None:

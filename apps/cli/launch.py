@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 
 import flower_graph
+from flower_graph.config.of_app import RUN_CONFIG
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
 
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
@@ -92,14 +93,14 @@ def flwr_run(
 def _settings(
     config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
 ) -> dict[str, str | bool]:
-    """Return the run config: the keys that the root app declares in pyproject.toml."""
-    seeds = [] if seed is None else [f"seed={seed}"]
+    """Return the run config; here every party makes its own data."""
     return {
+        **RUN_CONFIG,
         "config": config,
-        "overrides": shlex.join([*seeds, *overrides]),
+        "overrides": shlex.join(overrides),
         "output-dir": str(out.resolve()),
         "resume": bool(resume),
-        "server-folder": "",  # here every party makes its own data
+        "seed": "" if seed is None else str(seed),
     }
 
 

@@ -62,6 +62,16 @@ class KeepsState(Protocol):
         """Go on from it."""
 
 
+@runtime_checkable
+class MeasuresItself(Protocol):
+    """What a model has besides if what it embeds cannot be measured without it."""
+
+    def judge(
+        self, embeddings: FloatArray, server_round: int, is_last: bool
+    ) -> Mapping[str, float]:
+        """Measure, as a ``Judge`` does."""
+
+
 @dataclass(frozen=True)
 class EmbeddingClient:
     """One client of PPFL-GNN.
@@ -80,7 +90,7 @@ class EmbeddingClient:
         Makes the model as it is before the first round.
     judge
         Measures its embeddings; ``val`` and ``test`` of what it returns are the round's
-        accuracies. None: nothing is measured.
+        accuracies. None: what the model's own ``judge`` gives, else nothing is measured.
 
     Raises
     ------
@@ -320,8 +330,11 @@ class PublicNodeClient(NumPyClient):
                 f"client {member.number}: its model embeds as {embeddings.shape}, expected {shape}"
             )
         is_finite = bool(np.isfinite(embeddings).all())
-        judge = member.judge if is_finite else None
-        judged = {} if judge is None else judge(embeddings, request.server_round, request.is_last)
+        judge = member.judge
+        if judge is None and isinstance(model, MeasuresItself):
+            judge = model.judge
+        when = (request.server_round, request.is_last)
+        judged = {} if judge is None or not is_finite else judge(embeddings, *when)
         shared = embeddings[member.rows]
         pull = math.nan if targets is None else disagreement(shared, targets)
         return _Answer(loss, embeddings, shared if is_finite else None, pull, judged)

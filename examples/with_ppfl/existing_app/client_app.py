@@ -58,10 +58,9 @@ def client_fn(context: Context) -> PublicNodeClient:
 
     # Nodes that all hold are public
     lr, epochs = (context.run_config[key] for key in ("learning-rate", "local-epochs"))
-    model, nodes = Embedding(data, epochs, lr), data.node.numpy()
+    nodes, build = data.node.numpy(), lambda: Embedding(data, epochs, lr)
     public = np.flatnonzero(nodes < NUM_SHARED)
-    member = EmbeddingClient(partition_id, nodes, public, HIDDEN, lambda: model, model.judge)
-    return PublicNodeClient(context, [member])
+    return PublicNodeClient(context, [EmbeddingClient(partition_id, nodes, public, HIDDEN, build)])
 
 
 # Flower ClientApp
