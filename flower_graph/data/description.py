@@ -30,6 +30,10 @@ from flower_graph.errors import DataError
 
 LOG = logging.getLogger("flower_graph.data")
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
+ONE_KIND = (
+    "nodes and edges must be of one kind; data.to_homogeneous() makes one graph of it, if all "
+    "kinds of nodes have equally many features"
+)
 _said: set[tuple[str, str]] = set()
 
 
@@ -183,6 +187,8 @@ def describe_graph(
 ) -> Described:
     """Bring features, edges, labels and masks into canonical form; classes are not numbered yet."""
     notes: list[str] = []
+    if type(data).__name__ == "HeteroData":
+        raise DataError(f"is a HeteroData: {ONE_KIND}")
     if getattr(data, "y", None) is None:
         raise DataError("the graph has no y: a class for each node, -1 for one without")
     x = getattr(data, "x", None)

@@ -394,22 +394,23 @@ def ogb() -> None:
     pytest.importorskip("ogb.nodeproppred", reason="the package ogb is not installed")
 
 
-def write_arxiv(root: Path) -> Path:
+def write_ogb(root: Path, name: str = "ogbn-arxiv", split: str = "time") -> Path:
     """Five nodes; edges 0-1 (twice), 1-2 and a loop; labels up to 39."""
-    folder = root / "ogbn_arxiv"
+    folder = root / name.replace("-", "_")
     tables: dict[str, list[Any]] = {
         "raw/edge": ["0,1", "1,0", "1,2", "3,3"],
         "raw/node-feat": ["0.5,0.5", "-1.0,1.0", "0.0,0.0", "2.0,0.0", "0.0,1.0"],
         "raw/node-label": [0, 39, 2, 1, 1],
-        "raw/node_year": [2001, 2002, 2003, 2004, 2005],
         "raw/num-node-list": [5],
         "raw/num-edge-list": [4],
-        "split/time/train": [0, 1],
-        "split/time/valid": [2],
-        "split/time/test": [4, 3],
+        f"split/{split}/train": [0, 1],
+        f"split/{split}/valid": [2],
+        f"split/{split}/test": [4, 3],
     }
-    for name, rows in tables.items():
-        path = folder / f"{name}.csv.gz"
+    if name == "ogbn-arxiv":
+        tables["raw/node_year"] = [2001, 2002, 2003, 2004, 2005]
+    for table, rows in tables.items():
+        path = folder / f"{table}.csv.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         with gzip.open(path, "wt") as file:
             file.write("".join(f"{row}\n" for row in rows))
@@ -420,8 +421,24 @@ def write_arxiv(root: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # in ogb
+def test_products(ogb: None, cache: Path, root: Path) -> None:
+    write_ogb(root, "ogbn-products", "sales_ranking")
+    data = load_data(DataConfig(name="ogbn-products"))
+    assert data.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert (data.y.tolist(), data.num_classes) == ([0, 39, 2, 1, 1], 47)
+    assert data.test_mask.tolist() == [False, False, False, True, True]
+
+
+def test_sets_of_ogb_of_which_no_graph_is_made_are_refused_with_the_reason() -> None:
+    with pytest.raises(DataError, match=r"'ogbn-mag': it has several kinds of nodes; of OGB there"):
+        load_data(DataConfig(name="ogbn-mag"))
+    with pytest.raises(DataError, match="'ogbn-proteins': its nodes have several labels each"):
+        load_data(DataConfig(name="ogbn-proteins"))
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # in ogb
 def test_arxiv(ogb: None, cache: Path, root: Path) -> None:
-    folder = write_arxiv(root)
+    folder = write_ogb(root)
     before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     for _ in range(2):  # processed, then from the cache
         data = load_data(DataConfig(name="ogbn-arxiv"))
@@ -448,7 +465,7 @@ def test_arxiv_never_asks_a_question(
         return real(*arguments)
 
     monkeypatch.setattr(builtins, "input", record)
-    write_arxiv(root)
+    write_ogb(root)
     load_data(DataConfig(name="ogbn-arxiv"))
     assert asked == []
     # Even if the cache is damaged, which makes ogb ask whether to update: it fails instead.
@@ -459,7 +476,7 @@ def test_arxiv_never_asks_a_question(
 
 
 def test_missing_files_are_named(ogb: None, cache: Path, root: Path) -> None:
-    folder = write_arxiv(root)
+    folder = write_ogb(root)
     (folder / "split" / "time" / "valid.csv.gz").unlink()
     with pytest.raises(DataError, match=r"no valid\.csv\.gz .*root/ogbn_arxiv.*download failed"):
         load_data(DataConfig(name="ogbn-arxiv"))

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError
 from flower_graph.storage.files import saying
 
@@ -100,7 +101,7 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings that decide what each party's data are, by dotted key."""
     result = {f"data.{key}": value for key, value in config["data"].items() if key != "root"}
     name = str(config["data"]["name"])
-    if name.endswith(("/", ".pt")) or name.startswith(("/", ".", "~")):
+    if name.endswith(("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):
         result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)

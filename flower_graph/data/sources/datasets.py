@@ -18,8 +18,8 @@ from flower_graph.data.features import prepare_features
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import data_root
 from flower_graph.data.sources.generators import csbm
-from flower_graph.data.sources.names import ARXIV, CSBM, LINQS, file_path, pyg_name
-from flower_graph.data.sources.pyg import load_arxiv, load_file, load_pyg
+from flower_graph.data.sources.names import CSBM, LINQS, NODES, OGB, file_path, graphs_in, pyg_name
+from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
     Masks,
     geom_gcn_split,
@@ -175,8 +175,8 @@ def _read(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks |
         how = {name: getattr(config, name) for name in ("degree", "active", "homophily")}
         how["features"] = config.num_features
         graph = csbm(config.nodes, config.classes, **how, seed=config.split_seed)
-    elif name == ARXIV:
-        graph = load_arxiv(root=data_root(config.root), download=download)
+    elif name in OGB:
+        graph = load_ogb(name, root=data_root(config.root), download=download)
     else:
         return _read_pyg(config, seed, download)
     if config.split == "geom-gcn":
@@ -280,6 +280,7 @@ def _made(asked: _Asked) -> list[Any]:
 def saved_at(name: str) -> int:
     """Return when a file, or the last of a folder's, was saved; 0 for other names."""
     # With it a cache reads a new one anew.
-    file = Path(name)
-    files = [file] if file.is_file() else file.glob("*.pt")
-    return max((one.stat().st_mtime_ns for one in files), default=0)
+    path = Path(name)
+    graphs = [path] if path.is_file() or (path / NODES).is_file() else graphs_in(path)
+    files = [file for one in graphs for file in ([one] if one.is_file() else one.glob("*.csv"))]
+    return max((file.stat().st_mtime_ns for file in files), default=0)

@@ -11,7 +11,12 @@ from flower_graph.errors import DataError
 
 LINQS = "cora-linqs"
 CSBM = "csbm"
-ARXIV = "ogbn-arxiv"
+OGB = ("ogbn-arxiv", "ogbn-products")
+OTHER_OGB = {  # and why no graph is made of them here
+    "ogbn-mag": "it has several kinds of nodes",
+    "ogbn-papers100m": "its 111 million nodes are too many for features in memory",
+    "ogbn-proteins": "its nodes have several labels each, and no features",
+}
 
 # Names that PyG's classes take, where a wrong one would otherwise be an attempt to download.
 MEMBERS = {
@@ -28,6 +33,20 @@ SHORT = {
     for member in MEMBERS[group]
 }
 SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
+# How the file of a graph may end, and what is said of others that hold graphs
+GRAPH_FILES = (".pt", ".graphml", ".json")
+NODES, EDGES = "nodes.csv", "edges.csv"  # of a folder with one graph in tables
+_PICKLE = (
+    "is a pickle, and reading one can execute code; save the graph by "
+    "networkx.write_graphml(graph, 'graph.graphml'), or by "
+    "json.dump(networkx.node_link_data(graph), file) in graph.json"
+)
+OTHER_FILES = {
+    ".csv": f"a graph in tables is a folder with {NODES} and {EDGES}: name the folder",
+    ".gpickle": _PICKLE,
+    ".pickle": _PICKLE,
+    ".pkl": _PICKLE,
+}
 
 
 class PygName(NamedTuple):
@@ -50,16 +69,17 @@ def known_names() -> tuple[str, ...]:
         if group not in ("Planetoid", "WikipediaNetwork")
         for member in members
     )
-    return (LINQS, CSBM, *short, *SINGLE, ARXIV, *long)
+    return (LINQS, CSBM, *short, *SINGLE, *OGB, *long)
 
 
 def file_path(name: str) -> Path | None:
-    """Return the path when a name means a saved graph, else None."""
-    # It does when it ends in ``.pt``, or contains a path separator and such a file exists.
+    """Return the path when a name means one graph: a file, or a folder with tables; else None."""
+    # It does when it ends in ``.pt`` and the like, or contains a path separator and such a file
+    # exists.
     path = Path(name).expanduser()
-    if name.endswith(".pt") or (len(path.parts) > 1 and path.is_file()):
+    if name.endswith((*GRAPH_FILES, *OTHER_FILES)) or (path / NODES).is_file():
         return path
-    return None
+    return path if len(path.parts) > 1 and path.is_file() else None
 
 
 def folder_path(name: str) -> Path | None:
@@ -67,9 +87,20 @@ def folder_path(name: str) -> Path | None:
     # It does when it ends in ``/``, or is a folder with ``.pt`` files in it; a folder of raw data
     # that happens to have the name of a data set does not count.
     path = Path(name).expanduser()
+    if (path / NODES).is_file():
+        return None
     if name.endswith("/") or (path.is_dir() and any(path.glob("*.pt"))):
         return path
     return None
+
+
+def graphs_in(folder: Path) -> list[Path]:
+    """List a folder's graphs, files and folders with tables, in the order of their names."""
+    return sorted(
+        path
+        for path in folder.glob("*")
+        if (path.suffix in GRAPH_FILES and path.is_file()) or (path / NODES).is_file()
+    )
 
 
 def in_full(path: str, folder: Path) -> str:
@@ -82,7 +113,8 @@ def in_full(path: str, folder: Path) -> str:
 def located(name: str, folder: Path) -> str:
     """Write a name in full if it means a file or a folder of clients, seen from a folder."""
     there = in_full(name, folder)
-    if name.endswith(("/", ".pt")) or folder_path(there) is not None:
+    is_named_so = name.endswith(("/", *GRAPH_FILES, *OTHER_FILES))
+    if is_named_so or folder_path(there) is not None or (Path(there) / NODES).is_file():
         return there
     # Without an ending a file counts with a separator only: `Cora` is the data set.
     return there if "/" in name and file_path(there) is not None else name
@@ -90,6 +122,10 @@ def located(name: str, folder: Path) -> str:
 
 def pyg_name(name: str) -> PygName:
     """Return the PyG class and member that a name stands for."""
+    if name.lower() in OTHER_OGB:
+        raise DataError(
+            f"data.name = {name!r}: {OTHER_OGB[name.lower()]}; of OGB there are {', '.join(OGB)}"
+        )
     if name.lower() in SHORT:
         return PygName(*SHORT[name.lower()])
     group, _, member = name.partition("/")
@@ -126,10 +162,17 @@ def check_name(name: str) -> None:
     """
     path = file_path(name)
     if path is not None:
-        if not path.is_file():
-            raise absent(name)
-    elif name.lower() not in (LINQS, CSBM, ARXIV):
+        check_graph_file(path)
+    elif name.lower() not in (LINQS, CSBM, *OGB):
         pyg_name(name)
+
+
+def check_graph_file(path: Path) -> None:
+    """Refuse a graph's path that leads nowhere, or to a kind of file that is not read."""
+    if not path.exists():
+        raise absent(str(path))
+    if path.suffix in OTHER_FILES:
+        raise DataError(f"data.name = {str(path)!r}: {OTHER_FILES[path.suffix]}")
 
 
 def absent(name: str, what: str = "file") -> DataError:
@@ -147,6 +190,7 @@ def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
     allowed = known_names() if others else names
     text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
     if others:
-        text += "; any node-classification class of PyG as Class or Class/name; a .pt file"
-        text += "; with app=fedgls or app=ppfl also a folder of .pt files"
+        text += "; any node-classification class of PyG as Class or Class/name; a file "
+        text += f"({', '.join(GRAPH_FILES)}) or a folder with {NODES} and {EDGES}; except with "
+        text += "app=nfedgnn also a folder with one of these for each client, as folder/"
     return text

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from flower_graph.data.description import as_graph, saying
+from flower_graph.data.description import ONE_KIND, as_graph, saying
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -36,21 +36,17 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.names import ARXIV, PygName, absent
+from flower_graph.data.sources.names import PygName, check_graph_file
+from flower_graph.data.sources.tables import read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
 
-OGB_FOLDER = "ogbn_arxiv"  # the name of ogb's own folder, so that its root can be a data root
+OGB_SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
 OGB_FILES = (
     "RELEASE_v1.txt",
-    *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "node-label", "node_year")),
+    *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "node-label")),
     *(f"raw/num-{name}-list.csv.gz" for name in ("node", "edge")),
-    *(f"split/time/{name}.csv.gz" for name in ("train", "valid", "test")),
 )
-
-ONE_KIND = (
-    "nodes and edges must be of one kind; data.to_homogeneous() makes one graph of it, if all "
-    "kinds of nodes have equally many features"
-)
+READERS = {".json": read_node_link, ".graphml": read_graphml}  # others by torch.load
 
 
 class _RawFilesWantedError(Exception):
@@ -224,14 +220,24 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may come from anybody: it is read with ``weights_only=True``, so nothing in it is
     # executed.
-    if not path.is_file():
-        raise absent(str(path))
+    values = read_file(path)
     with saying(f"file {path}"):
-        return as_graph(SimpleNamespace(**read_file(path)), no_features=no_features)
+        return as_graph(SimpleNamespace(**values), no_features=no_features)
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read what :func:`load_file` builds its graph of; its caller names the file in errors."""
+    """Read what :func:`load_file` builds its graph of, still unchecked."""
+    check_graph_file(path)
+    if path.is_dir():
+        return read_tables(path)
+    if reader := READERS.get(path.suffix):
+        return reader(path)
+    with saying(f"file {path}"):
+        return _read_saved(path)
+
+
+def _read_saved(path: Path) -> dict[str, Any]:
+    """Read a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     from torch_geometric.data import Data
 
     try:
@@ -268,63 +274,76 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"is not a graph that can be loaded safely, or is damaged: {wanted} is expected"
 
 
-def load_arxiv(*, root: Path | None, download: bool) -> Graph:
-    """Load ogbn-arxiv with its split by time."""
-    _ogb()
-    source = None if root is None else root / OGB_FOLDER
-    if source is not None and all((source / name).exists() for name in OGB_FILES):
-        files = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
-        digest = hashlib.sha256(repr(files).encode()).hexdigest()[:16]
-        folder = cached_folder(f"{ARXIV}-{digest}", lambda new: _copy_ogb(source, new))
+def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
+    """Load a set of Open Graph Benchmark with its own split."""
+    _ogb(name)
+    below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
+    files = _ogb_files(name)
+    if root is not None and all((root / below / file).exists() for file in files):
+        source = root / below
+        found = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
+        digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+        folder = cached_folder(f"{name}-{digest}", lambda new: _copy_ogb(name, source, new))
     else:
-        folder = cached_folder(f"{ARXIV}-download", lambda new: _fetch_ogb(new, root, download))
-    return _read_ogb(folder)
+        wanted = [below / file for file in files]
+        folder = cached_folder(
+            f"{name}-download", lambda new: _fetch_ogb(name, new, wanted, root, download)
+        )
+    return _read_ogb(name, folder)
 
 
-def _ogb() -> Any:
+def _ogb_files(name: str) -> tuple[str, ...]:
+    """Name the files that a set consists of."""
+    years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
+    parts = ("train", "valid", "test")
+    return (*OGB_FILES, *years, *(f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in parts))
+
+
+def _ogb(name: str) -> Any:
     try:
         from ogb.nodeproppred import PygNodePropPredDataset
     except ImportError as error:
         raise DataError(
-            f"data set {ARXIV!r} needs the package ogb: pip install flower-graph[ogb] ({error})"
+            f"data set {name!r} needs the package ogb: pip install flower-graph[ogb] ({error})"
         ) from error
     return PygNodePropPredDataset
 
 
-def _copy_ogb(source: Path, folder: Path) -> None:
+def _copy_ogb(name: str, source: Path, folder: Path) -> None:
     for part in ("raw", "split", "mapping"):
-        copy_tree(source / part, folder / OGB_FOLDER / part)
+        copy_tree(source / part, folder / source.name / part)
     # Without this file ogb takes the folder for an old release and asks what to do.
-    (folder / OGB_FOLDER / "RELEASE_v1.txt").touch()
-    _read_ogb(folder)
+    (folder / source.name / "RELEASE_v1.txt").touch()
+    _read_ogb(name, folder)
 
 
-def _fetch_ogb(folder: Path, root: Path | None, download: bool) -> None:
-    files = [PurePath(OGB_FOLDER) / name for name in OGB_FILES]
-    missing = missing_message(ARXIV, PurePath(OGB_FOLDER), files, root, download)
+def _fetch_ogb(
+    name: str, folder: Path, files: list[PurePath], root: Path | None, download: bool
+) -> None:
+    missing = missing_message(name, files[0].parent, files, root, download)
     try:
         check_reachable(["http://snap.stanford.edu/"])
     except OSError as error:
         raise DataError(f"{missing} The download failed: {error}") from error
-    _read_ogb(folder)
+    _read_ogb(name, folder)
 
 
-def _read_ogb(folder: Path) -> Graph:
-    loader = _ogb()
+def _read_ogb(name: str, folder: Path) -> Graph:
+    loader = _ogb(name)
     try:
         # PyG's classes are needed to read what ogb has saved with torch.save.
         with _unattended(), stall_limit(), pyg_classes_allowed():
-            dataset = loader(name=ARXIV, root=str(folder))
+            dataset = loader(name=name, root=str(folder))
             data, split = dataset[0], dataset.get_idx_split()
     # ogb leaves the process by exit() when a question is answered with no.
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"data set {ARXIV!r} cannot be loaded by ogb: {reason}") from error
+        raise DataError(f"data set {name!r} cannot be loaded by ogb: {reason}") from error
     for part, ogb_name in (("train", "train"), ("val", "valid"), ("test", "test")):
         mask = torch.zeros(data.x.size(0), dtype=torch.bool)
         mask[split[ogb_name]] = True
         data[f"{part}_mask"] = mask
-    with saying(f"data set {ARXIV!r}"):
+    with saying(f"data set {name!r}"):
         return as_graph(data, num_classes=int(dataset.num_classes))
 
 

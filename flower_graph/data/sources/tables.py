@@ -1,0 +1,353 @@
+"""Graphs in tables (CSV), node-link JSON and GraphML: an entry for each node and for each edge.
+
+All of them say the same of a node: its name, label and split, perhaps the client that holds it and
+who it is at all clients; whatever else they say is a feature, and must be a number. Nothing in such
+files is executed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import PARTS
+from flower_graph.data.sources.names import EDGES, NODES
+from flower_graph.errors import DataError
+
+LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
+NAMES = ("name", "id")  # either of them names a node
+SPLITS = ("train", "val", "test")
+ENDS = ("source", "target")
+
+
+class Nodes:
+    """The nodes of a graph, as they are read one after another."""
+
+    def __init__(self, path: Path, unit: str, columns: Sequence[str]) -> None:
+        # `unit` is what numbers the entries of the file: a line, or a node.
+        self.path, self.unit, self.columns = path, unit, list(columns)
+        self.places: dict[str, int] = {}
+        self.rows = array("q")
+        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
+        self.features = array("d")
+
+    def add(self, place: int, name: Any, own: Sequence[Any], features: Sequence[Any]) -> None:
+        """Take one node; `own` in the order of ``OWN``, with None where it says nothing."""
+        name = _text(name)
+        if name is None:
+            raise self.wrong(place, "name: is empty; every node needs a name of its own")
+        if name in self.places:
+            first = self.rows[self.places[name]]
+            raise self.wrong(place, f"name: {name!r} is there already, {self.unit} {first}")
+        self.places[name] = len(self.places)
+        self.rows.append(place)
+        for key, value in zip(OWN, own, strict=True):
+            self.own[key].append(_text(value))
+        split = self.own[SPLIT][-1]
+        if split is not None and split not in SPLITS:
+            raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
+        if len(features) != len(self.columns):
+            count, wanted = len(features), len(self.columns)
+            raise self.wrong(place, f"{count} features, but the first node has {wanted}")
+        try:
+            self.features.extend(map(float, features))
+        except (TypeError, ValueError, OverflowError):
+            raise self._no_number(place, features) from None
+
+    def wrong(self, place: int, why: str) -> DataError:
+        """Say what is wrong, and where."""
+        return DataError(f"file {self.path}, {self.unit} {place}: {why}")
+
+    def _no_number(self, place: int, features: Sequence[Any]) -> DataError:
+        """Say which of a node's features is no number."""
+        place_of = (column for column, one in enumerate(features) if not _is_number(one))
+        given = features[column := next(place_of)]
+        key = self.columns[column]
+        if _text(given) is None:
+            return self.wrong(place, f"{key}: is empty; a feature needs a number at every node")
+        return self.wrong(
+            place,
+            f"{key}: {given!r:.40} is no number; whatever is not name, {', '.join(OWN)} is a "
+            f"feature: leave {key} out or make numbers of it; if it is the class, name it {LABEL}",
+        )
+
+    def x(self) -> Tensor | None:
+        """Give the features, ``[n, f]``; None where there are none."""
+        width = len(self.columns)
+        if width == 0:
+            return None
+        x = torch.frombuffer(self.features, dtype=torch.float64).reshape(-1, width).float()
+        if not torch.isfinite(x).all():
+            row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
+            value = self.features[row * width + column]
+            why = f"{self.columns[column]}: {value} must be finite, below 3e38"
+            raise self.wrong(self.rows[row], why)
+        return x
+
+    def check(self) -> None:
+        """Refuse a graph without nodes, or without any label."""
+        if not self.places:
+            raise DataError(f"file {self.path}: has no nodes")
+        if not any(self.own[LABEL]):
+            there = ", ".join(self.columns) or "names alone"
+            raise DataError(
+                f"file {self.path}: no node has a {LABEL}, which is what its class is called here "
+                f"(there are {there})"
+            )
+
+
+class Edges:
+    """The edges of a graph, as they are read one after another."""
+
+    def __init__(self, nodes: Nodes, path: Path, unit: str) -> None:
+        nodes.check()
+        self.nodes, self.path, self.unit = nodes, path, unit
+        self.ends = (array("q"), array("q"))
+        self.unused: set[str] = set()
+
+    def add(self, place: int, ends: Sequence[Any]) -> None:
+        """Take one edge."""
+        for key, end, found in zip(ENDS, ends, self.ends, strict=True):
+            try:
+                found.append(self.nodes.places[_text(end) or ""])
+            except KeyError:
+                said = "is empty" if _text(end) is None else f"{end!r:.40} is no node"
+                where = f"{self.path}, {self.unit} {place}"
+                raise DataError(
+                    f"file {where}: {key}: {said}; it must be one of the "
+                    f"{len(self.nodes.places)} names of nodes"
+                ) from None
+
+
+def graph_of(nodes: Nodes, edges: Edges) -> dict[str, Any]:
+    """Give what was read as what a saved graph has, still unchecked."""
+    own = nodes.own
+    pairs = [torch.tensor(end, dtype=torch.int64) for end in edges.ends]
+    found: dict[str, Any] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
+    if any(own[SPLIT]):
+        for part, split in zip(PARTS, SPLITS, strict=True):
+            found[part] = torch.tensor([one == split for one in own[SPLIT]])
+    found["names"] = tuple(nodes.places)
+    for key in (CLIENT, IDENTITY):
+        if any(own[key]):
+            found[key] = own[key]
+    if edges.unused:
+        found["notes"] = (f"{', '.join(sorted(edges.unused))} of the edges not used",)
+    return found
+
+
+def read_tables(folder: Path) -> dict[str, Any]:
+    """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
+    path = folder / NODES
+    with _table(path) as (header, rows):
+        name, own, others = _columns(path, header)
+        nodes = Nodes(path, "line", [header[column] for column in others])
+        for line, row in rows:
+            said = [None if column is None else row[column] for column in own]
+            nodes.add(line, row[name], said, [row[column] for column in others])
+    path = folder / EDGES
+    if not path.is_file():
+        raise DataError(
+            f"file {path}: there is no such file; a graph in tables has its edges there, with the "
+            f"columns {' and '.join(ENDS)} (of a graph without edges, these alone)"
+        )
+    with _table(path) as (header, rows):
+        lower = [key.lower() for key in header]
+        if missing := [key for key in ENDS if key not in lower]:
+            raise DataError(
+                f"file {path}, line 1: no column {missing[0]}; there are {', '.join(header)}"
+            )
+        source, target = (lower.index(key) for key in ENDS)
+        edges = Edges(nodes, path, "line")
+        edges.unused.update(key for key in header if key.lower() not in ENDS)
+        for line, row in rows:
+            edges.add(line, (row[source], row[target]))
+    return graph_of(nodes, edges)
+
+
+def read_node_link(path: Path) -> dict[str, Any]:
+    """Read what NetworkX's ``node_link_data`` gives, written as JSON."""
+    with _readable(path):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(
+                f"file {path}: is cut short, damaged or no JSON ({error}); save it again"
+            ) from error
+    listed = content if isinstance(content, dict) else {}
+    links = listed.get("links", listed.get("edges"))
+    if not isinstance(listed.get("nodes"), list) or not isinstance(links, list):
+        raise DataError(
+            f"file {path}: must be a table with the lists `nodes` and `links` (or `edges`), as "
+            "networkx.node_link_data gives it"
+        )
+    for kind, entries in (("node", listed["nodes"]), ("edge", links)):
+        for place, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise DataError(f"file {path}, {kind} {place}: {entry!r:.40} is no table")
+    return _of_entries(path, listed["nodes"], links)
+
+
+def read_graphml(path: Path) -> dict[str, Any]:
+    """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
+    nodes, links, keys = [], [], {}
+    with _readable(path):
+        try:
+            for _, element in ElementTree.iterparse(path):
+                kind = element.tag.rpartition("}")[2]
+                if kind == "key":
+                    default = next(iter(element.itertext()), "").strip() or None
+                    keys[element.get("id")] = (element.get("attr.name"), element.attrib, default)
+                elif kind == "node":
+                    nodes.append({"id": element.get("id")} | _data_of(element, keys, "node"))
+                    element.clear()
+                elif kind == "edge":
+                    ends = {key: element.get(key) for key in ENDS}
+                    links.append(_data_of(element, keys, "edge") | ends)
+                    element.clear()
+        except ElementTree.ParseError as error:
+            raise DataError(
+                f"file {path}: is cut short, damaged or no GraphML ({error}); save it again"
+            ) from error
+    return _of_entries(path, nodes, links)
+
+
+def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, Any]:
+    """Give the attributes of a node or an edge, those that it leaves out by their defaults."""
+    said = {
+        name: default
+        for name, how, default in keys.values()
+        if default is not None and how.get("for") in (domain, "all")
+    }
+    for data in element.findall("{*}data"):
+        name, how, _ = keys.get(data.get("key"), (data.get("key"), {}, None))
+        text = (data.text or "").strip()
+        is_bool = how.get("attr.type") == "boolean"
+        said[name] = {"true": 1, "false": 0}.get(text.lower(), text) if is_bool else text
+    return said
+
+
+def _of_entries(
+    path: Path, given: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Make a graph of entries, each of which says what it is called and what it has."""
+    given = [_with_own_keys(entry) for entry in given]
+    first = given[0] if given else {}
+    features = [key for key in first if key not in (*NAMES, *OWN)]
+    columns: list[str] = []
+    for key in features:
+        value = first[key]
+        # A list of numbers is several features.
+        one, several = [key], [f"{key}[{i}]" for i in range(len(value))] if _is_list(value) else []
+        columns += several if _is_list(value) else one
+    nodes = Nodes(path, "node", columns)
+    for place, entry in enumerate(given):
+        if more := sorted(entry.keys() - {*features, *NAMES, *OWN}):
+            raise nodes.wrong(place, f"{more[0]}: not all nodes have it, as a feature must be")
+        listed = [entry.get(key) for key in features]
+        flat = [one for value in listed for one in (value if _is_list(value) else [value])]
+        nodes.add(place, entry.get("id"), [entry.get(key) for key in OWN], flat)
+    edges = Edges(nodes, path, "edge")
+    for place, entry in enumerate(links):
+        edges.add(place, [entry.get(key) for key in ENDS])
+        edges.unused.update(entry.keys() - {*ENDS, "key", "id"})
+    found = graph_of(nodes, edges)
+    if "name" in first:  # igraph numbers nodes, and says what they are called besides
+        found["names"] = tuple(str(entry.get("name")) for entry in given)
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _with_own_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the keys that mean something here in small letters."""
+    lower = {str(key): str(key).lower() for key in entry}
+    return {
+        (lower[key] if lower[key] in (*NAMES, *OWN) else key): value
+        for key, value in ((str(key), value) for key, value in entry.items())
+    }
+
+
+def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], list[int]]:
+    """Say which column names the nodes, which have what is said of a node, and which features."""
+    lower = [str(key).lower() for key in header]
+    if twice := [key for place, key in enumerate(lower) if key in lower[:place]]:
+        raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
+    named = [key for key in NAMES if key in lower]
+    if len(named) != 1:
+        found = " and ".join(named) or "neither"
+        raise DataError(
+            f"file {path}: one column must name the nodes, {' or '.join(NAMES)}; {found} there "
+            f"among {', '.join(map(str, header))}"
+        )
+    own = [lower.index(key) if key in lower else None for key in OWN]
+    taken = {lower.index(named[0]), *own}
+    return lower.index(named[0]), own, [at for at in range(len(lower)) if at not in taken]
+
+
+@contextmanager
+def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
+    """Open a table: its header, and its rows with the lines that they end in."""
+    with _readable(path), path.open(encoding="utf-8-sig", newline="") as stream:
+        first = stream.readline()
+        stream.seek(0)
+        reader = csv.reader(stream, delimiter=max(",;\t", key=first.count), strict=True)
+        header = [key.strip() for key in next(reader, [])]
+        if not any(header):
+            raise DataError(f"file {path}: is empty; its first line must name the columns")
+
+        def rows() -> Iterator[tuple[int, list[str]]]:
+            for row in reader:
+                if row and len(row) != len(header):
+                    raise DataError(
+                        f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names "
+                        f"{len(header)} columns; the line is cut short, or a comma needs quotes"
+                    )
+                if row:
+                    yield reader.line_num, row
+
+        try:
+            yield header, rows()
+        except csv.Error as error:
+            where = f"file {path}, line {reader.line_num}"
+            raise DataError(f"{where}: is cut short or damaged ({error})") from error
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say of a file that cannot be read why, in one line."""
+    try:
+        if not path.stat().st_size:
+            raise DataError(f"file {path}: is empty: save the graph again")
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"file {path}: is no UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"file {path}: cannot be read ({error.strerror or error})") from error
+
+
+def _text(value: Any) -> str | None:
+    """Give a value as text; None where it says nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return str(value).strip() or None

@@ -1,0 +1,241 @@
+"""Graphs in tables, node-link JSON and GraphML: tensors worked out by hand, each error's words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from flower_graph.data.sources.names import check_name, file_path, folder_path
+from flower_graph.data.sources.pyg import load_file, read_file
+from flower_graph.errors import DataError
+
+NODES = """\
+name,label,split,age,income
+anna,cat,train,30,1.5
+bert,dog,,40,2
+"Cox, C.",,test,50,-3e1
+dora,dog,val,60,0
+"""
+EDGES = """\
+source,target,weight
+anna,bert,1
+bert,"Cox, C.",2
+"""
+X = [[30.0, 1.5], [40.0, 2.0], [50.0, -30.0], [60.0, 0.0]]
+LABELS = ["cat", "dog", None, "dog"]
+NAMES = ("anna", "bert", "Cox, C.", "dora")
+
+
+def tables(folder: Path, nodes: str = NODES, edges: str = EDGES) -> Path:
+    """Write a graph in tables."""
+    folder.mkdir(exist_ok=True)
+    (folder / "nodes.csv").write_text(nodes, encoding="utf-8")
+    (folder / "edges.csv").write_text(edges, encoding="utf-8")
+    return folder
+
+
+def drawn(kind: type[nx.Graph] = nx.Graph) -> Any:
+    """Make the same graph as in the tables."""
+    graph = kind()
+    for name, label, split, (age, income) in zip(
+        NAMES, LABELS, ("train", None, "test", "val"), X, strict=True
+    ):
+        said = {"label": label, "split": split}
+        graph.add_node(name, **{k: v for k, v in said.items() if v}, age=age, income=income)
+    graph.add_edge("anna", "bert", weight=1)
+    graph.add_edge("bert", "Cox, C.", weight=2)
+    return graph
+
+
+def written(path: Path, graph: Any) -> Path:
+    """Write a graph as NetworkX does."""
+    if path.suffix == ".graphml":
+        nx.write_graphml(graph, path)
+    else:
+        path.write_text(json.dumps(nx.node_link_data(graph)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(params=["csv", "semicolons", "graphml", "json", "directed.json"])
+def same(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Write one graph in each of the forms."""
+    if request.param == "csv":
+        return tables(tmp_path / "graph")
+    if request.param == "semicolons":  # as spreadsheets of half of Europe write them
+        nodes = "\ufeff" + NODES.replace('"Cox, C."', "Cox~ C.").replace(",", ";").replace("~", ",")
+        edges = EDGES.replace('"Cox, C."', "Cox~ C.").replace(",", ";").replace("~", ",")
+        return tables(tmp_path / "graph", nodes.replace("name", "ID"), edges)
+    kind = nx.DiGraph if request.param.startswith("directed") else nx.Graph
+    return written(tmp_path / f"graph.{request.param}", drawn(kind))
+
+
+def test_all_forms_say_the_same_graph(same: Path) -> None:
+    found = read_file(same)
+    assert found["x"].tolist() == X
+    assert found["y"] == LABELS
+    assert found["edge_index"].tolist() == [[0, 1], [1, 2]]
+    assert found["names"] == NAMES
+    masks = [found[part].nonzero().flatten().tolist() for part in ("train_mask", "val_mask")]
+    assert masks == [[0], [3]]
+    assert found["test_mask"].tolist() == [False, False, True, False]
+    assert found["notes"] == ("weight of the edges not used",)
+
+
+def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> None:
+    found = read_file(tables(tmp_path / "t", "id,label\n7,3\n9,-1\n\n", "source,target\n"))
+    assert found["x"] is None and "train_mask" not in found and "notes" not in found
+    assert found["y"] == ["3", "-1"] and found["names"] == ("7", "9")
+    assert found["edge_index"].shape == (2, 0)
+
+
+def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path: Path) -> None:
+    graph = nx.Graph()
+    graph.add_node(0, Label=1, x=[1.0, 2.0], new=True, name="An")
+    graph.add_node(1, Label=None, x=[3, 4], new=False, name="Be")
+    found = read_file(written(tmp_path / "g.json", graph))
+    assert found["x"].tolist() == [[1, 2, 1], [3, 4, 0]]
+    assert found["y"] == ["1", None] and found["names"] == ("An", "Be")
+    for node in graph:
+        del graph.nodes[node]["x"]
+    graph.nodes[1]["Label"] = 0
+    found = read_file(written(tmp_path / "g.graphml", graph))
+    assert found["x"].tolist() == [[1], [0]]
+    assert found["y"] == ["1", "0"] and found["names"] == ("An", "Be")
+
+
+def test_attributes_that_graphml_leaves_out_have_their_defaults(tmp_path: Path) -> None:
+    (tmp_path / "g.graphml").write_text(
+        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+        '<key id="d0" for="node" attr.name="label" attr.type="string"><default>cat</default></key>'
+        '<key id="d1" for="node" attr.name="age" attr.type="int"/>'
+        '<graph edgedefault="undirected"><node id="a"><data key="d1">3</data></node>'
+        '<node id="b"><data key="d0">dog</data><data key="d1">4</data></node>'
+        '<edge source="a" target="b"/></graph></graphml>',
+        encoding="utf-8",
+    )
+    found = read_file(tmp_path / "g.graphml")
+    assert (found["y"], found["x"].tolist()) == (["cat", "dog"], [[3], [4]])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name,", "who,", r"nodes\.csv: one column must name the nodes, name or id; neither there"),
+        ("age,", "id,", r"one column must name the nodes, name or id; name and id there"),
+        ("income", "AGE", r"two columns are called 'age'; rename one"),
+        (
+            "label,",
+            "class,",
+            r"line 2: class: 'cat' is no number; .* class, name it label",
+        ),
+        ("40,2", "40,two", r"nodes\.csv, line 3: income: 'two' is no number; .* leave income out"),
+        ("40,2", "40,", r"line 3: income: is empty; a feature needs a number at every node"),
+        ("40,2", "40", r"line 3: 4 cells, but line 1 names 5 columns; the line is cut short"),
+        ("40,2", "nan,2", r"line 3: age: nan must be finite"),
+        ("40,2", "1e39,2", r"line 3: age: 1e\+39 must be finite, below 3e38"),
+        ("bert,", ",", r"line 3: name: is empty; every node needs a name of its own"),
+        ("bert,", "anna,", r"line 3: name: 'anna' is there already, line 2"),
+        (",val,", ",valid,", r"line 5: split: 'valid' must be train, val, test or empty"),
+        (NODES, "", r"nodes\.csv: is empty: save the graph again"),
+        (NODES, "name,label\n", r"nodes\.csv: has no nodes"),
+        (NODES, "name,label\nanna,\n", r"nodes\.csv: no node has a label"),
+        ('"Cox, C."', '"Cox, C.', r"nodes\.csv, line \d: is cut short or damaged"),
+    ],
+)
+def test_a_wrong_table_of_nodes_is_refused_by_line_and_column(
+    old: str, new: str, said: str, tmp_path: Path
+) -> None:
+    assert old in NODES
+    with pytest.raises(DataError, match=said) as caught:
+        load_file(tables(tmp_path / "t", NODES.replace(old, new, 1)))
+    assert str(caught.value).startswith(f"file {tmp_path}/t/nodes.csv")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edges", "said"),
+    [
+        ("source,target\nanna,zoe\n", r"line 2: target: 'zoe' is no node; .* one of the 4 names"),
+        ("source,target\n,anna\n", r"line 2: source: is empty"),
+        ("source,target\nanna\n", r"line 2: 1 cells, but line 1 names 2 columns"),
+        ("from,target\nanna,bert\n", r"line 1: no column source; there are from, target"),
+        ("", r"is empty: save the graph again"),
+    ],
+)
+def test_a_wrong_table_of_edges_is_refused_by_line_and_column(
+    edges: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=rf"^file {tmp_path}/t/edges\.csv.*{said}"):
+        load_file(tables(tmp_path / "t", edges=edges))
+    (tmp_path / "t" / "edges.csv").unlink()
+    with pytest.raises(DataError, match=r"edges\.csv: there is no such file; a graph in tables"):
+        load_file(tmp_path / "t")
+
+
+def change(key: str, value: Any, kind: str = "nodes") -> str:
+    """Give the graph as JSON with one change of its second node or edge."""
+    content = nx.node_link_data(drawn(), edges="links")
+    content[kind][1][key] = value
+    return json.dumps(content)
+
+
+WHOLE = change("age", 40)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty"),
+        (WHOLE[: len(WHOLE) // 2], r"is cut short, damaged or no JSON \(.* line 1 column"),
+        ("[1]", "must be a table with the lists `nodes` and `links`"),
+        ('{"nodes": 3, "links": []}', "must be a table with the lists"),
+        ('{"nodes": [3], "links": []}', "node 0: 3 is no table"),
+        (change("id", "anna"), "node 1: name: 'anna' is there already, node 0"),
+        (change("age", "old"), "node 1: age: 'old' is no number"),
+        (change("age", None), "node 1: age: is empty"),
+        (change("age", [1, 2]), "node 1: 3 features, but the first node has 2"),
+        (change("city", 5), "node 1: city: not all nodes have it"),
+        (change("split", "all"), "node 1: split: 'all' must be train, val, test or empty"),
+        (change("target", "zoe", "links"), "edge 1: target: 'zoe' is no node"),
+    ],
+)
+def test_wrong_json_is_refused_by_entry(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"^file {tmp_path}/g\.json[,:] {said}"):
+        load_file(tmp_path / "g.json")
+
+
+def test_wrong_graphml_and_other_text_than_utf8_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "g.graphml", drawn())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"g\.graphml: is cut short, damaged or no GraphML .*line"):
+        load_file(path)
+    tables(tmp_path / "t")
+    (tmp_path / "t" / "nodes.csv").write_bytes("name,label\nJürg,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"nodes\.csv: is no UTF-8 text; save it as UTF-8"):
+        load_file(tmp_path / "t")
+
+
+def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables(tmp_path / "people")
+    for name in ("people", "people/", "absent.graphml", "absent.json"):
+        assert file_path(name) == Path(name) and folder_path(name) is None
+    check_name("people/")
+    for name, said in (
+        ("people/nodes.csv", r"is a folder with nodes\.csv and edges\.csv: name the folder"),
+        ("g.gpickle", r"is a pickle, and reading one can execute code; .*write_graphml"),
+        ("g.pkl", "is a pickle"),
+    ):
+        Path(name).touch()
+        with pytest.raises(DataError, match=said):
+            check_name(name)
+        with pytest.raises(DataError, match=said):
+            load_file(Path(name))
