@@ -159,8 +159,8 @@ def graph_tensors(graph: Any) -> Tensors:
             result[one.name] = torch.tensor(value)
         elif isinstance(value, Tensor):
             result |= matrix_tensors("x", value) if one.name == "x" else {one.name: value}
-        elif value is not None:
-            raise TypeError(f"{one.name} is a {type(value).__name__}: no folder can hold it")
+        elif value is not None:  # words, such as nodes' names
+            result[one.name] = torch.tensor([*json.dumps(value).encode()], dtype=torch.uint8)
     return result
 
 
@@ -175,6 +175,9 @@ def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where:
                 values["x"] = read_matrix("x", local)
             elif one.type in ("int", int):
                 values[one.name] = int(local[one.name])
+            elif "tuple" in str(one.type):
+                text = bytes(local[one.name].tolist()) if one.name in local else b"null"
+                values[one.name] = tuple(json.loads(text) or ()) or None
             else:
                 needed = "None" not in str(one.type)
                 values[one.name] = local[one.name] if needed else local.get(one.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
     """
     if not networks:
         raise DataError("no ego-networks to describe: at least one client is needed")
+    networks = _numbered(networks)
     nodes = torch.cat([network.nodes for network in networks])
     held, holders = torch.unique(nodes, return_counts=True)
     sizes = torch.tensor([network.nodes.numel() for network in networks])
@@ -75,6 +77,15 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
             "clients per node": _counts(holders),
         },
     )
+
+
+def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
+    """Number nodes by their identities, whatever these are: one number for a node everywhere."""
+    known: dict[int | str, int] = {}
+    return [
+        replace(one, nodes=torch.tensor([known.setdefault(i, len(known)) for i in one.identities]))
+        for one in networks
+    ]
 
 
 def node_statistics(data: Graph) -> PartitionStatistics:

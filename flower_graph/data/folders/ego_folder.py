@@ -1,0 +1,128 @@
+"""FedSCem's clients with graphs of their own: who their nodes are, and which of them train.
+
+Clients are numbered in the order of the files' names, and nodes stay in the order of the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_graph.config.common import AS_IS
+from flower_graph.data.description import saying, tell
+from flower_graph.data.folders.client_folder import (
+    ClientFile,
+    Clients,
+    Identities,
+    ego_of,
+    labels_of,
+    prepared,
+    read_files,
+    told,
+)
+from flower_graph.data.folders.overlapping_folder import Holder, common_roles
+from flower_graph.data.partition.ego_networks import GLOBAL, EgoNetwork, split_per_client
+from flower_graph.data.splits import Masks, with_masks
+from flower_graph.errors import DataError
+
+KEYS = ("identity", "n_id", "names")  # what says who a node is, the first that is there
+
+
+def load_ego_folder(
+    path: Path,
+    split: str,
+    ratios: Sequence[float],
+    seed: int,
+    *,
+    features: str = AS_IS,
+    **how: Any,
+) -> Clients[EgoNetwork]:
+    """Load one client from each graph of a folder, or of a file that says who holds what.
+
+    Parameters
+    ----------
+    path
+        A folder of graphs, or a graph whose nodes have a ``client``; its nodes have an
+        ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``.
+    split
+        ``per-client`` or ``global``; masks that a graph has stay.
+    ratios, seed
+        Of the clients without masks.
+    features, how
+        As for ``prepare_features`` and ``describe_graph``.
+
+    Returns
+    -------
+    Clients
+        One ego-network for each client.
+
+    Raises
+    ------
+    DataError
+        If something is missing or malformed; names file, client and what would be right.
+    """
+    files = read_files(path, **how)
+    labels = labels_of(path, files)
+    xs, done = prepared(path, files, features)
+    egos: list[EgoNetwork] = []
+    for client, (file, x, y) in enumerate(zip(files, xs, labels.y, strict=True)):
+        with saying(f"file {file.path}"):
+            found = replace(file.found, x=x, labels=y)
+            egos.append(ego_of(client, found, _identities(file.values)))
+            if (egos[-1].names is None) != (egos[0].names is None):
+                raise DataError(f"identities are not of the type that {files[0].path} has")
+    egos = _split(files, egos, split, ratios, seed)
+    _warn(path, egos)
+    return told(path, Clients(egos, labels, (*labels.notes, *done)), files)
+
+
+def _identities(values: SimpleNamespace) -> Identities:
+    """Give what says who the nodes are."""
+    for key in KEYS:
+        given = getattr(values, key, None)
+        if given is not None:
+            return given  # type: ignore[no-any-return]
+    raise DataError(
+        "says of no node who it is: give it n_id, int64 [n], or identity, n words or numbers, the "
+        "same for a node at all clients"
+    )
+
+
+def _split(
+    files: Sequence[ClientFile],
+    egos: list[EgoNetwork],
+    split: str,
+    ratios: Sequence[float],
+    seed: int,
+) -> list[EgoNetwork]:
+    """Give each client masks, but for those that have some."""
+    own = [any(mask is not None for mask in file.found.masks.values()) for file in files]
+    if split != GLOBAL:
+        drawn = split_per_client(egos, ratios, seed)
+        return [mine if has else new for has, mine, new in zip(own, egos, drawn, strict=True)]
+    numbers: dict[int | str, int] = {}
+    holders = []
+    for file, has, ego in zip(files, own, egos, strict=True):
+        ids = [numbers.setdefault(one, len(numbers)) for one in ego.identities]
+        masks = Masks(ego.train_mask, ego.val_mask, ego.test_mask) if has else None
+        holders.append(Holder(file.path, torch.tensor(ids), ego.y, masks))
+    roles = common_roles(holders, ratios, seed)
+    return [with_masks(ego, masks) for ego, masks in zip(egos, roles, strict=True)]
+
+
+def _warn(path: Path, egos: Sequence[EgoNetwork]) -> None:
+    """Warn of clients that have nothing in common."""
+    held: list[int | str] = [one for ego in egos for one in ego.identities]
+    if len(set(held)) == len(held) and len(egos) > 1:
+        tell(
+            f"data {path}",
+            ["no two clients hold the same node (identity): nothing is shared, each trains alone"],
+            logging.WARNING,
+        )
