@@ -16,12 +16,12 @@ from flwr.client import NumPyClient
 from flwr.clientapp.typing import Mod
 
 from flower_graph.config.common import RunConfig
+from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.data.sources.names import folder_path
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class GraphMethod(Method):
         By default as the config's section ``partition`` says, a ``PartitionSection``; where
         ``data.name`` is a folder, it has a file for each client.
         """
-        folder, how = folder_path(config.data.name), config.partition
+        folder, how = clients_path(config.data.name), config.partition
         if folder is None:
             ratio = self.graphless_ratio(config)
             return list(partition_graph(cached_data(config), how, ratio, config.seed))
@@ -171,7 +171,7 @@ class GraphMethod(Method):
         # Imported here, as a client needs none of it.
         from flower_graph.data.partition.statistics import client_statistics
 
-        is_folder = folder_path(config.data.name) is not None
+        is_folder = clients_path(config.data.name) is not None
         return client_statistics(graphs, None if is_folder else cached_data(config))
 
     def graphs(self, config: Any) -> list[Any]:
@@ -202,7 +202,7 @@ class GraphMethod(Method):
 
     def count_classes(self, config: Any, graphs: Sequence[Any]) -> int:
         """Count the classes of the graph, or of the clients where each has a file of its own."""
-        if folder_path(config.data.name) is None:
+        if clients_path(config.data.name) is None:
             return int(cached_data(config).num_classes)
         return classes_of(graphs)
 

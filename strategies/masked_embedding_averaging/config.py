@@ -125,8 +125,9 @@ class FedSCemConfig(RunConfig):
 
     app: str = APP
     rounds: int = 400
-    # The graph's own split plays no part: every client splits its nodes by ``partition``. This one
-    # is what every graph can have.
+    # ``data.name`` may also be clients' own graphs; of ``partition`` only ``split``, ``ratios`` and
+    # ``seed`` are read then. The graph's own split plays no part: every client splits its nodes by
+    # ``partition``. This one is what every graph can have.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2])
     partition: PartitionConfig = section(PartitionConfig)
     model: ModelConfig = section(ModelConfig)
@@ -136,11 +137,16 @@ class FedSCemConfig(RunConfig):
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         choice(APP).check("app", self.app)
         super().validate()
-        if self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked":
+        if self.masks_sums:
             # The sum over one client is that client's embedding, whatever masks it wore.
             clients = self.partition.clients
             require(clients >= 2, "partition.clients", clients, "at least 2 for a masked sum")
         self._validate_privacy()
+
+    @property
+    def masks_sums(self) -> bool:
+        """Whether clients hide what they send in each other's masks."""
+        return self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked"
 
     def _validate_privacy(self) -> None:
         """Refuse a budget where something leaves clients that gets no noise, or nothing does."""

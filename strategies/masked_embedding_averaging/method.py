@@ -12,6 +12,8 @@ from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import Strategy
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
@@ -113,8 +115,21 @@ class FedSCem(GraphMethod):
         )
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
-        """Cut the ego-networks out of the graph."""
-        return partition_egos(cached_data(config), config.partition, config.seed)
+        """Cut the ego-networks out of the graph, or read those of the clients."""
+        path, how = clients_path(config.data.name), config.partition
+        if path is None:
+            return partition_egos(cached_data(config), how, config.seed)
+        egos = load_ego_folder(
+            path,
+            how.split,
+            how.ratios,
+            config.seed if how.seed is None else how.seed,
+            features=config.data.features,
+            no_features=config.data.no_features,
+        )
+        if len(egos) < 2 and config.masks_sums:
+            raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
+        return egos
 
     def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
         """Describe the ego-networks."""

@@ -19,9 +19,9 @@ from flower_graph.audit.attacks import (
     of_kind,
 )
 from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.data.sources.names import folder_path
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
 from flower_graph.strategies.procrustes_alignment.config import LOCAL, SECURE, PPFLConfig
@@ -156,7 +156,7 @@ class EmbeddingAudit(Audit):
             raise ConfigError(
                 f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
             )
-        if folder_path(config.data.name) is not None:
+        if clients_path(config.data.name) is not None:
             raise ConfigError(
                 f"data.name: {config.data.name!r} is a folder with one graph a client, and the "
                 f"audit of app={config.app} needs the whole graph to judge by; name a data set or "

@@ -12,11 +12,11 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.data.sources.names import folder_path
 from flower_graph.method import GraphMethod, classes_of
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.procrustes_alignment import secure_consensus
@@ -116,7 +116,7 @@ class PPFL(GraphMethod):
 
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
         """Cut the clients out of the config's graph, or read them from its folder."""
-        folder, parts = folder_path(config.data.name), config.partition
+        folder, parts = clients_path(config.data.name), config.partition
         if folder is not None:
             return load_overlapping_folder(
                 folder,
@@ -136,7 +136,7 @@ class PPFL(GraphMethod):
         """Describe the clients, with what they share."""
         from flower_graph.data.partition.statistics import overlap_statistics
 
-        is_folder = folder_path(config.data.name) is not None
+        is_folder = clients_path(config.data.name) is not None
         return overlap_statistics(graphs, None if is_folder else cached_data(config))
 
     def paper_figures(self, config: PPFLConfig) -> dict[str, int]:

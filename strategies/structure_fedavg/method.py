@@ -13,11 +13,11 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.party import RunData, graph_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
-from flower_graph.data.sources.names import folder_path
 from flower_graph.errors import ConfigError
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.privacy.central import central_noise
@@ -228,7 +228,7 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
     name = config.strategy.name
     if name == FEDGLS and not graphless:
         key, value = "graph.graphless_ratio", f"{config.graph.graphless_ratio:g}"
-        if folder_path(config.data.name) is not None:
+        if clients_path(config.data.name) is not None:
             key, value = "data.name", repr(config.data.name)
         raise ConfigError(
             f"{key}: {value} leaves none of {clients} clients without edges, and "

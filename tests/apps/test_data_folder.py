@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -30,6 +31,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_yaml
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import client_folder, server_folder, share
+from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, NoClientsError
@@ -172,6 +174,28 @@ def test_results_are_those_of_the_simulation(
         assert [one.structure for one in found] == [
             one.structure if has_edges else {} for one in wanted
         ]
+
+
+@pytest.mark.parametrize("identities", ["n_id", "identity"])
+def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_folders(
+    identities: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = config_of("fedscem", "data.features=as-is")
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    for ego in method_of(whole).graphs(whole):
+        tensors = {key: getattr(ego, key) for key in ("x", "edge_index", "y", *PARTS)}
+        names = ego.nodes if identities == "n_id" else [f"node {node}" for node in ego.nodes]
+        torch.save({**tensors, identities: names}, clients / f"{ego.client}.pt")
+    config = config_of("fedscem", "data.features=as-is", f"data.name={clients}/")
+    wanted = simulate_whole(whole, supernodes=5)[0]
+    found = simulate_whole(config, supernodes=5)[0]
+    assert [one.loss for one in found] == [one.loss for one in wanted]
+    assert [one.test_accuracy for one in found] == [one.test_accuracy for one in wanted]
+    out = partition(config, tmp_path / "out", "--supernodes", "5")
+    shutil.rmtree(clients)
+    forbid_whole_data(monkeypatch)
+    assert plain(run_from(config, out)[0]) == plain(found)
 
 
 # What is in a folder -----------------------------------------------------------------------------

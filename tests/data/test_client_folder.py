@@ -123,7 +123,7 @@ def test_a_missing_or_empty_folder_is_refused(tmp_path: Path) -> None:
     for load in (load_folder, load_overlapping_folder):
         with pytest.raises(DataError, match="there is no such folder"):
             load(tmp_path / "none", RATIOS, 0)
-        with pytest.raises(DataError, match=r"the folder has no file \*\.pt, one per client"):
+        with pytest.raises(DataError, match=r"neither a graph for each client \(files \*\.pt"):
             load(tmp_path, RATIOS, 0)
 
 
@@ -321,6 +321,6 @@ def test_an_unfit_file_of_shared_nodes_is_named(
 def test_two_roles_of_one_node_are_refused(tmp_path: Path) -> None:
     first = shared(1, 2, 3, train_mask=flags(1, 1, 0))
     saved(tmp_path, first, shared(2, 3, 1, train_mask=flags(0, 1, 0), test_mask=flags(0, 0, 1)))
-    message = r"1\.pt: node 1 \(n_id\) is for test, but at an earlier client for training; a node"
+    message = r"1\.pt: node 1 is for test, but at an earlier client for training; a node"
     with pytest.raises(DataError, match=message):
         load_overlapping_folder(tmp_path, RATIOS, 0)

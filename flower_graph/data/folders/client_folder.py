@@ -25,11 +25,10 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.features import prepare_features
+from flower_graph.data.folders.client_files import client_graphs
 from flower_graph.data.labels import Labels, number_classes
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.data.sources.names import absent
-from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.splits import Masks
 from flower_graph.errors import DataError
 
@@ -63,7 +62,7 @@ class Clients(list[T]):
 class ClientFile(NamedTuple):
     """What one file holds, in canonical form but for its labels."""
 
-    path: Path
+    where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
     values: SimpleNamespace
     found: Described
 
@@ -71,31 +70,31 @@ class ClientFile(NamedTuple):
 def load_folder(
     path: Path, ratios: Sequence[float], seed: int, *, features: str = AS_IS, **how: Any
 ) -> Clients[ClientGraph]:
-    """Load one client from each file ``*.pt`` of a folder; ``how`` as for ``describe_graph``."""
+    """Load one client from each graph of a folder; ``how`` as for ``describe_graph``."""
     files = read_files(path, needs_edges=False, **how)
     labels = labels_of(path, files)
     xs, done = prepared(path, files, features)
     graphs = []
     for client, (file, x, y) in enumerate(zip(files, xs, labels.y, strict=True)):
-        with saying(f"file {file.path}"):
+        with saying(file.where):
             found = replace(file.found, x=x, labels=y)
             graphs.append(_client_graph(client, found, ratios, seed, done))
     return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
 
 
 def read_files(path: Path, **how: Any) -> list[ClientFile]:
-    """Read the files of a folder, which have equally many features."""
+    """Read the clients' graphs, which have equally many features."""
     files = []
-    for file in _client_files(path):
-        with saying(f"file {file}"):
-            values = SimpleNamespace(**read_file(file))
-            files.append(ClientFile(file, values, describe_graph(values, **how)))
+    for where, content in client_graphs(path):
+        with saying(where):
+            values = SimpleNamespace(**content)
+            files.append(ClientFile(where, values, describe_graph(values, **how)))
     width = files[0].found.x.size(1)
     for each in files:
         if each.found.x.size(1) != width:
             raise DataError(
-                f"file {each.path}: x has {each.found.x.size(1)} features, but that of "
-                f"{files[0].path} has {width}: all clients need the same features"
+                f"{each.where}: x has {each.found.x.size(1)} features, but that of "
+                f"{files[0].where} has {width}: all clients need the same features"
             )
     return files
 
@@ -120,7 +119,7 @@ def told(path: Path, clients: Clients[T], files: Sequence[ClientFile]) -> Client
     """Log what was done to a folder's data: of all clients, and of those that differ."""
     tell(f"data {path}", clients.notes)
     for each in files:
-        tell(f"data {each.path}", each.found.notes)
+        tell(each.where, [*getattr(each.values, "notes", ()), *each.found.notes])
     return clients
 
 
@@ -224,12 +223,17 @@ def ego_from_data(client: int, data: Any, identities: Identities) -> EgoNetwork:
     """
     with saying(f"client {client}"):
         found = _with_numbers(describe_graph(data))
-        nodes, names = _named(identities, found.x.size(0))
-        masks = masks_of_client(found)
+        ego = ego_of(client, found, identities)
     tell(f"client {client}", found.notes)
-    edges, y, ego = found.edge_index, found.labels, int(nodes[0])
+    return ego
+
+
+def ego_of(client: int, found: Described, identities: Identities) -> EgoNetwork:
+    """Make a client of what was found, its labels numbered."""
+    nodes, names = _named(identities, found.x.size(0))
+    edges, y, masks = found.edge_index, found.labels, masks_of_client(found)
     assert edges is not None and isinstance(y, Tensor)
-    return EgoNetwork(client, ego, nodes, edges, found.x, y, *masks, names)
+    return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names)
 
 
 def _named(identities: Identities, count: int) -> tuple[Tensor, tuple[str, ...] | None]:
@@ -248,14 +252,3 @@ def _named(identities: Identities, count: int) -> tuple[Tensor, tuple[str, ...] 
     if kinds == {str}:
         return torch.arange(count), tuple(given)
     return torch.tensor(given, dtype=torch.int64), None
-
-
-def _client_files(path: Path) -> list[Path]:
-    """List the files of a folder of clients, in the order of their names."""
-    folder = path.expanduser()
-    if not folder.is_dir():
-        raise absent(str(path), "folder")
-    files = sorted(folder.glob("*.pt"))
-    if not files:
-        raise DataError(f"data.name = {str(path)!r}: the folder has no file *.pt, one per client")
-    return files

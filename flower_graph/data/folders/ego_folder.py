@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flower_graph.config.common import AS_IS
 from flower_graph.data.description import saying, tell
@@ -73,11 +72,11 @@ def load_ego_folder(
     xs, done = prepared(path, files, features)
     egos: list[EgoNetwork] = []
     for client, (file, x, y) in enumerate(zip(files, xs, labels.y, strict=True)):
-        with saying(f"file {file.path}"):
+        with saying(file.where):
             found = replace(file.found, x=x, labels=y)
             egos.append(ego_of(client, found, _identities(file.values)))
             if (egos[-1].names is None) != (egos[0].names is None):
-                raise DataError(f"identities are not of the type that {files[0].path} has")
+                raise DataError(f"identities are not of the type that {files[0].where} has")
     egos = _split(files, egos, split, ratios, seed)
     _warn(path, egos)
     return told(path, Clients(egos, labels, (*labels.notes, *done)), files)
@@ -112,7 +111,7 @@ def _split(
     for file, has, ego in zip(files, own, egos, strict=True):
         ids = [numbers.setdefault(one, len(numbers)) for one in ego.identities]
         masks = Masks(ego.train_mask, ego.val_mask, ego.test_mask) if has else None
-        holders.append(Holder(file.path, torch.tensor(ids), ego.y, masks))
+        holders.append(Holder(file.where, torch.tensor(ids), ego.y, masks, ego.identities))
     roles = common_roles(holders, ratios, seed)
     return [with_masks(ego, masks) for ego, masks in zip(egos, roles, strict=True)]
 

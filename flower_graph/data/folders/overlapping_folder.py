@@ -34,10 +34,20 @@ from flower_graph.rng import generator
 NO_ROLE = -1
 
 
+class Holder(NamedTuple):
+    """What the split must know of a client: its nodes' numbers and classes, and masks or None."""
+
+    where: str
+    ids: Tensor
+    y: Tensor
+    masks: Masks | None
+    shown: Sequence[object]  # what errors call the nodes
+
+
 class _Held(NamedTuple):
     """What one file holds, its nodes in the order of their ids; ``[n]`` each but edges and x."""
 
-    file: Path
+    where: str
     ids: Tensor
     x: Tensor
     y: Tensor
@@ -55,7 +65,7 @@ def load_overlapping_folder(
     features: str = AS_IS,
     **how: Any,
 ) -> Clients[OverlappingGraph]:
-    """Load one client, whose graph overlaps with others', from each file ``*.pt`` of a folder."""
+    """Load one client, whose graph overlaps with others', from each graph of a folder."""
     files = read_files(path, **how)
     labels = labels_of(path, files)
     xs, done = prepared(path, files, features)
@@ -65,7 +75,9 @@ def load_overlapping_folder(
     every = torch.cat([each.y for each in held])
     classes = every[every >= 0].unique()
     graphs: list[OverlappingGraph] = []
-    publics, roles = _publics(held), _roles(held, ratios, seed)
+    publics = _publics(held)
+    holders = [Holder(one.where, one.ids, one.y, one.masks, one.ids.tolist()) for one in held]
+    roles = common_roles(holders, ratios, seed)
     for client, (mine, public, masks) in enumerate(zip(held, publics, roles, strict=True)):
         _check_roles(mine, client, masks, ratios)
         rng = generator(seed, "label-noise", client)
@@ -79,14 +91,14 @@ def load_overlapping_folder(
 def _held(file: ClientFile, x: Tensor, y: Tensor) -> _Held:
     """Check what one file says of others, and put its nodes in the order of their ids."""
     found = replace(file.found, labels=y)
-    with saying(f"file {file.path}"):
+    with saying(file.where):
         ids, public = _checked_ids(file.values, y), _checked_public(file.values, y)
         masks = masks_of_client(found)
     order = ids.argsort()
     named = any(mask is not None for mask in found.masks.values())
     assert found.edge_index is not None
     return _Held(
-        file=file.path,
+        where=file.where,
         ids=ids[order],
         x=x[order],
         y=y[order],
@@ -129,14 +141,14 @@ def _publics(held: Sequence[_Held]) -> list[Tensor]:
         public = shared if each.public is None else each.public
         if not (public & shared).any():
             raise DataError(
-                f"file {each.file}: no public nodes: of its {each.ids.numel()} nodes (n_id) none "
+                f"{each.where}: no public nodes: of its {each.ids.numel()} nodes (n_id) none "
                 "is public at another client too"
             )
         publics.append(public)
     return publics
 
 
-def _roles(held: Sequence[_Held], ratios: Sequence[float], seed: int) -> list[Masks]:
+def common_roles(held: Sequence[Holder], ratios: Sequence[float], seed: int) -> list[Masks]:
     """Take the masks of clients that have some; draw a role for each node of the others."""
     every = torch.cat([each.ids for each in held]).unique()
     places = [torch.searchsorted(every, each.ids) for each in held]
@@ -156,15 +168,15 @@ def _roles(held: Sequence[_Held], ratios: Sequence[float], seed: int) -> list[Ma
     ]
 
 
-def _note_roles(role: Tensor, place: Tensor, held: _Held) -> None:
+def _note_roles(role: Tensor, place: Tensor, held: Holder) -> None:
     """Write a client's masks into the roles of all nodes, in place."""
     for number, mask in enumerate(held.masks or ()):
         before = role[place[mask]]
         clash = (before != NO_ROLE) & (before != number)
         if clash.any():
-            node, other = int(held.ids[mask][clash][0]), int(before[clash][0])
+            row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
             raise DataError(
-                f"file {held.file}: node {node} (n_id) is for {ROLES[number]}, but at an earlier "
+                f"{held.where}: node {held.shown[row]!r} is for {ROLES[number]}, but at an earlier "
                 f"client for {ROLES[other]}; a node must have one role everywhere, or a label "
                 "that is learnt at one client is judged at another"
             )
@@ -174,10 +186,10 @@ def _note_roles(role: Tensor, place: Tensor, held: _Held) -> None:
 def _check_roles(held: _Held, client: int, masks: Masks, ratios: Sequence[float]) -> None:
     """Refuse a client without nodes in a role that is to have some."""
     if held.masks is None:
-        with saying(f"file {held.file}"):
+        with saying(held.where):
             check_roles(client, masks, ratios)
     elif ratios[0] > 0 and not masks.train.any():
         raise DataError(
-            f"file {held.file}: train_mask has no node; clients that need none have 0 as the "
+            f"{held.where}: train_mask has no node; clients that need none have 0 as the "
             f"first of partition.ratios = {list(ratios)}"
         )

@@ -80,7 +80,7 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
 
 
 def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
-    """Number nodes by their identities, whatever these are: one number for a node everywhere."""
+    """Give a node the same number at all clients, whatever its identity is."""
     known: dict[int | str, int] = {}
     return [
         replace(one, nodes=torch.tensor([known.setdefault(i, len(known)) for i in one.identities]))

@@ -248,14 +248,14 @@ def _of_entries(
     for key in features:
         value = first[key]
         # A list of numbers is several features.
-        one, several = [key], [f"{key}[{i}]" for i in range(len(value))] if _is_list(value) else []
-        columns += several if _is_list(value) else one
+        several = range(len(value)) if isinstance(value, list) else None
+        columns += [key] if several is None else [f"{key}[{i}]" for i in several]
     nodes = Nodes(path, "node", columns)
     for place, entry in enumerate(given):
         if more := sorted(entry.keys() - {*features, *NAMES, *OWN}):
             raise nodes.wrong(place, f"{more[0]}: not all nodes have it, as a feature must be")
         listed = [entry.get(key) for key in features]
-        flat = [one for value in listed for one in (value if _is_list(value) else [value])]
+        flat = [one for value in listed for one in (value if isinstance(value, list) else [value])]
         nodes.add(place, entry.get("id"), [entry.get(key) for key in OWN], flat)
     edges = Edges(nodes, path, "edge")
     for place, entry in enumerate(links):
@@ -273,10 +273,6 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError, OverflowError):
         return False
     return True
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _with_own_keys(entry: Mapping[str, Any]) -> dict[str, Any]:

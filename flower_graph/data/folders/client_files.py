@@ -1,0 +1,107 @@
+"""Which graphs are the clients': those of a folder, or one whose nodes say who has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.description import check_edges, saying, tell
+from flower_graph.data.graph import PARTS
+from flower_graph.data.labels import as_tensor
+from flower_graph.data.sources.datasets import saved_at
+from flower_graph.data.sources.names import (
+    EDGES,
+    GRAPH_FILES,
+    NODES,
+    absent,
+    file_path,
+    folder_path,
+    graphs_in,
+)
+from flower_graph.data.sources.pyg import read_file
+from flower_graph.errors import DataError
+
+CLIENT = "client"  # says of each node which client has it
+OF_NODES = ("x", "y", *PARTS, "names", "identity", "n_id", "public")
+
+
+def clients_path(name: str) -> Path | None:
+    """Return the path when a name means clients' own graphs, else None.
+
+    It does when it is a folder of graphs, or one graph whose nodes have a ``client``.
+    """
+    folder, file = folder_path(name), file_path(name)
+    if folder is not None or file is None:
+        return folder
+    return file if _says_clients(file, saved_at(name)) else None
+
+
+@lru_cache(maxsize=16)
+def _says_clients(file: Path, saved: int) -> bool:
+    """Read whether nodes have a client; `saved` is there to read a new file anew."""
+    return read_file(file).get(CLIENT) is not None
+
+
+def client_graphs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give what errors call each client's graph, and what it holds, still unchecked."""
+    if not path.exists():
+        raise absent(str(path), "folder")
+    if path.is_file() or (path / NODES).is_file():
+        yield from _parts(path, read_file(path))
+        return
+    files = graphs_in(path)
+    if not files:
+        raise DataError(
+            f"data.name = {str(path)!r}: the folder has neither a graph for each client (files "
+            f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}"
+        )
+    for file in files:
+        yield f"file {file}", read_file(file)
+
+
+def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Cut one graph into the clients that its nodes name, with the edges within each."""
+    given = values[CLIENT]
+    who = given.tolist() if isinstance(given, Tensor) else list(given)
+    for key in (CLIENT, *OF_NODES):
+        if values.get(key) is not None and len(values[key]) != len(who):
+            count = len(values[key])
+            raise DataError(f"file {path}: {key} has {count} entries, and client {len(who)}")
+    clients = sorted({one for one in who if one is not None}, key=_order)
+    number = {one: place for place, one in enumerate(clients)}
+    owner = torch.tensor([number.get(one, -1) for one in who])
+    between, nobodys = 0, int((owner < 0).sum())
+    edges = values.get("edge_index")
+    if edges is not None:
+        with saying(f"file {path}"):
+            edges = as_tensor("edge_index", edges)
+            check_edges(edges, len(who))
+        inside = owner[edges[0]] == owner[edges[1]]
+        between, edges = int((~inside).sum()), edges[:, inside].long()
+    left_out = ((between, "edges between clients"), (nobodys, "nodes without a client"))
+    tell(f"file {path}", [f"{count} {what} left out" for count, what in left_out if count])
+    for client, name in enumerate(clients):
+        rows = (owner == client).nonzero().flatten()
+        part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}
+        if edges is not None:
+            inner = edges[:, owner[edges[0]] == client]
+            part["edge_index"] = torch.searchsorted(rows, inner)
+        yield f"file {path}, client {name}", part
+
+
+def _order(client: Any) -> tuple[bool, int, str]:
+    """Order clients by number where they have some, others by name."""
+    is_number = str(client).isdecimal()
+    return not is_number, int(client) if is_number else 0, str(client)
+
+
+def _pick(value: Any, rows: Tensor) -> Any:
+    """Take some nodes' share of what a graph says of all."""
+    if isinstance(value, Tensor):
+        return (value if value.layout == torch.strided else value.to_dense())[rows]
+    return value if value is None else [value[row] for row in rows.tolist()]
