@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from flower_graph import __version__, errors
 from flower_graph.config.load import describe_config, list_configs, load_config, to_yaml
@@ -76,8 +77,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command in one line, as all other complaints are."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2."""
+        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="flower-graph",
         description="Federated learning on graphs whose clients are tiny, for Flower.",
         allow_abbrev=False,

@@ -74,6 +74,8 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
         # Only `--resume` does without a config; the first word is an override then.
         name, overrides = None, [name, *overrides]
     if args.resume is not None:
+        if not args.resume.is_dir():
+            raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
         seeds = seeds or _seeds_in(args.resume)
         name = name or _config_in(args.resume)
     if name is None:

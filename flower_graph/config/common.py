@@ -104,8 +104,11 @@ class PartitionSection:
     clients: int = setting(
         8, at_least(1), help="the largest communities (`louvain`), or parts of the whole graph"
     )
-    resolution: float = setting(
-        1.0, ABOVE_ZERO, help="above 1 gives smaller communities; `louvain` only"
+    resolution: float | None = setting(
+        1.0,
+        ABOVE_ZERO,
+        help="above 1 gives smaller communities; null: 1, doubled until there are enough; "
+        "`louvain` only",
     )
     every_node: bool = setting(
         False, help="smaller communities too, each to the smallest client; `louvain` only"

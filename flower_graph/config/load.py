@@ -230,6 +230,8 @@ def _plain(parse: Callable[[], Any], what: str) -> Any:
     """Parse to plain dictionaries and lists, with ``${...}`` left for later."""
     try:
         return OmegaConf.to_container(parse(), resolve=False)
+    except AssertionError as error:  # OmegaConf's, for a text that is one number
+        raise ConfigError(f"{what}: a single value; a config has keys and values") from error
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{what}: malformed YAML: {one_line(error)}") from error
 

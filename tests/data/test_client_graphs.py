@@ -87,6 +87,16 @@ def test_too_few_communities_are_counted() -> None:
 NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
 
 
+def test_louvain_without_a_resolution_finds_one_that_gives_all_clients_something() -> None:
+    enough = louvain(CLIQUES, 8, clients=2, resolution=None, seed=0)
+    assert lists(enough) == lists(louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0))
+    parts = louvain(CLIQUES, 8, clients=6, resolution=None, seed=0, every_node=True)
+    assert len(parts) == 6 and all(part.numel() for part in parts)
+    assert torch.cat(parts).sort().values.tolist() == list(range(8))
+    with pytest.raises(DataError, match=r"clients = 9: .*at most the graph's 8 nodes"):
+        louvain(CLIQUES, 8, clients=9, resolution=None, seed=0)
+
+
 def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay() -> None:
     random.seed(1)
     first = lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3))

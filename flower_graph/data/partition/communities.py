@@ -8,12 +8,14 @@ but where the function's name says so.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.data.description import tell
 from flower_graph.data.graph import to_undirected
 from flower_graph.errors import DataError
 from flower_graph.rng import derive_seed, generator
@@ -27,11 +29,13 @@ def louvain(
     n: int,
     *,
     clients: int,
-    resolution: float,
+    resolution: float | None,
     seed: int,
     every_node: bool = False,
 ) -> list[Tensor]:
     """Find communities by Louvain's method (Blondel et al., 2008); keep the largest, or merge."""
+    if resolution is None:
+        return _enough(edge_index, n, clients=clients, seed=seed, every_node=every_node)
     import igraph  # not at the top: it takes a second
 
     _check_clients(clients, n)
@@ -46,11 +50,28 @@ def louvain(
     if len(result) < clients:
         raise DataError(
             f"partition.clients = {clients}: Louvain found {len(result)} communities; use fewer "
-            f"clients, or raise partition.resolution above {resolution:g} for smaller communities"
+            f"clients, or raise partition.resolution above {resolution:g} for smaller communities "
+            "(partition.resolution=null does)"
         )
     parts = _parts(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
+
+
+def _enough(edge_index: Tensor, n: int, **how: Any) -> list[Tensor]:
+    """Raise the resolution until there are communities for all clients."""
+    resolution = 1.0
+    # Far above it every node is a community by itself.
+    while True:
+        try:
+            result = louvain(edge_index, n, resolution=resolution, **how)
+        except DataError:
+            if not 1 <= how["clients"] <= n:
+                raise
+            resolution *= 2
+        else:
+            tell("partition.resolution", [f"{resolution:g} gives communities for all clients"])
+            return result
 
 
 def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
