@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 
 from flower_graph.client.adaptor import make_client_app
@@ -18,10 +20,12 @@ from flower_graph.client.state import forget_run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.load import to_dict
 from flower_graph.config.registry import method_of
+from flower_graph.data.folders.party import client_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
+from flower_graph.report.result import describe_baselines
 from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
@@ -32,11 +36,27 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     """Build the ClientApp of a run."""
     method = method_of(config)
     mods, train_mods = method.mods(config)
+    mods = [partial(_tell_baselines, config), *mods]
 
     def client_fn(context: Context) -> NumPyClient:
         return method.build_client(config, context, out)
 
     return make_client_app(client_fn, mods=mods, train_mods=train_mods)
+
+
+def _tell_baselines(
+    config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    """Log what clients with data of their own reach alone, once: as they answer their first."""
+    # The server asks who is here by a query before all else; a client then has no state yet.
+    is_first = message.metadata.message_type == "query" and not context.state
+    reply = call_next(message, context)
+    folder = client_folder(config, context) if is_first else None
+    figures = {} if folder is None else method_of(config).own_baselines(config, folder)
+    if figures:
+        told = describe_baselines({"baselines": figures})[0]
+        logging.getLogger("flwr").info("what clients here reach alone, told to nobody: %s", told)
+    return reply
 
 
 def run_server(
@@ -68,6 +88,8 @@ def run_server(
         strategy.start(grid, num_rounds=rounds, timeout=timeout, on_round=report, resume=resume)
         final = {"clients": method.num_clients(config, folder), "engine": engine}
         final |= final_privacy(config)
+        if folder is None:  # else nobody has the data of all
+            final["baselines"] = method.baselines(config)
         return writer.finish(
             final | method.final_figures(config, strategy, folder), strategy.weights()
         )

@@ -12,6 +12,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.config.of_app import configured
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import server_folder
+from flower_graph.report.result import describe_baselines
 from flower_graph.report.rounds import RoundReport, format_round
 
 app = ServerApp()
@@ -42,6 +43,8 @@ def main(grid: Grid, context: Context) -> None:
             folder=folder,
         )
         log.info("test accuracy at best validation %.4f", result["test-accuracy-at-best-val"])
+        for line in describe_baselines(result):
+            log.info("%s", line)
         log.info("outputs in %s", out)
     finally:
         forget_run(context.run_id)

@@ -16,6 +16,12 @@ from flwr.client import NumPyClient
 from flwr.clientapp.typing import Mod
 
 from flower_graph.config.common import RunConfig
+from flower_graph.data.baselines import (
+    Figures,
+    client_baselines,
+    graph_baselines,
+    own_baselines,
+)
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
@@ -43,11 +49,14 @@ class Partition(NamedTuple):
         What each party holds, for the data folders.
     note : str
         What a reader must know of these folders; it follows their number.
+    baselines : dict or None
+        As ``Method.baselines`` gives them.
     """
 
     statistics: PartitionStatistics
     data: RunData
     note: str = ""
+    baselines: Figures | None = None
 
 
 class Method:
@@ -118,6 +127,24 @@ class Method:
         self, config: Any, strategy: Any, folder: RunFolder | None = None
     ) -> dict[str, Any]:
         """Give what ``result.json`` has and the rounds do not say."""
+        return {}
+
+    def baselines(self, config: Any) -> Figures:
+        """Give figures to hold the run's accuracies against, in a simulation.
+
+        By default those of the whole graph, whose masks say who trains and who is judged.
+
+        Returns
+        -------
+        dict
+            By name (``majority``, ``majority-per-client``, ``logistic-regression``) and role
+            (``test``, ``val``): accuracies, summed as the method's own; NaN where there are no
+            labels. ``flower_graph.data.baselines`` says what each is.
+        """
+        return graph_baselines(cached_data(config))
+
+    def own_baselines(self, config: Any, folder: RunFolder) -> Figures:
+        """Give what a party's clients reach alone; empty where they have no features and labels."""
         return {}
 
     def paper_figures(self, config: Any) -> dict[str, int]:
@@ -212,11 +239,20 @@ class GraphMethod(Method):
             return folder.manifest.features
         return int(self.graphs(config)[0].x.shape[1])
 
+    def baselines(self, config: Any) -> Figures:
+        """Give figures to hold the run's accuracies against: those of the clients' graphs."""
+        return client_baselines(self.graphs(config))
+
+    def own_baselines(self, config: Any, folder: RunFolder) -> Figures:
+        """Give what a party's clients reach alone."""
+        return own_baselines(graphs_of(folder, self.graph))
+
     def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
         """Cut the data into clients, each of which is given its graph."""
         graphs = self.load_graphs(config)
         data = graph_data(graphs, self.count_classes(config, graphs))
-        return Partition(self.statistics(config, graphs), data)
+        figures = client_baselines(graphs)
+        return Partition(self.statistics(config, graphs), data, baselines=figures)
 
 
 def classes_of(graphs: Sequence[Any]) -> int:

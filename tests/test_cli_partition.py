@@ -13,9 +13,11 @@ import torch
 from matplotlib.image import imread
 
 from flower_graph.apps.cli import main as cli
+from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_named
+from flower_graph.config.registry import method_named, method_of
 from flower_graph.data import load_graph
+from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.partition.client_graphs import partition_graph
@@ -42,7 +44,8 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be in a folder with small configs."""
     monkeypatch.chdir(tmp_path)
     for name, (app, degree, partition) in CONFIGS.items():
-        data = f"{{name: csbm, nodes: 200, classes: 3, degree: {degree}, features: 40, active: 5}}"
+        graph = "nodes: 200, classes: 3, num_features: 40, active: 5"
+        data = f"{{name: csbm, {graph}, degree: {degree}}}"
         text = f"app: {app}\ndata: {data}\npartition: {partition}\n"
         Path(f"{name}.yaml").write_text(text, encoding="utf-8")
 
@@ -54,6 +57,13 @@ def record_in(out: str) -> dict[str, Any]:
 
 def means_in(out: str) -> dict[str, float]:
     return {key: value["mean"] for key, value in record_in(out)["figures"].items()}
+
+
+def baselines_of(config: RunConfig) -> dict[str, float]:
+    """Give the baselines of the clients that these settings make."""
+    method: Any = method_of(config)
+    given = client_baselines(method.load_graphs(config))
+    return {f"{name}-test": one["test"] for name, one in given.items() if one["test"] >= 0}
 
 
 def folders_in(out: str) -> set[str]:
@@ -94,7 +104,7 @@ def test_figures_are_printed_and_written(
     assert cli.main(["partition", *words, "seed=3", "--out", "here"]) == 0
     config: Any = load_config(words[0], [*[w for w in words[1:] if "graph." not in w], "seed=3"])
     expected = statistics(load_graph(config.data), config.partition)
-    assert means_in("here") == expected.figures
+    assert means_in("here") == expected.figures | baselines_of(config)
     record = record_in("here")
     counted = record["distributions"][0]["nodes per client"].values()
     assert (record["seeds"], record["config"]["partition"]["clients"]) == ([3], sum(counted))
@@ -142,7 +152,8 @@ def test_clients_of_a_folder(
     load = load_overlapping_folder if name == "overlaps" else load_folder
     count = overlap_statistics if name == "overlaps" else client_statistics
     expected = count(load(Path("mine"), json.loads(ratios), 2), None)  # type: ignore[operator]
-    assert means_in("here") == expected.figures
+    config = load_config(words[1], [*words[2:], "seed=5", "partition.seed=2"])
+    assert means_in("here") == expected.figures | baselines_of(config)
     assert {key: expected.figures[key] for key in figures} == pytest.approx(figures)
     assert re.search(rf"^  {shown}$", capsys.readouterr().out, re.MULTILINE)
 
@@ -192,7 +203,7 @@ def test_nodes_as_clients(capsys: Captured) -> None:
     assert cli.main(["partition", "quickstart", "--out", "out", "--supernodes", "9"]) == 0
     expected = {"clients": 2708, "edges": 5278, "isolated": 0, "train": 140, "val": 500}
     assert means_in("out").items() >= expected.items()
-    assert "  clients                2,708\n" in capsys.readouterr().out
+    assert re.search(r"^  clients +2,708$", capsys.readouterr().out, re.MULTILINE)
     assert imread("out/partition.png").std() > 0
 
 

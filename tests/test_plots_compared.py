@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from flower_graph.errors import OutputError
-from flower_graph.report.plots import compared
+from flower_graph.report.plots import base, compared
 from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, save_curves
 from flower_graph.report.plots.compared import (
     Bar,
@@ -44,6 +44,18 @@ def test_curves_are_a_picture_even_of_bad_runs(tmp_path: Path, count: int) -> No
     picture = imread(tmp_path / "curves.png")
     assert picture.shape[0] > 300 and picture.shape[1] > 3 * picture.shape[0]
     assert np.unique(picture).size > 10
+
+
+def test_baselines_are_grey_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes: list[Axes] = []
+    monkeypatch.setattr(base, "save", lambda figure, path: axes.extend(figure.axes))
+    one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
+    given = {"majority": 0.3, "logistic regression": 0.5}
+    save_curves(tmp_path / "curves.png", [one], title="test", baselines=given)
+    grey = [line for line in axes[1].lines if line.get_color() == base.GREY]
+    assert {str(line.get_label()): line.get_ydata()[0] for line in grey} == given  # type: ignore[index]
+    named = [text.get_text() for text in axes[1].get_legend().get_texts()]
+    assert named == ["validation", "test", *given]
 
 
 def test_grid_draws_every_method_and_the_reference(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_named
 from flower_graph.errors import OutputError
-from flower_graph.report.result import describe_result, summarise
+from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.rounds import RoundReport, format_bytes, format_round, read_reports
 from flower_graph.report.writer import RunWriter, _title
 from flower_graph.storage import files
@@ -406,6 +406,55 @@ def test_round_line() -> None:
 )
 def test_bytes_are_written_with_binary_units(number: int, text: str) -> None:
     assert format_bytes(number) == text
+
+
+GIVEN = {
+    "majority": {"test": 0.3, "val": 0.2},
+    "majority-per-client": {"test": 0.4, "val": 0.2},
+    "logistic-regression": {"test": 0.5, "val": 0.2},
+}
+FIGURES = (
+    "  baselines majority 0.300, each client's own commonest class 0.400, "
+    "logistic regression on features alone 0.500\n"
+)
+REGRESSION = "not better than logistic regression on features alone"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "words"),
+    [
+        (0.51, ""),
+        (0.5, REGRESSION),
+        (0.41, REGRESSION),
+        (0.4, f"not better than guessing; {REGRESSION}"),
+        (0.1, f"not better than guessing; {REGRESSION}"),
+        (math.nan, ""),  # withheld
+    ],
+)
+def test_last_lines_say_what_a_run_is_not_better_than(
+    accuracy: float, words: str, tmp_path: Path
+) -> None:
+    writer = writing(tmp_path / "run", report(1, test_accuracy=accuracy))
+    result = writer.finish({**FINAL, "baselines": GIVEN})
+    assert result["baselines"] == GIVEN
+    for figures in (result, summarise(tmp_path, [result, {**result, "seed": 4}])):
+        text = describe_result("quickstart", figures, tmp_path)
+        line = f"            {words}\n" if words else ""
+        assert FIGURES + line + "  traffic " in text and text.count("not better") == len(
+            words.split("; ") if words else ""
+        )
+
+
+def test_baselines_that_are_not_there_are_not_named(tmp_path: Path) -> None:
+    nothing = {"test": math.nan, "val": math.nan}
+    given = {"majority": GIVEN["majority"], "logistic-regression": {**nothing, "skipped": "7"}}
+    result = writing(tmp_path / "run", report(1)).finish({**FINAL, "baselines": given})
+    assert result["baselines"]["logistic-regression"]["test"] is None
+    text = describe_result("quickstart", result, tmp_path)
+    assert "majority 0.300, logistic regression on features alone skipped: 7\n" in text
+    del given["logistic-regression"]["skipped"]
+    given["majority"] = nothing
+    assert describe_baselines({"baselines": given}) == describe_baselines({}) == []
 
 
 def test_final_summary_of_one_and_of_several(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,15 @@ def _cut_all(
     result: list[PartitionStatistics] = []
     for config in configs:
         cut = method.partition(config, true_edges=true_edges)
-        result.append(cut.statistics)
+        result.append(_with_baselines(cut))
     return result, cut if len(configs) == 1 else None
+
+
+def _with_baselines(cut: Partition) -> PartitionStatistics:
+    """Put the baselines' test accuracies behind the other figures."""
+    figures = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
+    known = {name: value for name, value in figures.items() if not math.isnan(value)}
+    return cut.statistics._replace(figures={**cut.statistics.figures, **known})
 
 
 def _write_folders(
@@ -127,6 +135,8 @@ def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     rows = {}
     for name, figure in figures.items():
         mean, spread = figure["mean"], figure["std"]
+        if mean is None:  # not every seed has it
+            continue
         if not spread and mean == int(mean):
             rows[name] = f"{int(mean):,}"
             continue

@@ -16,6 +16,14 @@ from flower_graph import __version__
 from flower_graph.report.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.storage.files import plain, write_json
 
+# What `baselines` has, as people read it
+GUESSES = {
+    "majority": "majority",
+    "majority-per-client": "each client's own commonest class",
+}
+REGRESSION = "logistic regression on features alone"
+BASELINES = {**GUESSES, "logistic-regression": REGRESSION}
+
 
 def make_result(
     config: Mapping[str, Any], reports: Sequence[RoundReport], total: float
@@ -128,7 +136,7 @@ def describe_result(
     # called: one client and several, as the method calls them
     clients, (one, several) = _mean(result.get("clients")), called
     seeds = result["seed"]["values"] if isinstance(result["seed"], Mapping) else [result["seed"]]
-    seconds = result["seconds"]
+    seconds, words = result["seconds"], ("baselines", "")
     return "\n".join(
         [
             f"{name}: {clients:.0f} {several}, {_mean(result['rounds']):.0f} rounds, "
@@ -136,6 +144,10 @@ def describe_result(
             f"  accuracy  test {_share(result['test-accuracy-at-best-val'])} at the best "
             f"validation ({_share(result['best-val-accuracy'])}); "
             f"test {_share(result['test-accuracy'])} after the last round",
+            *(
+                f"  {word:9} {line}"
+                for word, line in zip(words, describe_baselines(result), strict=False)
+            ),
             f"  traffic   {_traffic(result['bytes'], 1)} in all; "
             f"{_traffic(result['bytes'], clients)} per {one}",
             f"  time      {_mean(seconds['total']):.1f} s, "
@@ -144,6 +156,32 @@ def describe_result(
             f"  outputs   {out}",
         ]
     )
+
+
+def tested(result: Mapping[str, Any]) -> dict[str, float]:
+    """Give the baselines' test accuracies by what people call them, as far as they are known."""
+    given = result.get("baselines") or {}
+    means = {name: _mean(given.get(key, {}).get("test")) for key, name in BASELINES.items()}
+    return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def describe_baselines(result: Mapping[str, Any]) -> list[str]:
+    """Say what is reached without the method, and in words where the method is not better."""
+    # A line of figures and, where there is something to say, one of words; none without figures.
+    known = tested(result)
+    if not known:
+        return []
+    figures = [f"{name} {value:.3f}" for name, value in known.items()]
+    if why := result["baselines"].get("logistic-regression", {}).get("skipped"):
+        figures.append(f"{REGRESSION} skipped: {why}")
+    # Means over clients of equal shares may differ in their last digits.
+    accuracy = _mean(result.get("test-accuracy-at-best-val")) - 1e-9
+    words = [
+        f"not better than {what}"
+        for what, names in (("guessing", GUESSES.values()), (REGRESSION, (REGRESSION,)))
+        if any(accuracy <= known[name] for name in names if name in known)
+    ]
+    return [", ".join(figures), *(["; ".join(words)] if words else [])]
 
 
 def _mean(value: Any) -> float:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import OutputError
-from flower_graph.report.result import make_result
+from flower_graph.report.result import make_result, tested
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.storage.files import (
     FolderLock,
@@ -89,7 +89,7 @@ class RunWriter:
         result: dict[str, Any] = plain({**make_result(self.config, self.reports, total), **final})
         if state:
             _write_weights(self.out / "weights.safetensors", state)
-        self._draw()
+        self._draw(tested(result))
         write_json(self.out / "result.json", result)
         self.close()
         return result
@@ -102,12 +102,12 @@ class RunWriter:
         self._lock.release()
         remove_empty(self._made)
 
-    def _draw(self) -> None:
+    def _draw(self, baselines: Mapping[str, float]) -> None:
         # Imported here: it takes a second, and a run that stops early has no use for it.
         from flower_graph.report.plots.base import save_curves, save_participation
 
         title = _title(self.config)
-        save_curves(self.out / "curves.png", self.reports, title=title)
+        save_curves(self.out / "curves.png", self.reports, title=title, baselines=baselines)
         if self._draw_more is not None:
             self._draw_more(self.out, self.reports, title)
         if any(report.participation for report in self.reports):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data import load_graph
+from flower_graph.data.baselines import graph_baselines
 from flower_graph.data.folders.party import USERS, client_folder, node_data, read_matrix, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.sources.datasets import cached_data
@@ -82,7 +83,7 @@ class NFedGNN(Method):
         from flower_graph.data.partition.statistics import node_statistics
 
         graph = load_graph(config.data, seed=config.seed)
-        return Partition(node_statistics(graph), node_data(graph))
+        return Partition(node_statistics(graph), node_data(graph), baselines=graph_baselines(graph))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
         """Build the mod that protects latent vectors, a row for each user."""

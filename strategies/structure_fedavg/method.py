@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.party import RunData, graph_data
 from flower_graph.data.folders.run_folder import RunFolder
@@ -161,7 +162,8 @@ class FedGLS(GraphMethod):
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
         data = folder_data(graphs, self.count_classes(config, graphs), true_edges=true_edges)
-        return Partition(self.statistics(config, graphs), data, note)
+        figures = client_baselines(graphs)
+        return Partition(self.statistics(config, graphs), data, note, figures)
 
     def paper_figures(self, config: FedGLSConfig) -> dict[str, int]:
         """Give Table 4's row, where the config asks for its partition."""

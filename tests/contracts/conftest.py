@@ -24,4 +24,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the pictures out: they take longer than the runs, and no fault touches them."""
-    monkeypatch.setattr(RunWriter, "_draw", lambda writer: None)
+    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)

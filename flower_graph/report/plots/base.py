@@ -48,8 +48,14 @@ class CurveSet:
     loss: Sequence[Sequence[float]]  # seeds x rounds
 
 
-def save_curves(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw a run: its loss, its accuracies and its bytes, over the rounds."""
+def save_curves(
+    path: Path,
+    reports: Sequence[RoundReport],
+    *,
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     loss, accuracy, traffic = figure.subplots(1, 3)
     rounds = [report.round for report in reports]
@@ -60,6 +66,9 @@ def save_curves(path: Path, reports: Sequence[RoundReport], *, title: str) -> No
         line(loss, rounds, value, name)
     line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
     line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
+    for place, (name, share) in enumerate((baselines or {}).items(), start=2):
+        dashes = DASHES[place]
+        accuracy.axhline(share, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
     _bytes(traffic, rounds, reports)
     finish(loss, "loss", legend=True)
     finish(accuracy, "accuracy", legend=True)

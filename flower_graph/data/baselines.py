@@ -1,0 +1,212 @@
+"""What is reached without federation and without edges: figures to hold an accuracy against.
+
+They are judged as the methods judge themselves: of each client the share of its labelled nodes that
+are right, and the mean of that over the clients that have such nodes (one graph counts as one
+client). Three guesses:
+
+* ``majority``: the commonest class of all training nodes;
+* ``majority-per-client``: each client's own; of a client without training nodes, that of all;
+* ``logistic-regression``: on the features alone, trained on all clients' training nodes.
+
+A node that trains at one client and is judged at another is predicted by a regression that was
+fitted without it: nodes are dealt to ``FOLDS`` parts then, and each part is predicted by a fit to
+the others. Where nobody has training nodes (DeepWalk), guesses are the commonest class of the nodes
+that are judged, as its judges are trained on these, and there is no regression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import row_entries, take_rows
+from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.logistic_regression import fit, scores
+
+JUDGED = ("test", "val")
+MAJORITY, OWN_MAJORITY, REGRESSION = "majority", "majority-per-client", "logistic-regression"
+SKIPPED = "skipped"  # beside a regression's figures: why there are none
+FOLDS = 5
+# scikit-learn's C for features of variance 1; the better one by validation, the first without
+STRENGTHS = (1.0, 10.0)
+LARGEST = 10_000_000  # non-zero features of training nodes times classes: some seconds
+Figures = dict[str, dict[str, Any]]
+
+
+class Labelled(NamedTuple):
+    """One client's nodes, or the whole graph's."""
+
+    x: Tensor  # [n, f], dense or CSR
+    y: Tensor  # [n] true classes
+    train_y: Tensor  # [n] classes to train on: wrong ones under label noise
+    masks: dict[str, Tensor]  # bool [n] by role, of labelled nodes only
+    names: Sequence[int | str] | None  # by which clients name the same node; None: no other has it
+
+    @classmethod
+    def of(cls, graph: Any) -> Labelled:
+        """Take what a graph has."""
+        y, masks = graph.y, {}
+        for role in ("train", *JUDGED):
+            mask = getattr(graph, f"{role}_mask", None)
+            masks[role] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask & (y >= 0)
+        train_y = getattr(graph, "train_y", y)
+        return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None))
+
+
+def client_baselines(graphs: Sequence[Any]) -> Figures:
+    """Give the three figures of a run whose clients hold graphs, by name and by role."""
+    parts = [Labelled.of(graph) for graph in graphs]
+    return {
+        MAJORITY: _majority(parts, is_own=False),
+        OWN_MAJORITY: _majority(parts, is_own=True),
+        REGRESSION: _regression(parts),
+    }
+
+
+def graph_baselines(graph: Any) -> Figures:
+    """Give the two figures of a run on one graph with masks: there are no clients to guess."""
+    parts = [Labelled.of(graph)]
+    return {MAJORITY: _majority(parts, is_own=False), REGRESSION: _regression(parts)}
+
+
+def own_baselines(graphs: Sequence[Any]) -> Figures:
+    """Give what clients reach that know nothing of each other: means over the clients here."""
+    each = [graph_baselines(graph) for graph in graphs]
+    return {
+        name: {role: _mean([one[name][role] for one in each]) for role in JUDGED}
+        for name in (MAJORITY, REGRESSION)
+    }
+
+
+def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
+    """Guess one class for all nodes, or one for each client's."""
+    result = {}
+    for role in JUDGED:
+        # Where nobody trains on labels, judges are trained on those that they judge.
+        known = role if _commonest(parts, "train") is None else "train"
+        whole = _commonest(parts, known)
+        own = [_commonest([part], known) if is_own else None for part in parts]
+        guesses = [whole if guess is None else guess for guess in own]
+        right = [
+            part.y == (-1 if guess is None else guess)  # nobody has such nodes
+            for part, guess in zip(parts, guesses, strict=True)
+        ]
+        result[role] = _accuracy(parts, role, right)
+    return result
+
+
+def _commonest(parts: Sequence[Labelled], role: str) -> int | None:
+    """Give the commonest class of some nodes, of equals the first; None where there are none."""
+    y = torch.cat([(p.train_y if role == "train" else p.y)[p.masks[role]] for p in parts])
+    return int(y.bincount().argmax()) if y.numel() else None
+
+
+def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
+    """Fit and judge the regressions; of two strengths the one that validates better."""
+    train = torch.cat([part.masks["train"] for part in parts])
+    y = torch.cat([part.train_y for part in parts])
+    names, sizes = y[train].unique(), [part.y.numel() for part in parts]
+    nothing: dict[str, Any] = dict.fromkeys(JUDGED, math.nan)
+    if not names.numel():
+        return nothing
+    fold = _folds(parts)
+    used = sum(_used(part.x, part.masks["train"]) for part in parts)
+    work = used * names.numel() * (1 + int(fold.max()))
+    if work > LARGEST:
+        why = f"{used:,} non-zero features of training nodes and {names.numel()} classes"
+        return {**nothing, SKIPPED: f"too large: {why}"}
+    x, found = _pooled([part.x for part in parts]), []
+    for guess in _predicted(x, torch.searchsorted(names, y), train, fold, names.numel()):
+        right = [
+            part.y == names[local] for part, local in zip(parts, guess.split(sizes), strict=True)
+        ]
+        found.append({role: _accuracy(parts, role, right) for role in JUDGED})
+    return max(found, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
+
+
+def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) -> list[Tensor]:
+    """Predict all nodes, once with each strength; those of a fold by a fit to the others."""
+    result = [torch.zeros_like(y) for _ in STRENGTHS]
+    folds = 1 + int(fold.max())
+    for number in range(folds):
+        weights = None
+        known = (train & (fold != number) if folds > 1 else train).nonzero().flatten()
+        rows, due = take_rows(x, known), fold == number
+        for guess, strength in zip(result, STRENGTHS, strict=True):
+            if known.numel():
+                weights = fit(rows, y[known], classes, strength, start=weights)
+                guess[due] = scores(x, weights).argmax(1)[due]
+    return result
+
+
+def _folds(parts: Sequence[Labelled]) -> Tensor:
+    """Deal the nodes to folds, if some train at one client and are judged at another."""
+    # The first by name in the order of the clients goes to fold 0, the next to 1, and so on.
+    numbers: dict[int | str, int] = {}
+    sizes = [part.y.numel() for part in parts]
+    if any(part.names is None for part in parts):
+        return torch.zeros(sum(sizes), dtype=torch.int64)
+    for part in parts:
+        for name in part.names or ():
+            numbers.setdefault(name, len(numbers))
+    node = torch.tensor([numbers[name] for part in parts for name in part.names or ()])
+    train, *judged = (torch.cat([p.masks[role] for p in parts]) for role in ("train", *JUDGED))
+    is_leaking = bool(torch.isin(node[train], node[judged[0] | judged[1]]).any())
+    return node % FOLDS if is_leaking else torch.zeros_like(node)
+
+
+def _pooled(matrices: Sequence[Tensor]) -> Tensor:
+    """Put the rows of all clients in one matrix, CSR if most entries are 0, of variance 1."""
+    rows, columns = sum(x.size(0) for x in matrices), matrices[0].size(1)
+    used = sum(_used(x) for x in matrices)
+    if 3 * used > rows * columns and all(x.layout == torch.strided for x in matrices):
+        whole = torch.cat(list(matrices)).float()
+        return whole / _deviation(whole, whole.mean(0), rows)
+    parts, first = [], 0
+    for x in matrices:
+        row, column, values = _entries(x)
+        parts.append((row + first, column, values))
+        first += x.size(0)
+    row, column, values = (torch.cat(each) for each in zip(*parts, strict=True))
+    mean = torch.zeros(columns).index_add_(0, column.long(), values) / rows
+    values = values / _deviation(values, mean, rows)
+    return csr_tensor(pointers(row, rows), column.to(torch.int32), values, (rows, columns))
+
+
+def _deviation(values: Tensor, mean: Tensor, rows: int) -> float:
+    """Give the root of the rows' mean squared distance to their mean; 1 where all are alike."""
+    square = float(values.double().square().sum()) / rows
+    variance = square - float(mean.double().square().sum())
+    return math.sqrt(variance) if variance > 1e-9 * square else 1.0
+
+
+def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """List rows, columns and values of the entries that are not 0."""
+    if x.layout == torch.strided:
+        row, column = x.nonzero(as_tuple=True)
+        return row, column, x[row, column].float()
+    row, _ = row_entries(x.crow_indices().long(), torch.arange(x.size(0)))
+    return row, x.col_indices().long(), x.values().float()
+
+
+def _used(x: Tensor, mask: Tensor | None = None) -> int:
+    """Count the entries that are not 0, of some rows or all."""
+    if x.layout == torch.strided:
+        return int((x if mask is None else x[mask]).count_nonzero())
+    used = x.crow_indices().diff()
+    return int((used if mask is None else used[mask]).sum())
+
+
+def _accuracy(parts: Sequence[Labelled], role: str, right: Sequence[Tensor]) -> float:
+    """Average the clients' shares of right guesses; NaN where nobody has such nodes."""
+    judged = [(one, part.masks[role]) for one, part in zip(right, parts, strict=True)]
+    return _mean([float(one[mask].double().mean()) for one, mask in judged])
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan

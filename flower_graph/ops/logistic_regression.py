@@ -1,0 +1,99 @@
+"""Multinomial logistic regression, full-batch, by L-BFGS: no graph, no library besides PyTorch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.graph import csr_tensor, pointers
+
+MEMORY = 10  # pairs of steps and changes of the gradient, as in scikit-learn
+Loss = Callable[[Tensor], tuple[float, Tensor]]  # value and gradient at some weights
+
+
+def fit(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    strength: float,
+    *,
+    start: Tensor | None = None,
+    steps: int = 50,
+    tolerance: float = 1e-4,
+) -> Tensor:
+    """Minimise ``mean cross-entropy + |W|^2 / (2 C n)``: scikit-learn's loss divided by ``C n``."""
+    # x [n, f] dense or CSR, y [n], strength C; result [f + 1, k], the last row the bias, which is
+    # not penalised. As scikit-learn, it stops where no entry of the gradient exceeds `tolerance`.
+    n, turned = x.shape[0], transposed(x)
+    chosen = torch.arange(n), y
+
+    def loss(weights: Tensor) -> tuple[float, Tensor]:
+        logs = torch.log_softmax(scores(x, weights), 1)
+        residual = logs.exp()
+        residual[chosen] -= 1
+        residual /= n
+        decay = weights[:-1] / (strength * n)
+        gradient = torch.cat([turned @ residual + decay, residual.sum(0, keepdim=True)])
+        return float((decay * weights[:-1]).sum() / 2 - logs[chosen].mean()), gradient
+
+    start = torch.zeros(x.shape[1] + 1, classes) if start is None else start
+    return descend(loss, start, steps, tolerance)
+
+
+def scores(x: Tensor, weights: Tensor) -> Tensor:
+    """Give every row's score for every class, ``[n, k]``."""
+    result: Tensor = x @ weights[:-1]
+    return result + weights[-1]
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Transpose a matrix, dense or CSR, in its own form."""
+    if x.layout == torch.strided:
+        return x.t()
+    rows, columns = x.shape
+    row, column = torch.repeat_interleave(x.crow_indices().long().diff()), x.col_indices().long()
+    order = column.argsort(stable=True)
+    ptr = pointers(column, columns)
+    return csr_tensor(ptr, row[order].to(torch.int32), x.values()[order], (columns, rows))
+
+
+def descend(loss: Loss, weights: Tensor, steps: int, tolerance: float) -> Tensor:
+    """Minimise a convex function by L-BFGS with halved steps."""
+    pairs = deque[tuple[Tensor, Tensor]](maxlen=MEMORY)
+    value, gradient = loss(weights)
+    for _ in range(steps):
+        if float(gradient.abs().max()) <= tolerance:
+            break
+        direction = -_scaled(gradient, pairs)
+        slope = float((gradient * direction).sum())
+        size = 1.0 if pairs else min(1.0, 1 / float(gradient.abs().sum()))
+        after, slopes = loss(weights + size * direction)
+        while not after <= value + 1e-4 * size * slope:
+            size /= 2
+            if size < 1e-6:  # as near as float32 comes
+                return weights
+            after, slopes = loss(weights + size * direction)
+        step, change = size * direction, slopes - gradient
+        weights, value, gradient = weights + step, after, slopes
+        if float((step * change).sum()) > 0:
+            pairs.append((step, change))
+    return weights
+
+
+def _scaled(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]]) -> Tensor:
+    """Multiply a gradient by the inverse Hessian that the last pairs tell of: two loops."""
+    if not pairs:
+        return gradient
+    result, factors = gradient, []
+    for step, change in reversed(pairs):
+        factor = (step * result).sum() / (step * change).sum()
+        result = result - factor * change
+        factors.append(factor)
+    step, change = pairs[-1]
+    result = result * ((step * change).sum() / change.square().sum())
+    for (step, change), factor in zip(pairs, reversed(factors), strict=True):
+        result = result + (factor - (change * result).sum() / (step * change).sum()) * step
+    return result

@@ -1,0 +1,150 @@
+"""Guesses and regressions: figures worked out by hand, judged as the methods judge themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from graph_helpers import Toy, toy
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.data import baselines
+from flower_graph.data.baselines import client_baselines, graph_baselines, own_baselines
+
+# Roles: t trains, v validates, e tests. All train on 0 0 1, 1 1 1 2 and 0: mostly on class 1.
+FIRST = toy(0, [[1.0]] * 6, [0, 0, 1, 0, 0, 1], roles="ttteee")
+SECOND = toy(1, [[1.0]] * 8, [1, 1, 1, 2, 1, 1, 2, 2], roles="tttteeev")
+THIRD = toy(2, [[1.0]] * 2, [0, -1], roles="te")  # what has no label is not judged
+FOURTH = toy(3, [[1.0]] * 4, [1, 1, 1, 0], roles="eeee")  # trains on nothing
+
+
+@dataclass(frozen=True)
+class Ego:
+    """A client whose nodes others may hold too."""
+
+    x: Tensor
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    identities: list[int]
+
+
+def ego(graph: Toy, identities: list[int]) -> Ego:
+    masks = (graph.train_mask, graph.val_mask, graph.test_mask)
+    return Ego(graph.x, graph.y, *masks, identities)
+
+
+def test_guesses_are_means_over_the_clients_that_have_such_nodes() -> None:
+    found = client_baselines([FIRST, SECOND, THIRD, FOURTH])
+    # 0 0 1, 1 1 2 and 1 1 1 0 by class 1; by the clients' own 0, 1 and, for want of one, 1
+    assert found["majority"] == pytest.approx({"test": (1 / 3 + 2 / 3 + 3 / 4) / 3, "val": 0.0})
+    own = {"test": (2 / 3 + 2 / 3 + 3 / 4) / 3, "val": 0.0}
+    assert found["majority-per-client"] == pytest.approx(own)
+    # Features that say nothing: a regression is a guess.
+    assert found["logistic-regression"] == pytest.approx(found["majority"])
+
+
+def test_of_equally_common_classes_it_is_the_first() -> None:
+    graph = toy(0, [[1.0]] * 6, [2, 1, 2, 1, 1, 2], roles="tttevv")
+    graph.y[3] = 1
+    assert client_baselines([graph])["majority"] == {"test": 0.0, "val": 0.5}  # trains on 2 1 2
+    graph.y[2] = -1  # trains on 2 1
+    assert client_baselines([graph])["majority"] == {"test": 1.0, "val": 0.5}
+
+
+def test_one_graph_has_no_clients_that_guess() -> None:
+    found = graph_baselines(SECOND)
+    assert found.keys() == {"majority", "logistic-regression"}
+    assert found["majority"] == pytest.approx({"test": 2 / 3, "val": 0.0})
+
+
+def test_clients_alone_know_nothing_of_each_other() -> None:
+    x = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    told = toy(0, x, [0, 1, 0, 1, 1], roles="tteee")
+    turned = toy(1, x, [1, 0, 1, 0, 0], roles="tteee")
+    assert own_baselines([told, turned])["logistic-regression"]["test"] == 1.0
+    together = client_baselines([told, turned])["logistic-regression"]["test"]
+    assert together == pytest.approx(1 / 2)  # who is right at one is wrong at the other
+
+
+def test_clients_train_on_their_noisy_labels_and_are_judged_by_the_true_ones() -> None:
+    given = vars(toy(0, [[1.0]] * 5, [0, 0, 0, 1, 0], roles="ttteev"))
+    given = {name: value[:5] if name.endswith("mask") else value for name, value in given.items()}
+    noisy = SimpleNamespace(**given, train_y=torch.tensor([1, 1, 0, 0, 0]))
+    assert client_baselines([noisy])["majority"]["test"] == 0.5  # says 1, as two of three do
+    assert client_baselines([SimpleNamespace(**given)])["majority"]["test"] == 0.5
+
+
+def test_where_nobody_trains_on_labels_the_judged_ones_are_guessed_by() -> None:
+    first = toy(0, [[1.0]] * 4, [0, 1, 1, 0], roles="eeev")
+    found = client_baselines([first, toy(1, [[1.0]], [0], roles="e")])
+    # Judged are 0 1 1 and 0, the first of equals is 0; then 0 alone
+    assert found["majority"] == pytest.approx({"test": (1 / 3 + 1) / 2, "val": 1.0})
+    own = {"test": (2 / 3 + 1) / 2, "val": 1.0}
+    assert found["majority-per-client"] == pytest.approx(own)
+    assert math.isnan(found["logistic-regression"]["test"])
+
+
+def test_without_labels_to_judge_by_there_are_no_figures() -> None:
+    found = client_baselines([toy(0, [[1.0]] * 3, [0, 1, -1], roles="tte")])
+    assert all(math.isnan(value) for one in found.values() for value in one.values())
+
+
+@pytest.mark.parametrize("form", ["dense", "mostly zeros", "sparse"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_the_regression_is_scikit_learns(form: str) -> None:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(300, 20, generator=rng)
+    if form != "dense":
+        x *= torch.rand(300, 20, generator=rng) < 0.15
+    noise = 2 * torch.randn(300, 3, generator=rng)
+    y = (x @ torch.randn(20, 3, generator=rng) + noise).argmax(1)
+    train, val, test = (torch.arange(300) // 100 == part for part in range(3))
+    scaled = (x - x.mean(0)) / (x - x.mean(0)).square().sum(1).mean().sqrt()
+    best: tuple[float, float] = (-1.0, 0.0)
+    for strength in baselines.STRENGTHS:
+        model = LogisticRegression(C=strength).fit(scaled[train].numpy(), y[train].numpy())
+        pair = tuple(float(model.score(scaled[m].numpy(), y[m].numpy())) for m in (val, test))
+        best = pair if pair[0] > best[0] else best
+    given = x.to_sparse_csr() if form == "sparse" else x
+    graph = SimpleNamespace(x=given, y=y, train_mask=train, val_mask=val, test_mask=test)
+    found = graph_baselines(graph)["logistic-regression"]
+    assert (found["val"], found["test"]) == pytest.approx(best, abs=0.0101)
+
+
+def test_a_label_that_another_client_trains_on_tells_nothing() -> None:
+    """Every node has a feature of its own, so that only its own label says its class."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randint(4, (60,), generator=rng)
+    x, roles = torch.eye(60).tolist(), ("t" * 30 + "e" * 30, "e" * 30 + "t" * 30)
+    clients = [toy(number, x, y.tolist(), roles=role) for number, role in enumerate(roles)]
+    known = client_baselines(clients)["logistic-regression"]["test"]
+    assert known == 1.0  # by their numbers alone the clients have 120 nodes
+    honest = [ego(client, list(range(60))) for client in clients]
+    assert client_baselines(honest)["logistic-regression"]["test"] < 0.5
+    apart = [ego(client, list(range(60 * n, 60 * n + 60))) for n, client in enumerate(clients)]
+    assert client_baselines(apart)["logistic-regression"]["test"] == known
+
+
+def test_what_is_too_large_is_skipped_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "LARGEST", 7 * 3)  # non-zero features and classes of these two
+    graphs = [FIRST, SECOND]
+    assert baselines.SKIPPED not in client_baselines(graphs)["logistic-regression"]
+    monkeypatch.setattr(baselines, "LARGEST", 7 * 3 - 1)
+    found = client_baselines(graphs)["logistic-regression"]
+    assert math.isnan(found["test"]) and "7 non-zero features" in found[baselines.SKIPPED]
+    assert client_baselines(graphs)["majority"]["test"] == pytest.approx((1 / 3 + 2 / 3) / 2)
+
+
+def test_the_smallest_set_that_ships_has_the_known_figures() -> None:
+    """Cora's public split: logistic regression is known to reach 57 % or a little more."""
+    found = method_of(config := load_config("quickstart", [])).baselines(config)
+    assert found["majority"]["test"] == pytest.approx(0.119)
+    assert 0.56 < found["logistic-regression"]["test"] < 0.61

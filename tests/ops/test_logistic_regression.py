@@ -1,0 +1,41 @@
+"""Logistic regression: against scikit-learn's, dense and sparse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from flower_graph.ops.logistic_regression import fit, scores, transposed
+
+
+@pytest.mark.parametrize("strength", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_weights_are_those_of_scikit_learn(strength: float, is_sparse: bool) -> None:
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(90, 12, generator=rng) * (torch.rand(90, 12, generator=rng) < 0.4)
+    y = (x @ torch.randn(12, 4, generator=rng) + torch.randn(90, 4, generator=rng)).argmax(1)
+    theirs = LogisticRegression(C=strength, tol=1e-8, max_iter=1000).fit(x.numpy(), y.numpy())
+    given = x.to_sparse_csr() if is_sparse else x
+    ours = fit(given, y, 4, strength, steps=500, tolerance=1e-6)
+    expected = torch.from_numpy(theirs.coef_.T).float()
+    torch.testing.assert_close(ours[:-1], expected, atol=5e-3, rtol=5e-3)
+    bias = ours[-1] - ours[-1].mean()  # any number may be added to all
+    torch.testing.assert_close(
+        bias, torch.from_numpy(theirs.intercept_).float(), atol=5e-3, rtol=5e-3
+    )
+    short = scores(given, fit(given, y, 4, strength)).argmax(1)  # as baselines fit it
+    assert (short == torch.from_numpy(theirs.predict(x.numpy()))).float().mean() >= 0.98
+
+
+def test_a_start_at_the_end_stays_there() -> None:
+    x, y = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 1])
+    end = fit(x, y, 2, 1.0, tolerance=1e-5)
+    torch.testing.assert_close(fit(x, y, 2, 1.0, start=end), end, atol=1e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_matrix_is_transposed() -> None:
+    x = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 4.0]])
+    assert transposed(x.to_sparse_csr()).to_dense().tolist() == x.t().tolist()
