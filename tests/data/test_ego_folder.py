@@ -183,6 +183,14 @@ def test_other_methods_take_such_clients_and_other_files_too(one: Path, tmp_path
     assert where == [f"file {clients}/{name}" for name in ("a.json", "b", "c.pt")]
 
 
+def test_overlapping_clients_are_numbered_by_their_words(one: Path) -> None:
+    a, b = load_overlapping_folder(one, [0, 0.5, 0.5], 0)
+    # anna, bert, cora, emil: dora is no client's
+    assert (a.nodes.tolist(), b.nodes.tolist()) == ([0, 1, 3], [0, 1, 2])
+    assert a.public.tolist() == b.public.tolist() == [True, True, False]
+    assert b.x.tolist() == [[2], [7], [4]] and b.edge_index.tolist() == [[0, 1, 2, 2], [2, 2, 0, 1]]
+
+
 def test_overlapping_clients_are_numbered_by_n_id(tmp_path: Path) -> None:
     who = torch.tensor([0, 0, 0, 1, 1, 1])
     ids = torch.tensor([5, 6, 7, 7, 6, 9])

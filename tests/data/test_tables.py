@@ -125,6 +125,7 @@ def test_attributes_that_graphml_leaves_out_have_their_defaults(tmp_path: Path) 
     ("old", "new", "said"),
     [
         ("name,", "who,", r"nodes\.csv: one column must name the nodes, name or id; neither there"),
+        ("age,", "n_id,", r"nodes\.csv: n_id is no feature; name it identity"),
         ("age,", "id,", r"one column must name the nodes, name or id; name and id there"),
         ("income", "AGE", r"two columns are called 'age'; rename one"),
         (

@@ -67,6 +67,7 @@ def load_overlapping_folder(
 ) -> Clients[OverlappingGraph]:
     """Load one client, whose graph overlaps with others', from each graph of a folder."""
     files = read_files(path, **how)
+    _number_words(files)
     labels = labels_of(path, files)
     xs, done = prepared(path, files, features)
     held = [_held(file, x, y) for file, x, y in zip(files, xs, labels.y, strict=True)]
@@ -86,6 +87,18 @@ def load_overlapping_folder(
             OverlappingGraph(client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks)
         )
     return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
+
+
+def _number_words(files: Sequence[ClientFile]) -> None:
+    """Give nodes that words name the ids ``n_id``, in the order of all clients' words, in place."""
+    named = [file.values for file in files if getattr(file.values, "n_id", None) is None]
+    if len(named) < len(files):
+        return  # numbers of some clients say nothing of others' words
+    words = [getattr(one, "identity", None) or getattr(one, "names", None) or () for one in named]
+    known = sorted({str(word) for each in words for word in each})
+    number = {word: place for place, word in enumerate(known)}
+    for one, each in zip(named, words, strict=True):
+        one.n_id = torch.tensor([number[str(word)] for word in each]) if each else None
 
 
 def _held(file: ClientFile, x: Tensor, y: Tensor) -> _Held:
@@ -113,7 +126,7 @@ def _checked_ids(values: SimpleNamespace, y: Tensor) -> Tensor:
     ids = getattr(values, "n_id", None)
     wanted = f"must be int64 [{y.numel()}], the same id for a node at all clients"
     if not isinstance(ids, Tensor):
-        raise DataError(f"the graph has no tensor 'n_id': {wanted}")
+        raise DataError(f"the graph has no tensor 'n_id', nor words `identity`: {wanted}")
     if ids.shape != y.shape or ids.dtype != torch.int64:
         raise DataError(f"n_id is {ids.dtype} {list(ids.shape)}: {wanted}")
     result, counts = ids.unique(return_counts=True)

@@ -28,12 +28,17 @@ LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
 NAMES = ("name", "id")  # either of them names a node
 SPLITS = ("train", "val", "test")
 ENDS = ("source", "target")
+# Columns that are no features, but called otherwise in saved graphs
+ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
 
 
 class Nodes:
     """The nodes of a graph, as they are read one after another."""
 
     def __init__(self, path: Path, unit: str, columns: Sequence[str]) -> None:
+        for key in columns:
+            if key in ELSEWHERE:
+                raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
         # `unit` is what numbers the entries of the file: a line, or a node.
         self.path, self.unit, self.columns = path, unit, list(columns)
         self.places: dict[str, int] = {}
