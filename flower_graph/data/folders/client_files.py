@@ -47,8 +47,9 @@ def _says_clients(file: Path, saved: int) -> bool:
     return read_file(file).get(CLIENT) is not None
 
 
-def client_graphs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give what errors call each client's graph, and what it holds, still unchecked."""
+    path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
     if path.is_file() or (path / NODES).is_file():

@@ -68,7 +68,7 @@ class ClientFile(NamedTuple):
 
 
 def load_folder(
-    path: Path, ratios: Sequence[float], seed: int, *, features: str = AS_IS, **how: Any
+    path: Path | str, ratios: Sequence[float], seed: int, *, features: str = AS_IS, **how: Any
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder; ``how`` as for ``describe_graph``."""
     files = read_files(path, needs_edges=False, **how)
@@ -82,7 +82,7 @@ def load_folder(
     return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
 
 
-def read_files(path: Path, **how: Any) -> list[ClientFile]:
+def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
     """Read the clients' graphs, which have equally many features."""
     files = []
     for where, content in client_graphs(path):
@@ -99,7 +99,7 @@ def read_files(path: Path, **how: Any) -> list[ClientFile]:
     return files
 
 
-def labels_of(path: Path, files: Sequence[ClientFile]) -> Labels:
+def labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Give the labels of all clients together; the largest ``num_classes`` of a file counts."""
     declared = [getattr(each.values, "num_classes", None) for each in files]
     known = [int(one) for one in declared if one is not None]
@@ -108,14 +108,14 @@ def labels_of(path: Path, files: Sequence[ClientFile]) -> Labels:
 
 
 def prepared(
-    path: Path, files: Sequence[ClientFile], features: str
+    path: Path | str, files: Sequence[ClientFile], features: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Do with all clients' features together what ``data.features`` says."""
     with saying(f"folder {path}"):
         return prepare_features([each.found.x for each in files], features)
 
 
-def told(path: Path, clients: Clients[T], files: Sequence[ClientFile]) -> Clients[T]:
+def told(path: Path | str, clients: Clients[T], files: Sequence[ClientFile]) -> Clients[T]:
     """Log what was done to a folder's data: of all clients, and of those that differ."""
     tell(f"data {path}", clients.notes)
     for each in files:

@@ -35,7 +35,7 @@ KEYS = ("identity", "n_id", "names")  # what says who a node is, the first that 
 
 
 def load_ego_folder(
-    path: Path,
+    path: Path | str,
     split: str,
     ratios: Sequence[float],
     seed: int,
@@ -116,7 +116,7 @@ def _split(
     return [with_masks(ego, masks) for ego, masks in zip(egos, roles, strict=True)]
 
 
-def _warn(path: Path, egos: Sequence[EgoNetwork]) -> None:
+def _warn(path: Path | str, egos: Sequence[EgoNetwork]) -> None:
     """Warn of clients that have nothing in common."""
     held: list[int | str] = [one for ego in egos for one in ego.identities]
     if len(set(held)) == len(held) and len(egos) > 1:

@@ -57,7 +57,7 @@ class _Held(NamedTuple):
 
 
 def load_overlapping_folder(
-    path: Path,
+    path: Path | str,
     ratios: Sequence[float],
     seed: int,
     label_noise: float = 0.0,
