@@ -1,0 +1,126 @@
+"""The page on graphs of one's own: its commands run as they stand, on files as it shows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from doc_helpers import DOCS, run_blocks
+from torch_geometric.data import Data
+
+from flower_graph.apps.cli import main as cli
+from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.tables import IDENTITY, OWN
+
+PAGE = DOCS / "own-data.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^flower-graph (.+)$", TEXT, re.MULTILINE)
+QUICK = ["rounds=2", "device=cpu"]
+LABELS = ("cat", "dog", "cow")
+
+
+def people(nodes: int, start: int = 0, **more: Any) -> nx.Graph:
+    """Make a ring with chords, whose nodes have classes, features and names."""
+    graph = nx.Graph()
+    draw = torch.Generator().manual_seed(start)
+    for node in range(start, start + nodes):
+        noise = torch.rand(4, generator=draw).tolist()
+        said = {f"f{i}": noise[i] + (i == node % 3) for i in range(4)}
+        graph.add_node(f"person {node}", label=LABELS[node % 3], **said, **more)
+    names = list(graph)
+    for place, name in enumerate(names):
+        for step in (1, 3, 6):
+            graph.add_edge(name, names[(place + step) % nodes])
+    return graph
+
+
+def write(path: Path, graph: nx.Graph) -> None:
+    """Write a graph as the page has it for this kind of name."""
+    if path.suffix == ".graphml":
+        nx.write_graphml(graph, path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(nx.node_link_data(graph)), encoding="utf-8")
+    elif path.suffix == ".pt":
+        place = {name: row for row, name in enumerate(graph)}
+        pairs = torch.tensor([[place[a], place[b]] for a, b in graph.edges]).T
+        x = torch.tensor([[said[f"f{i}"] for i in range(4)] for said in graph.nodes.values()])
+        y = [said["label"] for said in graph.nodes.values()]
+        torch.save(Data(x=x, edge_index=pairs, y=y, identity=list(graph)), path)
+    else:
+        path.mkdir()
+        keys = ["label", *(f"f{i}" for i in range(4))]
+        with (path / "nodes.csv").open("w", encoding="utf-8", newline="") as stream:
+            rows = ([name, *(said[key] for key in keys)] for name, said in graph.nodes.items())
+            csv.writer(stream).writerows([["name", *keys], *rows])
+        with (path / "edges.csv").open("w", encoding="utf-8", newline="") as stream:
+            csv.writer(stream).writerows([["source", "target"], *graph.edges])
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write everything that the page's commands name, and go there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("people", "graph.graphml", "graph.json", "graph.pt"):
+        write(tmp_path / name, people(150))
+    (tmp_path / "clients").mkdir()
+    (names,) = re.findall(r"^clients/\n((?:  .+\n)+)", TEXT, re.MULTILINE)
+    for number, line in enumerate(names.splitlines()):
+        write(tmp_path / "clients" / line.split()[0].rstrip("/"), people(60, 20 * number))
+    (tmp_path / "communities").mkdir()
+    for number in range(3):
+        write(tmp_path / "communities" / f"{number}.pt", people(30, 30 * number))
+    graphless = Data(**{k: v for k, v in read_file(Path("communities/0.pt")).items()})
+    graphless.edge_index = None
+    torch.save(graphless, tmp_path / "communities" / "0.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_runs(
+    command: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(command)
+    if words[0] == "run":
+        words += [*QUICK, "--out", "out"]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    if words[0] == "run":
+        result = json.loads((files / "out" / "result.json").read_text(encoding="utf-8"))
+        assert result["rounds"] == 2 and result["rejected"] == 0
+        if "clients/" in command or "communities/" in command:
+            assert result["clients"] == 3
+    else:
+        parties = sorted(path.name for path in (files / "parties").glob("*") if path.is_dir())
+        assert parties == ["client-0000", "client-0001", "client-0002", "server"]
+
+
+def test_python_of_the_page_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    space = run_blocks(PAGE, 1)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("150 nodes, 3 classes: ")
+    assert said[1] == "3 clients, the first knows ('person 0', 'person 1', 'person 2')"
+    assert [len(one.identities) for one in space["clients"]] == [60] * 3
+
+
+def test_the_tables_of_the_page_are_read(tmp_path: Path) -> None:
+    (both,) = re.findall(r"```\n(name,label,split.+?)```", TEXT, re.DOTALL)
+    (cut,) = re.findall(r"```\n(name,client.+?)```", TEXT, re.DOTALL)
+    lines = [re.split(r" {2,}", f"{line}   ") for line in both.splitlines()]
+    nodes, edges = [line[0] for line in lines], [line[1] for line in lines]
+    (tmp_path / "nodes.csv").write_text("\n".join(nodes), encoding="utf-8")
+    (tmp_path / "edges.csv").write_text("\n".join(edges), encoding="utf-8")
+    found = read_file(tmp_path)
+    assert found["x"].tolist() == [[30, 1.5], [40, 2], [50, 3]]
+    assert found["edge_index"].tolist() == [[0, 1], [1, 2]]
+    (tmp_path / "nodes.csv").write_text(cut, encoding="utf-8")
+    (tmp_path / "edges.csv").write_text("source,target\n", encoding="utf-8")
+    assert read_file(tmp_path)[IDENTITY] == ["anna", "anna", "cora"]
+    columns = re.findall(r"^\| (`.+?) \| ", TEXT, re.MULTILINE)
+    named = {name for column in columns for name in re.findall(r"`(\w+)`", column)}
+    assert {*OWN, "name", "id"} <= named
