@@ -90,6 +90,8 @@ def run_server(
         final |= final_privacy(config)
         if folder is None:  # else nobody has the data of all
             final["baselines"] = method.baselines(config)
+        if names := method.class_names(config, folder):
+            final["classes"] = list(names)
         return writer.finish(
             final | method.final_figures(config, strategy, folder), strategy.weights()
         )

@@ -23,7 +23,7 @@ from flower_graph.data.baselines import (
     own_baselines,
 )
 from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import load_folder
+from flower_graph.data.folders.client_folder import Clients, load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
@@ -147,6 +147,10 @@ class Method:
         """Give what a party's clients reach alone; empty where they have no features and labels."""
         return {}
 
+    def class_names(self, config: Any, folder: RunFolder | None = None) -> Sequence[str] | None:
+        """Name the run's classes, by their numbers; None where the numbers are their names."""
+        return cached_data(config).classes if folder is None else folder.class_names
+
     def paper_figures(self, config: Any) -> dict[str, int]:
         """Give what the paper says of a partition, where the config asks for one of the paper's."""
         return {}
@@ -233,6 +237,14 @@ class GraphMethod(Method):
             return int(cached_data(config).num_classes)
         return classes_of(graphs)
 
+    def class_names(self, config: Any, folder: RunFolder | None = None) -> Sequence[str] | None:
+        """Name the run's classes, by their numbers; None where the numbers are their names."""
+        return self.names_of(config, self.graphs(config)) if folder is None else folder.class_names
+
+    def names_of(self, config: Any, graphs: Sequence[Any]) -> Sequence[str] | None:
+        """Name the classes of the graph, or of the clients where each has a file of its own."""
+        return graphs.classes if isinstance(graphs, Clients) else cached_data(config).classes
+
     def num_features(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the features of a node."""
         if folder is not None:
@@ -250,11 +262,14 @@ class GraphMethod(Method):
     def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
         """Cut the data into clients, each of which is given its graph."""
         graphs = self.load_graphs(config)
-        data = graph_data(graphs, self.count_classes(config, graphs))
+        names = self.names_of(config, graphs)
+        data = graph_data(graphs, self.count_classes(config, graphs), class_names=names)
         figures = client_baselines(graphs)
         return Partition(self.statistics(config, graphs), data, baselines=figures)
 
 
 def classes_of(graphs: Sequence[Any]) -> int:
-    """Count the classes by the highest label that a node of any client has."""
+    """Count the classes: as files say them, else by the highest label that any client has."""
+    if isinstance(graphs, Clients):
+        return graphs.num_classes
     return 1 + max(int(graph.y.max()) for graph in graphs)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.client.state import StateStore, Tensors, node_name, own_place
+from flower_graph.data.checked import check_clients
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
@@ -167,6 +168,7 @@ def check_graphs(graphs: Sequence[G]) -> list[G]:
     for graph in graphs:
         if not graph.train_mask.any():
             raise ValueError(f"client {graph.client} has no training node: it cannot train")
+    check_clients(graphs)
     return sorted(graphs, key=lambda graph: graph.client)
 
 

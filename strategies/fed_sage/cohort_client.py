@@ -14,6 +14,7 @@ from flwr.client import NumPyClient
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
+from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.messages.arrays import IntArray
@@ -67,6 +68,7 @@ class SageClient(NumPyClient):
         numbers = [network.client for network in egos]
         if not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"networks: clients {numbers}; give at least one, each once")
+        check_clients(egos)
         self.clients = np.array(numbers, dtype=np.int64)
         self._networks, self._classes, self._device = egos, num_classes, resolve_device(device)
         self._state = CohortState[SageCohort](context, "sage-client", numbers, checkpoint_dir)

@@ -20,6 +20,7 @@ from torch import Tensor
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import IN_PROCESS, Tensors
 from flower_graph.config.rules import choice
+from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import check_sizes, evaluate
@@ -175,6 +176,7 @@ class EgoCohortClient(NumPyClient):
         numbers = [ego.client for ego in egos]
         if len(set(numbers)) != len(numbers):
             raise ValueError(f"egos: client numbers {numbers!s:.60} are not all different")
+        check_clients(egos)
         self.egos, self._device = list(egos), resolve_device(device)
         self._state = context.state
         self.secrets = EgoSecrets(context, {ego.client: ego.identities for ego in egos})

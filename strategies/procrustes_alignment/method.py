@@ -12,6 +12,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.checked import check_clients
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
@@ -179,6 +180,7 @@ METHOD = PPFL()
 
 def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> EmbeddingClient:
     """Make a client of its graph: ids, public rows, model and judge."""
+    check_clients([graph])
     return EmbeddingClient(
         number=graph.client,
         nodes=graph.nodes.numpy(),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
+from flower_graph.data.checked import check_rows
 from flower_graph.engine.device import resolve_device
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.strategies.split_gradient_relay.messages import (
@@ -118,6 +119,7 @@ class NodeClient(NumPyClient):
     ) -> None:
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
+        check_rows(x)
         self.users = users.long().cpu()
         self._x, self._model, self._device = x, user_model, resolve_device(device)
         self._state = CohortState[Opened](

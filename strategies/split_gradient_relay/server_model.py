@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.config.rules import ABOVE_ZERO, NOT_NEGATIVE, at_least
+from flower_graph.data.checked import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
@@ -59,14 +60,16 @@ class RelayServer:
         NOT_NEGATIVE.check("reg_weight", reg_weight)
         ABOVE_ZERO.check("learning_rate", learning_rate)
         NOT_NEGATIVE.check("weight_decay", weight_decay)
-        n = data.y.shape[0]
+        graph = server_graph(data)
+        n = graph.y.shape[0]
         self.num_nodes, self.device, self.seed, self.reg_weight = n, device, seed, reg_weight
         self.model = model.to(device)
-        self.y = data.y.to(device)
-        self.masks = {name: _mask(data, name, n, device) for name in ("train", "val", "test")}
+        self.y = graph.y.to(device)
+        self.masks = {name: mask.to(device) for name, mask in graph.masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
-        self._all_edges = data.edge_index.to(device)
+        self._all_edges = graph.edge_index.to(device)
+        self._classes = 1 + int(graph.y.max())
         self.optimizer = Adam(self.model.parameters(), lr=learning_rate, weight_decay=weight_decay)
         self.latent = torch.zeros(n, latent_size, device=device)
         self.known = torch.zeros(n, dtype=torch.bool, device=device)
@@ -94,6 +97,11 @@ class RelayServer:
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
             logits = self.model(latent, self.edges)
+        if logits.shape[1] < self._classes:
+            raise DataError(
+                f"y has {self._classes - 1}, but the server's model gives {logits.shape[1]} "
+                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
+            )
         # Until a labelled user has answered there is nothing but the regulariser to learn from.
         entropy = (
             functional.cross_entropy(logits[train], self.y[train])
@@ -136,15 +144,6 @@ class RelayServer:
         self.latent = state["latent"].to(self.device)
         self.known = state["known"].to(self.device)
         self._refresh_graph()
-
-
-def _mask(data: ServerData, name: str, n: int, device: torch.device) -> Tensor:
-    mask = getattr(data, f"{name}_mask", None)
-    if mask is None:
-        return torch.zeros(n, dtype=torch.bool, device=device)
-    if mask.shape != (n,):
-        raise DataError(f"{name}_mask: shape {tuple(mask.shape)}, expected ({n},)")
-    return mask.to(device)  # type: ignore[no-any-return]
 
 
 def _share(right: Tensor) -> float:

@@ -161,7 +161,8 @@ class FedGLS(GraphMethod):
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
-        data = folder_data(graphs, self.count_classes(config, graphs), true_edges=true_edges)
+        classes, names = self.count_classes(config, graphs), self.names_of(config, graphs)
+        data = replace(folder_data(graphs, classes, true_edges=true_edges), class_names=names)
         figures = client_baselines(graphs)
         return Partition(self.statistics(config, graphs), data, note, figures)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from flower_graph import __version__
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.run_folder import (
+    CLASS_NAMES,
     CLIENTS,
     MANIFEST,
     SERVER,
@@ -58,6 +59,7 @@ class RunData:
     # What the method's app needs besides
     server_details: dict[str, Any] = field(default_factory=dict)
     client_details: dict[str, Any] = field(default_factory=dict)
+    class_names: Sequence[str] | None = None  # By number; None: the numbers themselves
 
 
 def node_data(graph: Graph) -> RunData:
@@ -70,7 +72,7 @@ def node_data(graph: Graph) -> RunData:
         return {USERS: rows, **matrix_tensors("x", take_rows(graph.x, rows))}
 
     n, f = (int(size) for size in graph.x.shape)
-    return RunData(n, f, graph.num_classes, part, held | masks)
+    return RunData(n, f, graph.num_classes, part, held | masks, class_names=graph.classes)
 
 
 def graph_data(graphs: Sequence[Any], classes: int, **details: Any) -> RunData:
@@ -104,13 +106,14 @@ def write_run(out: Path, settings: dict[str, Any], data: RunData, supernodes: in
     """Write the folder of every party: ``server``, and one for each SuperNode."""
     check_supernodes(supernodes, data.num_clients)
     counts = (data.num_clients, data.features, data.classes)
+    names = {} if data.class_names is None else {CLASS_NAMES: list(data.class_names)}
     versions = {"flower-graph": __version__, "torch": torch.__version__}
-    server = Manifest(SERVER, settings, [], *counts, data.server_details, versions=versions)
+    server = Manifest(SERVER, settings, [], *counts, data.server_details | names, versions=versions)
     write_folder(out / "server", server, data.server)
     for number in range(supernodes):
         clients = assigned(number, supernodes, data.num_clients)
         manifest = Manifest(
-            CLIENTS, settings, [*clients], *counts, data.client_details, versions=versions
+            CLIENTS, settings, [*clients], *counts, data.client_details | names, versions=versions
         )
         write_folder(out / folder_name(clients, data.num_clients), manifest, data.part(clients))
 

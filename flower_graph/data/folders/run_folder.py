@@ -39,6 +39,7 @@ HINT = {
     ),
 }
 _NUMBERS = ("format", "num_clients", "features", "classes")
+CLASS_NAMES = "class-names"
 _OVERLAP_KEYS = ("draws", "drawn_share")
 _TABLES = ("settings", "details", "files", "versions")
 
@@ -88,6 +89,12 @@ class RunFolder:
     path: Path  # The folder
     manifest: Manifest  # What it is
     tensors: dict[str, Tensor]  # What it holds, by name
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the run's classes, by their numbers; None where the numbers are their names."""
+        names: list[str] | None = self.manifest.details.get(CLASS_NAMES)
+        return names
 
     def detail(self, key: str, kind: type[T]) -> T:
         """Read one of the manifest's details; ``DataError`` if it is missing or of another type."""

@@ -1,0 +1,158 @@
+"""What constructors ask of data that they are given, in the words of ``description``.
+
+Clients are built anew for every message, so what was found fit is remembered: by its tensors'
+memory, as long as this lives and nothing is written into it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.description import (
+    check_edges,
+    check_parts,
+    read_edges,
+    read_mask,
+    saying,
+    tell,
+)
+from flower_graph.data.graph import PARTS, to_undirected
+from flower_graph.data.labels import read_labels
+from flower_graph.errors import DataError
+
+HELD = ("x", "y", "edge_index", *PARTS)
+_fit: dict[tuple[Any, ...], tuple[weakref.ref[Any], ...]] = {}
+
+
+class ServerGraph(NamedTuple):
+    """What a server that holds a graph without its features knows."""
+
+    edge_index: Tensor  # int64 [2, e], both directions, sorted
+    y: Tensor  # int64 [n], -1 without a label
+    masks: dict[str, Tensor]  # boolean [n] each, by the part's first word
+
+
+def server_graph(data: Any) -> ServerGraph:
+    """Bring edges, labels and masks of a graph into canonical form; missing masks are empty."""
+    notes: list[str] = []
+    for key in ("y", "edge_index"):
+        if getattr(data, key, None) is None:
+            raise DataError(f"the graph has no {key}")
+    y = read_labels(data.y, None, notes)
+    if not isinstance(y, Tensor):
+        raise DataError("y has words: flower_graph.data.as_graph(data) makes classes of them")
+    y = y.clamp(min=-1)
+    edges = read_edges(data.edge_index, y.numel(), notes)
+    masks = {}
+    for part in PARTS:
+        mask = read_mask(part, getattr(data, part, None), y.numel(), notes)
+        masks[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
+        if masks[part].dim() != 1:
+            raise DataError(f"{part} is of {masks[part].size(1)} splits: must be bool [n]")
+    check_parts(masks, y)
+    tell("data", notes)
+    return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
+
+
+def check_clients(graphs: Iterable[Any]) -> None:
+    """Check clients' graphs that nothing here converts; ``DataError`` names the client.
+
+    Parameters
+    ----------
+    graphs
+        ``ClientGraph``, ``EgoNetwork``, ``OverlappingGraph`` or others with ``client``, ``x``,
+        ``y``, ``edge_index`` (or None) and three masks.
+    """
+    for graph in graphs:
+        tensors = [getattr(graph, name) for name in HELD]
+        if not _is_fit(tensors):
+            with saying(f"client {graph.client}"):
+                _check_client(graph)
+            _remember(tensors)
+
+
+def check_rows(x: Tensor, what: str = "x") -> None:
+    """Check features that are rows of somebody's: a finite float32 matrix, dense or CSR."""
+    if _is_fit([x]):
+        return
+    if (
+        x.dim() != 2
+        or x.dtype != torch.float32
+        or x.layout
+        not in (
+            torch.strided,
+            torch.sparse_csr,
+        )
+    ):
+        raise DataError(
+            f"{what} is {x.dtype} {list(x.shape)} ({x.layout}): must be float32 [nodes, features], "
+            "dense or CSR"
+        )
+    values = x if x.layout == torch.strided else x.values()
+    # A sum is finite only of finite numbers; it takes no memory.
+    if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
+        dense = x if x.layout == torch.strided else x.to_dense()
+        row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
+        raise DataError(f"{what}[{row}, {column}] is {dense[row, column].item()}: must be finite")
+    _remember([x])
+
+
+def _check_client(graph: Any) -> None:
+    check_rows(graph.x)
+    n, y = int(graph.x.shape[0]), graph.y
+    if y.dtype != torch.int64 or y.shape != (n,):
+        raise DataError(f"y is {y.dtype} {list(y.shape)}: must be int64 [{n}], -1 without a label")
+    if graph.edge_index is not None:
+        check_edges(graph.edge_index, n)
+        if not torch.equal(graph.edge_index, to_undirected(graph.edge_index, n)):
+            raise DataError(
+                "edge_index is not in both directions, sorted, without self-loops and doubles: "
+                "flower_graph.data.to_undirected(edge_index, num_nodes) makes it so"
+            )
+    masks = {part: getattr(graph, part) for part in PARTS}
+    for part, mask in masks.items():
+        if mask.dtype != torch.bool or mask.shape != (n,):
+            raise DataError(f"{part} is {mask.dtype} {list(mask.shape)}: must be bool [{n}]")
+    check_parts(masks, y)
+
+
+def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, Any]]:
+    """List tensors with where their numbers lie."""
+    parts = []
+    for one in tensors:
+        if one is None:
+            continue
+        held = (
+            [one]
+            if one.layout == torch.strided
+            else [one.crow_indices(), one.col_indices(), one.values()]
+        )
+        parts += [(part, part.untyped_storage()) for part in held]
+    return parts
+
+
+def _key(parts: list[tuple[Tensor, Any]]) -> tuple[Any, ...]:
+    return tuple(
+        (id(memory), one.storage_offset(), one.shape, one.stride(), one.dtype, one._version)
+        for one, memory in parts
+    )
+
+
+def _is_fit(tensors: Iterable[Tensor | None]) -> bool:
+    """Say whether the same numbers were found fit before."""
+    return _key(_memory(tensors)) in _fit
+
+
+def _remember(tensors: Iterable[Tensor | None]) -> None:
+    parts = _memory(tensors)
+    key = _key(parts)
+
+    def forget(_: object) -> None:
+        _fit.pop(key, None)
+
+    _fit[key] = tuple(weakref.ref(memory, forget) for _, memory in parts)
