@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,13 @@ def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
     assert bern.edge_index.tolist() == zug.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     for said in ("2 edges between clients left out", "1 nodes without a client left out"):
         assert f"file {one}: {said}" in caplog.text
+
+
+def test_a_column_of_clients_that_says_nothing_is_refused(one: Path) -> None:
+    lines = [re.sub("bern|zug", "", line) for line in NODES.splitlines()]
+    (one / "nodes.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match=r"people: no node has a client, which says whose it is"):
+        load_ego_folder(one, "per-client", RATIOS, 0)
 
 
 def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data, to_undirected
+from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.sources.names import PygName
 from flower_graph.data.sources.pyg import load_file, load_pyg
 from flower_graph.errors import DataError
@@ -384,6 +385,8 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path) 
 def test_a_graph_of_several_kinds_of_nodes_is_refused_with_what_makes_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds a HeteroData: .* data\.to_homogeneous\(\) makes"):
         load_file(save(tmp_path / "kinds.pt", HETERO))
+    with pytest.raises(DataError, match=r"client 3: is a HeteroData: .*data\.to_homogeneous"):
+        client_graph_from_data(3, HETERO)
 
 
 # ogbn-arxiv; skipped where ogb is not installed -------------------------------------------------

@@ -86,9 +86,9 @@ def test_all_forms_say_the_same_graph(same: Path) -> None:
 
 
 def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> None:
-    found = read_file(tables(tmp_path / "t", "id,label\n7,3\n9,-1\n\n", "source,target\n"))
+    found = read_file(tables(tmp_path / "t", "id,label\n7,three\n9,-1\n\n", "source,target\n"))
     assert found["x"] is None and "train_mask" not in found and "notes" not in found
-    assert found["y"] == ["3", "-1"] and found["names"] == ("7", "9")
+    assert found["y"] == ["three", None] and found["names"] == ("7", "9")
     assert found["edge_index"].shape == (2, 0)
 
 
@@ -230,13 +230,23 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
     for name in ("people", "people/", "absent.graphml", "absent.json"):
         assert file_path(name) == Path(name) and folder_path(name) is None
     check_name("people/")
+    (tmp_path / "clients").mkdir()
     for name, said in (
+        ("clients/", r"is a folder without nodes\.csv; .* own graphs is not for this method"),
+        ("absent/", "there is no such folder"),
+        ("./absent", "there is no such file"),
+    ):
+        with pytest.raises(DataError, match=f"data.name = '{name}': {said}"):
+            check_name(name)
+    for name, said in (
+        ("graph.npz", r"is not a graph .*another kind by its ending"),
         ("people/nodes.csv", r"is a folder with nodes\.csv and edges\.csv: name the folder"),
         ("g.gpickle", r"is a pickle, and reading one can execute code; .*write_graphml"),
         ("g.pkl", "is a pickle"),
     ):
-        Path(name).touch()
-        with pytest.raises(DataError, match=said):
-            check_name(name)
+        Path(name).write_bytes(b"any")
+        if not name.endswith("npz"):
+            with pytest.raises(DataError, match=said):
+                check_name(name)
         with pytest.raises(DataError, match=said):
             load_file(Path(name))

@@ -24,9 +24,9 @@ from flower_graph.data.sources.names import (
     graphs_in,
 )
 from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
 
-CLIENT = "client"  # says of each node which client has it
 OF_NODES = ("x", "y", *PARTS, "names", "identity", "n_id", "public")
 
 
@@ -44,7 +44,7 @@ def clients_path(name: str) -> Path | None:
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int) -> bool:
     """Read whether nodes have a client; `saved` is there to read a new file anew."""
-    return read_file(file).get(CLIENT) is not None
+    return names_clients(file) if file.is_dir() else read_file(file).get(CLIENT) is not None
 
 
 def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -67,7 +67,9 @@ def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Cut one graph into the clients that its nodes name, with the edges within each."""
-    given = values[CLIENT]
+    given = values.get(CLIENT)
+    if given is None:
+        raise DataError(f"file {path}: no node has a {CLIENT}, which says whose it is")
     who = given.tolist() if isinstance(given, Tensor) else list(given)
     for key in (CLIENT, *OF_NODES):
         if values.get(key) is not None and len(values[key]) != len(who):

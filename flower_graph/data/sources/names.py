@@ -74,12 +74,12 @@ def known_names() -> tuple[str, ...]:
 
 def file_path(name: str) -> Path | None:
     """Return the path when a name means one graph: a file, or a folder with tables; else None."""
-    # It does when it ends in ``.pt`` and the like, or contains a path separator and such a file
-    # exists.
+    # It does when it ends in ``.pt`` and the like, or has a path separator or an ending and such a
+    # file exists.
     path = Path(name).expanduser()
     if name.endswith((*GRAPH_FILES, *OTHER_FILES)) or (path / NODES).is_file():
         return path
-    return path if len(path.parts) > 1 and path.is_file() else None
+    return path if (len(path.parts) > 1 or path.suffix) and path.is_file() else None
 
 
 def folder_path(name: str) -> Path | None:
@@ -117,11 +117,20 @@ def located(name: str, folder: Path) -> str:
     if is_named_so or folder_path(there) is not None or (Path(there) / NODES).is_file():
         return there
     # Without an ending a file counts with a separator only: `Cora` is the data set.
-    return there if "/" in name and file_path(there) is not None else name
+    is_file = file_path(there) is not None
+    return there if is_file and ("/" in name or Path(name).suffix) else name
 
 
 def pyg_name(name: str) -> PygName:
     """Return the PyG class and member that a name stands for."""
+    folder = folder_path(name)
+    if folder is not None and folder.is_dir():
+        raise DataError(
+            f"data.name = {name!r}: is a folder without {NODES}; one graph in tables has {NODES} "
+            f"and {EDGES} there, and a folder with clients' own graphs is not for this method"
+        )
+    if folder is not None or name.startswith(("/", ".", "~")):
+        raise absent(name, "folder" if name.endswith("/") else "file")
     if name.lower() in OTHER_OGB:
         raise DataError(
             f"data.name = {name!r}: {OTHER_OGB[name.lower()]}; of OGB there are {', '.join(OGB)}"
@@ -191,6 +200,8 @@ def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
     text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
     if others:
         text += "; any node-classification class of PyG as Class or Class/name; a file "
-        text += f"({', '.join(GRAPH_FILES)}) or a folder with {NODES} and {EDGES}; except with "
-        text += "app=nfedgnn also a folder with one of these for each client, as folder/"
+        text += (
+            f"({', '.join(GRAPH_FILES)}) or a folder with {NODES} and {EDGES}; where clients have "
+        )
+        text += "graphs of their own a folder with one of these for each, as folder/"
     return text

@@ -271,7 +271,10 @@ def _unreadable(path: Path, error: Exception) -> str:
             f"is not a graph that can be loaded safely: it holds a {found[1]}, and to read that "
             f"can execute code; {wanted} is expected"
         )
-    return f"is not a graph that can be loaded safely, or is damaged: {wanted} is expected"
+    return (
+        f"is not a graph that can be loaded safely, or is damaged: {wanted} is expected, or "
+        "another kind by its ending (docs/own-data.md)"
+    )
 
 
 def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:

@@ -27,6 +27,7 @@ from flower_graph.errors import DataError
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
 NAMES = ("name", "id")  # either of them names a node
 SPLITS = ("train", "val", "test")
+UNLABELLED = ("-1", "-1.0")  # beside no text at all
 ENDS = ("source", "target")
 # Columns that are no features, but called otherwise in saved graphs
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
@@ -58,6 +59,8 @@ class Nodes:
         self.rows.append(place)
         for key, value in zip(OWN, own, strict=True):
             self.own[key].append(_text(value))
+        if self.own[LABEL][-1] in UNLABELLED:
+            self.own[LABEL][-1] = None
         split = self.own[SPLIT][-1]
         if split is not None and split not in SPLITS:
             raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
@@ -178,6 +181,12 @@ def read_tables(folder: Path) -> dict[str, Any]:
         for line, row in rows:
             edges.add(line, (row[source], row[target]))
     return graph_of(nodes, edges)
+
+
+def names_clients(folder: Path) -> bool:
+    """Tell whether tables say which client has a node, by their header alone."""
+    with _table(folder / NODES) as (header, _):
+        return CLIENT in [key.lower() for key in header]
 
 
 def read_node_link(path: Path) -> dict[str, Any]:
