@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -17,6 +23,7 @@ from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "existing-app.md"
 VARIANTS = ("with_fedgls", "with_fedscem", "with_nfedgnn", "with_ppfl")
 # What a variant may change besides the two apps, and how many lines at most
 CHANGED = {
@@ -27,35 +34,61 @@ CHANGED = {
 }
 
 
-def run(name: str, supernodes: int) -> None:
-    """Run an app in this process, as `flwr run` would; the modules of all have one name."""
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Import a module of one app; the modules of all have one name."""
+
+    def load(name: str, module: str) -> Any:
+        monkeypatch.syspath_prepend(EXAMPLES / name)
+        return importlib.import_module(f"existing_app{module}")
+
+    yield load
+    for module in [m for m in sys.modules if m.partition(".")[0] == "existing_app"]:
+        del sys.modules[module]
+
+
+def settings_of(name: str) -> dict[str, Any]:
     project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())
-    settings = project["tool"]["flwr"]["app"]["config"]
-    folder = str(EXAMPLES / name)
-    sys.path.insert(0, folder)
-    try:
-        server = importlib.import_module("existing_app.server_app").app
-        client = importlib.import_module("existing_app.client_app").app
-        grid = InProcessGrid(client, num_supernodes=supernodes, run_config=settings)
-        server(grid, Context(grid.run.run_id, 0, {}, RecordDict(), settings))
-    finally:
-        sys.path.remove(folder)
-        for module in [m for m in sys.modules if m.partition(".")[0] == "existing_app"]:
-            del sys.modules[module]
+    settings: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]
+    return settings
 
 
-@pytest.mark.parametrize("supernodes", [2, 5])
+def figures(text: str) -> list[float]:
+    """Read an app's last line: each client by itself, and federated, in per cent."""
+    said = re.search(r"Test accuracy: ([\d.]+)% each client by itself, ([\d.]+)% federated", text)
+    assert said, text
+    return [float(figure) for figure in said.groups()]
+
+
+def on_the_page(name: str) -> list[float]:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][:3]
+    head, *cells = ([cell.strip(" %`") for cell in row.split("|")[1:-1]] for row in rows)
+    return [float(row[head.index(name)]) for row in cells]
+
+
+@pytest.mark.parametrize(("supernodes", "rounds"), [(2, 3), (5, 20)])
 @pytest.mark.parametrize("name", ["existing_app", *VARIANTS])
-def test_each_runs_with_every_client_in_every_round(
+def test_each_runs_with_every_client_in_every_round_and_says_what_federation_gives(
     name: str,
     supernodes: int,
+    rounds: int,
+    imports: Callable[[str, str], Any],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run(name, supernodes)
-    assert "Rounds: 3" in capsys.readouterr().out
+    """In this process, as `flwr run` would."""
+    settings = settings_of(name) | {"num-server-rounds": rounds}
+    server, client = (imports(name, f".{part}_app").app for part in ("server", "client"))
+    grid = InProcessGrid(client, num_supernodes=supernodes, run_config=settings)
+    server(grid, Context(grid.run.run_id, 0, {}, RecordDict(), settings))
+    said = capsys.readouterr().out
+    assert f"Rounds: {rounds}\n" in said
     faults = [r for r in caplog.records if r.name != "flwr" and r.levelno >= logging.WARNING]
     assert not faults, faults
+    if rounds == settings_of(name)["num-server-rounds"]:
+        by_itself, federated = figures(said)
+        assert federated > by_itself + 3
+        assert [by_itself, federated] == pytest.approx(on_the_page(name), abs=2)
 
 
 def test_the_app_is_written_without_this_library() -> None:
@@ -69,12 +102,17 @@ def test_the_app_is_written_without_this_library() -> None:
 def test_a_variant_changes_no_more_than_the_page_says(name: str) -> None:
     for path in (EXAMPLES / "existing_app" / "existing_app").glob("*.py"):
         same = path.read_text() == (EXAMPLES / name / "existing_app" / path.name).read_text()
-        changed = path.name in CHANGED[name] | {"client_app.py", "server_app.py"}
+        changed = path.name in CHANGED[name] | {"__init__.py", "client_app.py", "server_app.py"}
         assert same != changed, path.name
     before, after = (
         (EXAMPLES / which / "pyproject.toml").read_text() for which in ("existing_app", name)
     )
-    assert after.replace('"flower-graph", ', "") == before
+    app = after.partition("\n# Flower installs an app's dependencies")[0]
+    assert app.replace('"flower-graph", ', "") == before
+    # Whatever the app depends on is left out of what Flower installs.
+    left_out = tomllib.loads(after)["tool"]["uv"]["override-dependencies"]
+    names = [re.split(r"[\[>]", one)[0] for one in tomllib.loads(app)["project"]["dependencies"]]
+    assert left_out == [f"{one}; python_version < '3'" for one in names]
 
 
 def test_the_page_has_the_differences_as_they_are() -> None:
@@ -84,10 +122,86 @@ def test_the_page_has_the_differences_as_they_are() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_first_import_says_what_to_do_where_flower_graph_is_missing(
+    name: str, imports: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flower_graph", None)
+    with pytest.raises(ModuleNotFoundError, match=r"not installed where this app .* README\.md"):
+        imports(name, "")
+
+
+# As a newcomer types it -----------------------------------------------------------------------
+
+
+def commands(page: Path) -> list[str]:
+    """Give the first lines of code of a page, without what installs flower-graph."""
+    lines = page.read_text(encoding="utf-8").splitlines()[2:6]
+    code = [line.strip() for line in lines if line.strip() and not line.startswith("```")]
+    return [line for line in code if re.match("export |flwr ", line)]
+
+
+@pytest.fixture
+def typed() -> Iterator[Callable[[Sequence[str]], str]]:
+    """Type commands into one shell, with Flower's defaults but for home folder and ports."""
+    home = Path(tempfile.mkdtemp(prefix="t-", dir=launch._short_temporary_folder()))
+    environment = launch._environment(home) | {"UV_OFFLINE": "1"}  # nothing is downloaded
+    del environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
+
+    def run(lines: Sequence[str]) -> str:
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(lines)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return launch.LINE_COLOURS.sub("", done.stdout)
+
+    with launch.adopted_orphans():
+        yield run
+        launch.end_processes("FLWR_HOME", str(home))
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_pages_begin_with_the_command(name: str) -> None:
+    (command,) = commands(EXAMPLES / name / "README.md")
+    assert command.startswith(f"flwr run examples/{name} --stream ")
+    assert commands(PAGE) == commands(EXAMPLES / "with_fedgls" / "README.md")
+
+
 @pytest.mark.flwr
-def test_flwr_runs_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its own folder; the launcher gives it a home folder and ports of its own."""
-    monkeypatch.setattr(launch, "_write_app", lambda folder, settings: EXAMPLES / "existing_app")
-    log: list[str] = []
-    launch._launch({}, 2, log.append)
-    assert any("Rounds: 3" in line for line in log), "\n".join(log)
+def test_an_example_runs_by_the_command_of_its_page(typed: Callable[[Sequence[str]], str]) -> None:
+    """By Flower's own defaults: it installs what an app depends on, and this has all of it."""
+    said = typed(commands(EXAMPLES / "with_fedgls" / "README.md"))
+    assert "Installing application dependencies" in said
+    by_itself, federated = figures(said)
+    assert federated > by_itself
+    # The SuperLink that is left ends by the command that the page has for it.
+    (end,) = re.findall(
+        r"^ +(kill .*)$", (EXAMPLES / "with_fedgls" / "README.md").read_text(), re.M
+    )
+    home = "pgrep -f $FLWR_HOME/local-superlink"
+    assert len(typed([home]).split()) == 1
+    typed([end, f"while {home}; do sleep 0.2; done"])
+
+
+@pytest.mark.flwr
+def test_an_ordinary_app_and_the_root_run_by_the_commands_of_their_pages(
+    typed: Callable[[Sequence[str]], str], tmp_path: Path
+) -> None:
+    ordinary = commands(EXAMPLES / "existing_app" / "README.md")
+    said = typed(ordinary)
+    assert "Installing application dependencies" not in said and figures(said)
+    # The root app by Flower's usual keys, from a file
+    out, keys = tmp_path / "out", {"num-server-rounds": 2, "seed": 4, "local-epochs": 1}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    file = tmp_path / "mine.toml"
+    file.write_text("\n".join([*lines, 'config = "fedgls/cora-linqs"', f'output-dir = "{out}"']))
+    typed([*ordinary[:1], f"flwr run . --stream --run-config {file}"])
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert (result["rounds"], result["seed"], result["engine"]) == (2, 4, "flwr")
+    assert result["config"]["strategy"]["local_epochs"] == 1

@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from existing_app.task import Net
+from existing_app.task import Net, alone
 
 # Create ServerApp
 app = ServerApp()
@@ -18,6 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     fraction_evaluate: float = context.run_config["fraction-evaluate"]
     num_rounds: int = context.run_config["num-server-rounds"]
     lr: float = context.run_config["learning-rate"]
+    epochs: int = context.run_config["local-epochs"]
 
     # Load global model
     torch.manual_seed(0)
@@ -36,3 +37,6 @@ def main(grid: Grid, context: Context) -> None:
 
     # Show what came of it
     print(f"Rounds: {len(result.train_metrics_clientapp)}")
+    by_itself = alone(len(list(grid.get_node_ids())), num_rounds * epochs, lr)
+    federated = result.evaluate_metrics_clientapp[num_rounds]["eval_acc"]
+    print(f"Test accuracy: {by_itself:.1%} each client by itself, {federated:.1%} federated")

@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from existing_app.task import NUM_CLASSES, NUM_FEATURES
+from existing_app.task import NUM_CLASSES, NUM_FEATURES, alone
 from flower_graph.strategies.masked_embedding_averaging import EgoSettings, MaskedEmbeddingAveraging
 
 # Create ServerApp
@@ -16,6 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     # Read run config
     num_rounds: int = context.run_config["num-server-rounds"]
     lr: float = context.run_config["learning-rate"]
+    epochs: int = context.run_config["local-epochs"]
 
     # Initialize FedSCem
     settings = EgoSettings(NUM_FEATURES, NUM_CLASSES, hidden=16, projection=8, learning_rate=lr)
@@ -26,3 +27,6 @@ def main(grid: Grid, context: Context) -> None:
 
     # Show what came of it
     print(f"Rounds: {len(result.train_metrics_clientapp)}")
+    by_itself = alone(len(list(grid.get_node_ids())), num_rounds * epochs, lr)
+    federated = result.train_metrics_clientapp[num_rounds]["test-accuracy"]
+    print(f"Test accuracy: {by_itself:.1%} each client by itself, {federated:.1%} federated")

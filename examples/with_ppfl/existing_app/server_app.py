@@ -3,6 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from existing_app.task import alone
 from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
 
 # Create ServerApp
@@ -14,6 +15,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run the strategy."""
     # Read run config
     num_rounds: int = context.run_config["num-server-rounds"]
+    lr: float = context.run_config["learning-rate"]
+    epochs: int = context.run_config["local-epochs"]
 
     # Initialize PPFL-GNN
     strategy = ProcrustesAlignment()
@@ -23,3 +26,6 @@ def main(grid: Grid, context: Context) -> None:
 
     # Show what came of it
     print(f"Rounds: {len(result.train_metrics_clientapp)}")
+    by_itself = alone(len(list(grid.get_node_ids())), num_rounds * epochs, lr)
+    federated = result.train_metrics_clientapp[num_rounds]["test-accuracy"]
+    print(f"Test accuracy: {by_itself:.1%} each client by itself, {federated:.1%} federated")
