@@ -155,7 +155,7 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=400,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return launch.LINE_COLOURS.sub("", done.stdout)
@@ -174,6 +174,7 @@ def test_pages_begin_with_the_command(name: str) -> None:
 
 
 @pytest.mark.flwr
+@pytest.mark.timeout(900)
 def test_an_example_runs_by_the_command_of_its_page(typed: Callable[[Sequence[str]], str]) -> None:
     """By Flower's own defaults: it installs what an app depends on, and this has all of it."""
     said = typed(commands(EXAMPLES / "with_fedgls" / "README.md"))
@@ -190,11 +191,12 @@ def test_an_example_runs_by_the_command_of_its_page(typed: Callable[[Sequence[st
 
 
 @pytest.mark.flwr
+@pytest.mark.timeout(900)
 def test_an_ordinary_app_and_the_root_run_by_the_commands_of_their_pages(
     typed: Callable[[Sequence[str]], str], tmp_path: Path
 ) -> None:
     ordinary = commands(EXAMPLES / "existing_app" / "README.md")
-    said = typed(ordinary)
+    said = typed([*ordinary[:1], f"{ordinary[1]} --run-config num-server-rounds=1"])
     assert "Installing application dependencies" not in said and figures(said)
     # The root app by Flower's usual keys, from a file
     out, keys = tmp_path / "out", {"num-server-rounds": 2, "seed": 4, "local-epochs": 1}
