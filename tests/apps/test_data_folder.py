@@ -193,6 +193,10 @@ def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_fold
     assert [one.loss for one in found] == [one.loss for one in wanted]
     assert [one.test_accuracy for one in found] == [one.test_accuracy for one in wanted]
     out = partition(config, tmp_path / "out", "--supernodes", "5")
+    for number in range(1, 5):
+        (clients / f"{number}.pt").unlink()
+    with pytest.raises(ConfigError, match="has 1 client; a masked sum needs 2"):
+        method_of(config).graphs(config)
     shutil.rmtree(clients)
     forbid_whole_data(monkeypatch)
     assert plain(run_from(config, out)[0]) == plain(found)
