@@ -105,7 +105,8 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
         val_mask=val,
         test_mask=test,
     )
-    check_masks(graph)
+    with saying(place):
+        check_masks(graph)
     tell(place, graph.notes)
     return graph
 
