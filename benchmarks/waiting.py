@@ -16,8 +16,8 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.superlink.grid.http_grid import HttpGrid
 
+from flower_graph.flower_compat import HttpGrid, stamp
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 
@@ -35,7 +35,7 @@ class _Slow:
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Take the message."""
         (self.message,) = messages
-        self.message.metadata.__dict__["_message_id"] = "1"
+        stamp(self.message, message_id="1")
         self.ready = time.monotonic() + self.after
         return ["1"]
 

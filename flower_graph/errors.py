@@ -19,6 +19,10 @@ class CheckpointError(ValueError):
     """A checkpoint that is missing, incomplete or of another run."""
 
 
+class FlowerVersionError(ImportError):
+    """The installed Flower lacks something that is used of it."""
+
+
 class MalformedReplyError(ValueError):
     """A client's reply that cannot be used; the client is left out of the round."""
 

@@ -18,17 +18,22 @@ def attach(package: str) -> Callable[[str], Any]:
     """Make the ``__getattr__`` of a package, which imports what stands under ``TYPE_CHECKING``."""
 
     def getattr_(name: str) -> Any:
-        if name not in _modules(package):
+        if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(_modules(package)[name]), name)
+        module, there = declared(package)[name]
+        return getattr(import_module(module), there)
 
     return getattr_
 
 
 @cache
-def _modules(package: str) -> dict[str, str]:
-    """Read a package's source: public name, module that has it."""
+def declared(package: str) -> dict[str, tuple[str, str]]:
+    """Read a package's source: public name, the module that has it, its name there."""
     tree = ast.parse(Path(str(import_module(package).__file__)).read_text(encoding="utf-8"))
     blocks = (one for one in tree.body if isinstance(one, ast.If))
     imports = (one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom))
-    return {name.name: str(one.module) for one in imports for name in one.names}
+    return {
+        name.asname or name.name: (str(one.module), name.name)
+        for one in imports
+        for name in one.names
+    }

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.clientapp.typing import Mod
 
 from flower_graph.config.common import RunConfig
 from flower_graph.data.baselines import (
@@ -28,6 +27,7 @@ from flower_graph.data.folders.party import RunData, client_folder, graph_data, 
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.flower_compat import Mod
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
 
 if TYPE_CHECKING:

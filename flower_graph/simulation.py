@@ -22,12 +22,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from flower_graph.engine.memory import keep_freed_memory
+from flower_graph.flower_compat import ErrorCode, Run, identify, stamp
 
 LOG = logging.getLogger(__name__)
 
@@ -86,7 +84,10 @@ class InProcessGrid(Grid):
             raise ValueError(f"node_configs: {len(node_configs)} for {num_supernodes} nodes")
         keep_freed_memory()  # the clients of all rounds share this process
         self.client_app = client_app
-        self._run = Run.create_empty(_identify(run_id))
+        if run_id is None:
+            run_id = secrets.randbits(62)  # two grids of one process are two runs
+        identify(run_id)
+        self._run = Run.create_empty(run_id)
         self._replies: dict[str, Message] = {}
         self._numbers = itertools.count(1)
         self.contexts: dict[int, Context] = {}
@@ -158,7 +159,6 @@ class InProcessGrid(Grid):
                 LOG.debug("no node %d in this grid", message.metadata.dst_node_id)
                 continue
             message_id = self._number(message)
-            message.metadata.__dict__["_run_id"] = self._run.run_id
             reply = self._handle(message, context)
             self._number(reply)
             self._replies[message_id] = reply
@@ -177,9 +177,9 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _number(self, message: Message) -> str:
-        """Give a message its id, where Flower's engines put theirs too."""
+        """Give a message its run and an id."""
         message_id = f"{self._run.run_id}-{next(self._numbers)}"
-        message.metadata.__dict__["_message_id"] = message_id
+        stamp(message, run_id=self._run.run_id, message_id=message_id)
         return message_id
 
     def _handle(self, message: Message, context: Context) -> Message:
@@ -198,19 +198,6 @@ class InProcessGrid(Grid):
             last = traceback.extract_tb(error.__traceback__)[-1]  # the line that raised it
             said = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, said), reply_to=message)
-
-
-def _identify(run_id: int | None) -> int:
-    """Set what is missing of the process's identity; return the run's id."""
-    if run_id is None:
-        run_id = secrets.randbits(62)  # two grids of one process are two runs
-    if TaskIdentity._run_id is None:
-        TaskIdentity.run_id = run_id
-    if TaskIdentity._node_id is None:
-        TaskIdentity.node_id = SUPERLINK_NODE_ID
-    if TaskIdentity._task_id is None:
-        TaskIdentity.task_id = 1
-    return run_id
 
 
 def _own_records(content: RecordDict) -> RecordDict:

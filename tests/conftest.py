@@ -44,8 +44,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the identity without which Flower makes no messages."""
-    from flwr.common.constant import SUPERLINK_NODE_ID
-    from flwr.supercore.task_identity import TaskIdentity
+    from flower_graph.flower_compat import SUPERLINK_NODE_ID, TaskIdentity
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, SUPERLINK_NODE_ID)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.cohort_client import (

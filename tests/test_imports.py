@@ -25,7 +25,7 @@ PURE = (
 # The only modules that are in no folder of the library; docs/architecture.md says why
 AT_THE_ROOT = (
     *("__init__", "simulation", "errors", "rng", "models"),
-    *("method", "module_method", "lazy"),
+    *("method", "module_method", "lazy", "flower_compat"),
 )
 
 MOST_LINES, MOST_STRATEGY = 400, 330

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, Run, TaskIdentity
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 

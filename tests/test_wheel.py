@@ -14,7 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
+
+from flower_graph.flower_compat import build_fab_from_disk
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")

@@ -22,14 +22,18 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from numpy.typing import NDArray
 
 from flower_graph import __version__
 from flower_graph.client.state import node_name, own_place
 from flower_graph.errors import StateLostError
+from flower_graph.flower_compat import (
+    ClientAppCallable,
+    Mod,
+    RecordDictProto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.messages.keys import (
     ARRAY_NAMES,

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, RecordDict
-from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.flower_compat import SType
 from flower_graph.messages.keys import MAX_NUMBER
 
 FloatArray = NDArray[np.floating[Any]]

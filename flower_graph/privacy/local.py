@@ -38,14 +38,16 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp.mod import LocalDpMod
-from flwr.clientapp.typing import ClientAppCallable, Mod
-
-# The module that Flower's mods and wrappers use; it is not part of Flower's documented surface.
-from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, clip_inputs_inplace
 from numpy.typing import NDArray
 
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.flower_compat import (
+    ClientAppCallable,
+    Mod,
+    add_gaussian_noise_inplace,
+    clip_inputs_inplace,
+)
 from flower_graph.messages.arrays import unpack_integers
 from flower_graph.messages.keys import (
     CLIENTS,

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line
+from flower_graph.flower_compat import SUPERLINK_NODE_ID
 from flower_graph.server.ledger import ByteLedger, count_bytes
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]

@@ -21,8 +21,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from flower_graph.messages.keys import CONFIG
 from flower_graph.report.rounds import RoundReport, format_round

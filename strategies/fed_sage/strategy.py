@@ -34,10 +34,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
-from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from torch import Tensor
 
 from flower_graph.errors import NoClientsError
+from flower_graph.flower_compat import aggregate_arrayrecords
 from flower_graph.messages.keys import CONFIG, NUM_EXAMPLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import Strategy
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
@@ -18,6 +17,7 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
+from flower_graph.flower_compat import Mod
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
-from flwr.clientapp.typing import Mod
 from torch import Tensor
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
@@ -17,6 +16,7 @@ from flower_graph.data.baselines import graph_baselines
 from flower_graph.data.folders.party import USERS, client_folder, node_data, read_matrix, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise

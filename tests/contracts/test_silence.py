@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import flwr.app.message.message as flower_message
 import pytest
 from federation import METHODS, ONCE, Federation, Outcome, at
 from flwr.app import Message
-from flwr.server.utils.validator import validate_message
+
+from flower_graph.flower_compat import flower_message, validate_message
 
 ROUNDS, BAD = 6, 3
 RUN = (f"rounds={ROUNDS}", "strategy.timeout=0.1")

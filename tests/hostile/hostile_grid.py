@@ -13,6 +13,7 @@ from federation import round_of
 from flwr.app import Error, Message, RecordDict
 from mutations import Mutation
 
+from flower_graph.flower_compat import stamp
 from flower_graph.simulation import InProcessGrid
 from flower_graph.simulation import _own_records as copied
 
@@ -112,20 +113,20 @@ class HostileGrid(InProcessGrid):
 
     def _around(self, way: str, number: str, message: Message, ids: list[str]) -> None:
         reply, kind = self._replies[number], message.metadata.message_type
-        parts, group = reply.metadata.__dict__, int(message.metadata.group_id or 0)
+        group = int(message.metadata.group_id or 0)
         others = [node for node in self.contexts if node != self.hostile]
         if way == "an error":
             self._replies[number] = Message(Error(7, NASTY), reply_to=message)
             self._number(self._replies[number])
         elif way in ("the round before", "the round after", "no round"):
             step = {"the round before": -1, "the round after": 1}.get(way)
-            parts["_group_id"] = "" if step is None else str(group + step)
+            reply.metadata.group_id = "" if step is None else str(group + step)
         elif way == "another's name":
-            parts["_src_node_id"] = others[0]
+            stamp(reply, src_node_id=others[0])
         elif way == "to another's message":
-            parts["_reply_to_message_id"] = next(one for one in ids if one != number)
+            stamp(reply, reply_to_message_id=next(one for one in ids if one != number))
         elif way == "to no message":
-            parts["_reply_to_message_id"] = "nobody-asked"
+            stamp(reply, reply_to_message_id="nobody-asked")
         elif way == "no content":
             reply.__dict__["_content"] = None
         elif way == "a replay":

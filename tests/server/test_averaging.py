@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from averaging_helpers import Run, Simple, app_of, start
 from flwr.app import Array, ConfigRecord, MetricRecord
-from flwr.serverapp.strategy import FedAdam
-from flwr.serverapp.strategy.strategy import Strategy
+from flwr.serverapp.strategy import FedAdam, Strategy
 
 from flower_graph.config.common import Robust
 from flower_graph.errors import NoClientsError

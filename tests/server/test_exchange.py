@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
 from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.membership import Membership
@@ -56,7 +56,7 @@ class ScriptedGrid(Grid):
         ids: list[str] = []
         for message in messages:
             self.sent += 1
-            message.metadata.__dict__["_message_id"] = f"m{self.sent}"
+            stamp(message, message_id=f"m{self.sent}")
             if self.script.get(message.metadata.dst_node_id) != "refused":
                 ids.append(f"m{self.sent}")
                 self.open[f"m{self.sent}"] = message
@@ -100,7 +100,7 @@ def answers(word: str, message: Message) -> list[Message]:
         return [Message(Error(2, "\n".join(lines)), reply_to=message)]
     if word == "lost":  # as SuperLink reports a node that is gone
         good = Message(Error(5, "Node Unavailable"), reply_to=message)
-        good.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        stamp(good, src_node_id=SUPERLINK_NODE_ID)
         good.metadata.group_id = ""
     if word == "shape":
         good.content = vector(1, 2)
@@ -113,7 +113,7 @@ def answers(word: str, message: Message) -> list[Message]:
     if word == "other round":
         good.metadata.group_id = "3"
     if word == "stranger":
-        good.metadata.__dict__["_src_node_id"] = STRANGER
+        stamp(good, src_node_id=STRANGER)
     return [good]
 
 
@@ -174,7 +174,7 @@ def test_nobody_can_answer_for_another_node() -> None:
     assert replies.values == {}
     assert replies.strays == [Rejected(STRANGER, "reply in the name of node 1")]
     stray = Message(vector(1, 2, 3), reply_to=Message(vector(0), STRANGER, "train", group_id="4"))
-    stray.metadata.__dict__["_reply_to_message_id"] = "m77"
+    stamp(stray, reply_to_message_id="m77")
     grid.script, grid.extra = {}, [stray]
     replies = send(grid, [1])
     assert replies.values == {1: [1, 2, 3]}

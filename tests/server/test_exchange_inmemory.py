@@ -11,19 +11,24 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.client import NumPyClient
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
-from flwr.server.superlink.linkstate import InMemoryLinkState, LinkStateFactory
-from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.flower_compat import (
+    FLWR_IN_MEMORY_DB_NAME,
+    NOOP_FEDERATION_ID,
+    SUPERLINK_NODE_ID,
+    InMemoryGrid,
+    InMemoryLinkState,
+    LinkStateFactory,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    Run,
+    RunRecord,
+    Task,
+    TaskIdentity,
+    register_nodes,
+    stamp,
+)
 from flower_graph.messages.arrays import encode_array
 from flower_graph.server.exchange import Exchange, Rejected
 from flower_graph.simulation import InProcessGrid
@@ -53,13 +58,13 @@ class Fleet:
         self.state.task_store[1] = Task(task_id=1, run_id=RUN_ID)
         self.grid = InMemoryGrid(factory)
         self.grid.set_run(run)
-        self.nodes = list(_register_nodes(num_nodes, factory))
+        self.nodes = list(register_nodes(num_nodes, factory))
 
     def serve(self, nodes: Iterable[int]) -> None:
         for node in nodes:
             for message in self.state.get_message_ins(node, limit=None):
                 reply = APP(message, Context(RUN_ID, node, {}, RecordDict(), {}))
-                reply.metadata.__dict__["_message_id"] = str(uuid4())
+                stamp(reply, message_id=str(uuid4()))
                 assert self.state.store_message_res(reply) is not None
 
     def serve_soon(self, nodes: Iterable[int]) -> threading.Timer:

@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_graph.flower_compat import stamp
 from flower_graph.server.averaging_replies import MAX_NAMED, check_replies, clients_of, weight_of
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -37,7 +38,7 @@ def content(
 def asked(*nodes: int) -> list[Message]:
     messages = [Message(RecordDict(), node, "train") for node in nodes]
     for message in messages:
-        message.metadata.__dict__["_message_id"] = f"id-{message.metadata.dst_node_id}"
+        stamp(message, message_id=f"id-{message.metadata.dst_node_id}")
     return messages
 
 
@@ -119,7 +120,7 @@ def test_silence_and_errors():
     assert reasons == {2: "no reply within 2.5 s", 3: said}
     sent = asked(7)  # an error in the name of the grid is the node's
     reply = Message(Error(3, "node is gone"), reply_to=sent[0])
-    reply.metadata.__dict__["_src_node_id"] = 1
+    stamp(reply, src_node_id=1)
     found = check_replies(sent, [reply], MODEL, 1)
     assert [(entry.node_id, entry.reason) for entry in found.rejected] == [
         (7, "error reply: node is gone")

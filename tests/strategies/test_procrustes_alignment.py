@@ -12,11 +12,11 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
-from flwr.clientapp.typing import ClientAppCallable
 from public_helpers import ToyModel, make_grid, run, silent, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.errors import NoClientsError
+from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
 from flower_graph.strategies.procrustes_alignment.server_state import (

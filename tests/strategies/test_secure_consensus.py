@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from hypothesis import given
 from hypothesis import strategies as st
 from public_helpers import ToyModel, make_grid, silent, still_member, toy_members
@@ -19,6 +18,7 @@ from public_helpers import run as run_in_the_clear
 from public_helpers import run_secure as run
 from scipy.linalg import orthogonal_procrustes as reference
 
+from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.storage import checkpoint

@@ -1,0 +1,156 @@
+"""What this project uses of Flower besides its public interface: the one module that names it.
+
+All else is in what Flower documents: ``__all__`` of ``flwr.app``, ``flwr.client``,
+``flwr.clientapp``, ``flwr.clientapp.mod``, ``flwr.serverapp`` and ``flwr.serverapp.strategy``; a
+test holds that. The names below are imported on first use, so that a process imports what it needs.
+Beside each stands the version that first has it there, and above each group what to do should a
+later version move it.
+"""
+
+# ruff: noqa: E501, I001  one name a line with its version, in groups
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flower_graph import __version__
+from flower_graph.errors import FlowerVersionError
+from flower_graph.lazy import declared
+
+if TYPE_CHECKING:
+    # Types of mods. Gone: write the two `Callable`s out here.
+    from flwr.clientapp.typing import ClientAppCallable  # 1.22
+    from flwr.clientapp.typing import Mod  # 1.32, before in flwr.client.typing
+
+    # Numbers and words on the wire. Gone: 1, 2 and "numpy.ndarray", as the protocol has them.
+    from flwr.common.constant import SUPERLINK_NODE_ID  # 1.22
+    from flwr.common.constant import ErrorCode  # 1.22
+    from flwr.common.constant import SType  # 1.22
+
+    # Records as bytes, for a context that outlasts its SuperNode. Gone: what Flower's SuperNode
+    # itself saves contexts with, once it does; until then arrays by `safetensors`, the rest as JSON.
+    from flwr.common.serde import recorddict_from_proto  # 1.22
+    from flwr.common.serde import recorddict_to_proto  # 1.22
+    from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto  # 1.22
+
+    # The average of Flower's strategies, for FedSage+. Gone: `FedAvg().aggregate_train`.
+    from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords  # 1.22
+
+    # The mechanism of `LocalDpMod`. Gone: the mod itself, on one row at a time.
+    from flwr.supercore.differential_privacy import add_gaussian_noise_inplace  # 1.32
+    from flwr.supercore.differential_privacy import clip_inputs_inplace  # 1.32
+
+    # What a `Grid` in one process gives Flower. Gone: what the abstract `Grid.set_run` then takes,
+    # and whatever `Message(...)` then asks for the sender's identity.
+    from flwr.supercore.run import Run  # 1.32, before in flwr.common.typing
+    from flwr.supercore.task_identity import TaskIdentity  # 1.38
+
+    # For tests and benchmarks alone: Flower's clock, its grids and the SuperLink's store without a
+    # SuperLink. Gone: leave out what is measured or tested with them.
+    from flwr.app.message import message as flower_message  # 1.31
+    from flwr.cli.build import build_fab_from_disk  # 1.25
+    from flwr.proto.task_pb2 import Task  # 1.30
+    from flwr.server.superlink.fleet.vce.vce_api import _register_nodes as register_nodes  # 1.22
+    from flwr.server.superlink.linkstate import InMemoryLinkState  # 1.22
+    from flwr.server.superlink.linkstate import LinkStateFactory  # 1.22
+    from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord  # 1.22
+    from flwr.server.utils.validator import validate_message  # 1.22
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME  # 1.25
+    from flwr.supercore.constant import NOOP_FEDERATION_ID  # 1.33
+    from flwr.supercore.object_store import ObjectStoreFactory  # 1.22
+    from flwr.superlink.federation import NoOpFederationManager  # 1.25
+    from flwr.superlink.grid.http_grid import HttpGrid  # 1.35
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # 1.31
+
+__all__ = [
+    "FLWR_IN_MEMORY_DB_NAME",
+    "NOOP_FEDERATION_ID",
+    "SUPERLINK_NODE_ID",
+    "ClientAppCallable",
+    "ErrorCode",
+    "HttpGrid",
+    "InMemoryGrid",
+    "InMemoryLinkState",
+    "LinkStateFactory",
+    "Mod",
+    "NoOpFederationManager",
+    "ObjectStoreFactory",
+    "RecordDictProto",
+    "Run",
+    "RunRecord",
+    "SType",
+    "Task",
+    "TaskIdentity",
+    "add_gaussian_noise_inplace",
+    "aggregate_arrayrecords",
+    "build_fab_from_disk",
+    "clip_inputs_inplace",
+    "flower_message",
+    "identify",
+    "recorddict_from_proto",
+    "recorddict_to_proto",
+    "register_nodes",
+    "stamp",
+    "validate_message",
+    "warn_if_newer",
+]
+
+LOG = logging.getLogger(__name__)
+OLDEST, NEWEST = "1.39", "1.42"  # of those that `make test-versions` runs tests with
+
+
+def __getattr__(name: str) -> Any:
+    if name not in declared(__name__):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_if_newer()
+    module, there = declared(__name__)[name]
+    try:
+        return getattr(import_module(module), there)
+    except (ImportError, AttributeError) as error:
+        raise FlowerVersionError(
+            f"{module}.{there}, which flower-graph {__version__} needs, is not in flwr "
+            f"{_installed()} ({error}); tested are flwr {OLDEST} to {NEWEST}: "
+            f"pip install 'flwr[simulation]=={NEWEST}.*'"
+        ) from error
+
+
+@cache
+def warn_if_newer() -> None:
+    """Warn, once a process, of a Flower that nobody has tried."""
+    if _release(_installed()) > _release(NEWEST):
+        LOG.warning(
+            "flwr %s is newer than the newest that flower-graph %s is tested with, %s",
+            *(_installed(), __version__, NEWEST),
+        )
+
+
+def identify(run_id: int) -> None:
+    """Set what is missing of the process's identity, without which Flower makes no messages."""
+    identity = __getattr__("TaskIdentity")
+    for part, value in (
+        ("run_id", run_id),
+        ("node_id", __getattr__("SUPERLINK_NODE_ID")),
+        ("task_id", 1),
+    ):
+        if getattr(identity, f"_{part}") is None:
+            setattr(identity, part, value)
+
+
+def stamp(message: Any, **parts: Any) -> None:
+    """Set what Flower fills in on a message's way, such as ``run_id`` and ``message_id``."""
+    # 1.22. Gone: what `InMemoryGrid.push_messages` then does.
+    message.metadata.__dict__.update({f"_{name}": value for name, value in parts.items()})
+
+
+def _installed() -> str:
+    import flwr
+
+    return str(flwr.__version__)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])  # none of "unknown"

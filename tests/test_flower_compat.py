@@ -1,0 +1,111 @@
+"""What is not Flower's public interface goes through one module, which says what is missing."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from flower_graph import flower_compat
+from flower_graph.errors import FlowerVersionError
+from flower_graph.lazy import declared
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("flower_graph", "strategies", "apps", "deploy", "benchmarks", "examples", "tests")
+PUBLIC = ("app", "client", "clientapp", "clientapp.mod", "serverapp", "serverapp.strategy")
+DOCUMENTED = {f"flwr.{name}" for name in PUBLIC}
+INNER = ("TaskIdentity._", "metadata.__dict__", "_registered_funcs")  # attributes, not imports
+NAMES = declared(flower_compat.__name__)
+
+
+def is_public(module: str, name: str) -> bool:
+    return module in DOCUMENTED and name in import_module(module).__all__
+
+
+def private_names(source: str) -> set[str]:
+    """Return what a source imports of Flower that Flower does not document."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names if one.name.startswith("flwr.")}
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "flwr":
+            module = str(node.module)
+            names = {one.name for one in node.names if not is_public(module, one.name)}
+            found |= {f"{module}.{name}" for name in names - {"__version__"}}
+    return found | {part for part in INNER if part in source}
+
+
+def test_no_other_module_names_what_flower_does_not_document() -> None:
+    spared = {Path(flower_compat.__file__), Path(__file__)}
+    paths = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} - spared
+    found = {
+        str(p): names for p in paths if (names := private_names(p.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+    assert len(paths) > 400
+
+
+def test_the_check_finds_what_it_looks_for() -> None:
+    source = "import flwr.common\nfrom flwr.serverapp.strategy.strategy import Strategy\n"
+    inside = "def f():\n    from flwr.serverapp import server_app\n    TaskIdentity._run_id = 1\n"
+    assert private_names(source + inside) == {
+        *("flwr.common", "flwr.serverapp.strategy.strategy.Strategy"),
+        *("flwr.serverapp.server_app", "TaskIdentity._"),
+    }
+    assert private_names("import flwr\nfrom flwr.app import Message\nimport flower_graph") == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_there_and_not_public(name: str) -> None:
+    module, there = NAMES[name]
+    assert getattr(flower_compat, name) is getattr(import_module(module), there)
+    assert not is_public(module, there)
+
+
+def test_each_name_has_the_version_that_it_came_with() -> None:
+    source = Path(flower_compat.__file__).read_text(encoding="utf-8")
+    with_version = re.findall(r"^    from flwr\..* import .*  # 1\.\d+", source, re.MULTILINE)
+    assert len(with_version) == len(NAMES)
+
+
+def test_what_is_gone_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {"Run": ("flwr.no_such", "Run"), "SType": ("flwr.common.constant", "NoSuchName")}
+    monkeypatch.setattr(flower_compat, "declared", lambda _: gone)
+    monkeypatch.setattr(flower_compat, "_installed", lambda: "1.99.1")
+    flower_compat.warn_if_newer.cache_clear()
+    for name, place in (("Run", "flwr.no_such.Run"), ("SType", "flwr.common.constant.NoSuchName")):
+        with pytest.raises(FlowerVersionError, match=f"{place}, which .* flwr 1.99.1"):
+            getattr(flower_compat, name)
+        with pytest.raises(ImportError, match=r"tested are flwr 1\.39 to 1\.42"):
+            exec(f"from flower_graph.flower_compat import {name}")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = flower_compat.nothing
+
+
+@pytest.mark.parametrize(
+    ("version", "lines"),
+    [("1.39.0", 0), ("1.42.7", 0), ("1.43.0.dev1", 1), ("2.0.0", 1), ("unknown", 0)],
+)
+def test_a_newer_flower_is_said_once(
+    version: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flower_compat, "_installed", lambda: version)
+    flower_compat.warn_if_newer.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for name in ("SUPERLINK_NODE_ID", "ErrorCode"):
+            getattr(flower_compat, name)
+    flower_compat.warn_if_newer.cache_clear()
+    said = [one.message for one in caplog.records if one.name == flower_compat.__name__]
+    assert len(said) == lines
+    assert all(f"flwr {version} is newer than the newest" in one for one in said)
+
+
+def test_importing_it_imports_no_flower() -> None:
+    code = "import flower_graph.flower_compat, sys; sys.exit('flwr' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
