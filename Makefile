@@ -1,7 +1,7 @@
 # Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
 # from the package registry that pip is set up for.
 .POSIX:
-.PHONY: install run test test-slow lint types check bench deploy-demo clean
+.PHONY: install run test test-slow test-versions lint types check bench deploy-demo clean
 
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -51,6 +51,12 @@ check: $(STAMP)
 # needs FLOWER_GRAPH_DATA: everything that `make test` leaves out.
 test-slow: $(STAMP)
 	$(PYTEST) -m slow
+
+# What touches Flower, with the oldest and the newest Flower, each in an environment of its own.
+test-versions: $(STAMP)
+	@test -x build/nox/bin/nox || { $(BIN)/python -m venv build/nox && \
+		build/nox/bin/pip install --quiet 'nox>=2025.5'; }
+	build/nox/bin/nox --noxfile .ci/noxfile.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

@@ -93,4 +93,4 @@ def sage_fn(context):
 if __name__ == "__main__":
     grid = InProcessGrid(make_client_app(sage_fn), num_supernodes=4)
     result = ProcrustesAlignment().start(grid, num_rounds=5)
-    print(f"GraphSAGE {result.train_metrics_clientapp[5]['test-accuracy']:.2f}")
+    print(f"GraphSAGE {result.evaluate_metrics_clientapp[5]['test-accuracy']:.2f}")

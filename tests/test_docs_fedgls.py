@@ -39,8 +39,9 @@ def defined() -> dict[str, Any]:
 def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     space = run_blocks(PAGE, 3, slice(1, 2), defined())
     metrics = space["result"].evaluate_metrics_clientapp
-    assert capsys.readouterr().out == f"test accuracy {metrics[20]['test']:.3f}\n"
-    assert metrics[1]["test"] < 0.7 < 0.85 < metrics[20]["test"]
+    assert capsys.readouterr().out == f"test accuracy {metrics[20]['test-accuracy']:.3f}\n"
+    first, last = (metrics[number]["test-accuracy"] for number in (1, 20))
+    assert first < 0.7 < 0.85 < last
 
 
 def test_the_models_have_the_shapes_that_the_page_says() -> None:

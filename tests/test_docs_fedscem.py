@@ -31,9 +31,13 @@ def example(blocks: int = 2) -> dict[str, Any]:
     return run_blocks(PAGE, 2, slice(blocks))
 
 
+def _figures(result: Any) -> tuple[Any, Any]:
+    return result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+
+
 def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFixture[str]) -> None:
     space = example()
-    metrics = space["result"].train_metrics_clientapp
+    losses, metrics = _figures(space["result"])
     assert sorted(metrics) == list(range(1, 21))
     said = re.fullmatch(r"12 clients, test accuracy (0\.\d{3}|1\.000)\n", capsys.readouterr().out)
     assert said is not None and float(said[1]) == round(metrics[20]["test-accuracy"], 3)
@@ -42,7 +46,7 @@ def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFi
     plain = MaskedEmbeddingAveraging(SETTINGS, alignment="plain", aggregation="plain")
     clear = plain.start(InProcessGrid(space["client_app"], num_supernodes=12), num_rounds=1)
     # The first round's means, in steps of 2^-12, have been through one fusion.
-    assert clear.train_metrics_clientapp[1]["loss"] == pytest.approx(metrics[1]["loss"], abs=1e-3)
+    assert clear.train_metrics_clientapp[1]["loss"] == pytest.approx(losses[1]["loss"], abs=1e-3)
     assert math.isnan(metrics[1]["val-accuracy"])  # nobody has nodes for validation
 
 
@@ -55,7 +59,7 @@ def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> 
 
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=12)
     saving = MaskedEmbeddingAveraging(SETTINGS, checkpoint_dir=tmp_path, checkpoint_every=50)
-    reported = saving.start(grid, num_rounds=3).train_metrics_clientapp[3]["test-accuracy"]
+    reported = saving.start(grid, num_rounds=3).evaluate_metrics_clientapp[3]["test-accuracy"]
     found = []
     for number, ego in enumerate(egos):
         tensors = load_client(round_folder(tmp_path, 3) / f"client-{number}.safetensors")

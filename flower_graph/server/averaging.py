@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord
-from flwr.serverapp.strategy import Result
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -156,7 +155,14 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         return self.session.ledger.payload
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the model; of a method with personal ones ``"client-<number>.<name>"``."""
+        """Return what the server holds after the last round.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The model's arrays, named and shaped as ``first_arrays`` gives them; of a method with
+            personal models those of each client, as ``"client-<number>.<name>"``.
+        """
         models = {f"client-{client}.": local for client, local in sorted(self.own_arrays.items())}
         if not self.personal:
             models = {"": self.arrays}
@@ -192,12 +198,13 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
             self.best_round, self.best_accuracy = report.round, report.val_accuracy
         return report
 
-    def note(self, result: Result, report: RoundReport) -> None:
-        """Put Flower's means into its result."""
-        if self._round.trained:
-            result.train_metrics_clientapp[report.round] = self._round.trained
-        if self._round.evaluated:
-            result.evaluate_metrics_clientapp[report.round] = self._round.evaluated
+    def trained(self, report: RoundReport) -> MetricRecord:
+        """Give the round's losses beside Flower's means of what clients said."""
+        return MetricRecord({**self._round.trained, **super().trained(report)})
+
+    def measured(self, report: RoundReport) -> MetricRecord:
+        """Give its accuracies beside Flower's means of what clients measured."""
+        return MetricRecord({**self._round.evaluated, **super().measured(report)})
 
     def is_over(self, last_round: int) -> bool:
         """Whether the validation accuracy has not risen for as long as the run is patient."""

@@ -212,7 +212,11 @@ class CheckedFedAvg(FedAvg):
             participation=who.to_record() if members.everyone() else {},
             **self.report_fields(now.trained, now.evaluated),
         )
-        return metrics
+        return None if metrics is None else self.measured(now.report)
+
+    def measured(self, report: RoundReport) -> MetricRecord:
+        """Give the round's accuracies."""
+        raise NotImplementedError
 
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
         """Have the replies combined; return the model if it is one for all."""

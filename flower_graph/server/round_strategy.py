@@ -30,6 +30,9 @@ from flower_graph.server.ledger import Participation
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)
+# What Flower's result says of a round: in the same place, under the same names, for every method
+LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
+ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
 
 
 class RoundLoop(Strategy):
@@ -53,16 +56,20 @@ class RoundLoop(Strategy):
         """Run a round; return its report, or none if that comes later."""
         raise NotImplementedError
 
-    def note(self, result: Result, report: RoundReport) -> None:
-        """Put a round's figures into Flower's result."""
-        raise NotImplementedError
+    def trained(self, report: RoundReport) -> MetricRecord:
+        """Give a round's losses, for ``Result.train_metrics_clientapp``."""
+        return _entries(report, LOSSES)
+
+    def measured(self, report: RoundReport) -> MetricRecord:
+        """Give its accuracies, for ``Result.evaluate_metrics_clientapp``, whoever measured them."""
+        return _entries(report, ACCURACIES)
 
     def is_over(self, last_round: int) -> bool:
         """Whether the run ends after a round, though it is not the last."""
         return False
 
     def weights(self) -> dict[str, Any]:
-        """Return what the last report was made with."""
+        """Return what the last report was made with; ``docs/outputs.md`` has a table of names."""
         raise NotImplementedError
 
     def learnt(self) -> ArrayRecord:
@@ -139,7 +146,10 @@ class RoundLoop(Strategy):
         Returns
         -------
         Result
-            What the server has learnt as arrays, and the metrics of every round.
+            What the server has learnt, as ``weights`` names it, and every round's figures, which
+            have the names of ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and
+            ``answered`` in ``train_metrics_clientapp[round]``, ``train-accuracy``,
+            ``val-accuracy`` and ``test-accuracy`` in ``evaluate_metrics_clientapp[round]``.
 
         Raises
         ------
@@ -174,7 +184,8 @@ class RoundLoop(Strategy):
             found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
             if found is not None:
                 result.evaluate_metrics_serverapp[report.round] = found
-            self.note(result, report)
+            result.train_metrics_clientapp[report.round] = self.trained(report)
+            result.evaluate_metrics_clientapp[report.round] = self.measured(report)
             report.seconds = time.perf_counter() - started
             # In this order a run can be stopped anywhere: a checkpoint's rounds are reported.
             (on_round or self._log)(report)
@@ -216,11 +227,15 @@ class RoundLoop(Strategy):
         LOG.info(format_round(report, self.session.rounds))
 
 
+def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
+    """Write some of a report's entries as Flower's record, named as in ``metrics.jsonl``."""
+    return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
+
+
 class RoundStrategy(RoundLoop):
     """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
 
     unused: ClassVar = ""  # why ``start`` takes no arrays, configs and ``evaluate_fn``
-    metrics: ClassVar = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
     again: ClassVar = ""  # what else than building a new one helps who starts it twice
 
     def __init__(self, session: Session) -> None:
@@ -228,6 +243,7 @@ class RoundStrategy(RoundLoop):
         self.requests: dict[int, Any] = {}  # of the current round, by SuperNode
         self.answers: dict[int, Any] = {}  # what came of them
         self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
+        self.last: RoundReport | None = None  # of Flower's own loop
 
     # What a method writes
 
@@ -272,16 +288,6 @@ class RoundStrategy(RoundLoop):
         came = {node: answer.not_saved for node, answer in self.answers.items()}
         said = {node: came.get(node, "it did not answer") for node in self.requests}
         return {node: why for node, why in said.items() if why}
-
-    def note(self, result: Result, report: RoundReport) -> None:
-        """Put a round's figures into Flower's result, as those of its ``train``."""
-        result.train_metrics_clientapp[report.round] = self.as_metrics(report)
-
-    def as_metrics(self, report: RoundReport) -> MetricRecord:
-        """Give a report's figures as Flower's own records have them."""
-        return MetricRecord(
-            {name.replace("_", "-"): getattr(report, name) for name in self.metrics}
-        )
 
     def report(
         self,
@@ -344,9 +350,9 @@ class RoundStrategy(RoundLoop):
         """Learn from the replies."""
         usable = self.session.read(server_round, replies, self.read)
         self.answers = usable.values
-        report = self.learn(server_round, usable)
+        self.last = self.learn(server_round, usable)
         self._save(server_round)
-        return self.learnt(), self.as_metrics(report)
+        return self.learnt(), self.trained(self.last)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -357,8 +363,8 @@ class RoundStrategy(RoundLoop):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Do nothing."""
-        return None
+        """Give what came with the answers to ``train``."""
+        return None if self.last is None else self.measured(self.last)
 
     def summary(self) -> None:
         """Log the settings in one line."""

@@ -130,7 +130,14 @@ class LocalSage(RoundStrategy):
         return self.scores.ledger.payload
 
     def weights(self) -> dict[str, Tensor]:
-        """Return what the last report was made with, as far as the server has it."""
+        """Return what the last report was made with, as far as the server has it.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The averaged classifier's parameters, as its ``state_dict`` names and shapes them; of
+            LocalSage+ nothing.
+        """
         return tensors_of(self.classifier)
 
     def ask(self, server_round: int) -> dict[int, SageRequest]:

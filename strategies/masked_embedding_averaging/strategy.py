@@ -185,7 +185,15 @@ class MaskedEmbeddingAveraging(OwnRounds):
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model, where models are shared; else the server has nothing."""
+        """Return the mean model, where models are shared; else the server has nothing.
+
+        Returns
+        -------
+        dict of str to ndarray
+            ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
+            ``classifier-bias``, ``projection`` and ``projection-bias``; empty with
+            ``model_sharing`` off.
+        """
         return self.kept.model_arrays()
 
     def clients_save(self, server_round: int) -> dict[int, str]:

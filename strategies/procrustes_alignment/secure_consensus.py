@@ -366,7 +366,13 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         return ledger.payload
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the last common mean and the ids of its nodes."""
+        """Return the last common mean and the ids of its nodes.
+
+        Returns
+        -------
+        dict of str to ndarray
+            ``mean`` ``[u, d]`` and ``nodes`` ``[u]``; empty before the first sum.
+        """
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
 
 

@@ -80,7 +80,6 @@ class ProcrustesAlignment(RoundStrategy):
 
     usual_rounds = 10
     unused = "the server has no model, and clients measure when they train; leave them out"
-    metrics = ("loss", "regulariser", "val_accuracy", "test_accuracy", "answered")
     wire_key, counts_saving = "ledger", False
     idle = NOT_DRAWN  # why a client that is there may not have been asked
     wants_embeddings = True
@@ -222,15 +221,22 @@ class ProcrustesAlignment(RoundStrategy):
         return ledger.payload
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the last means and the ids of their nodes, client by client."""
+        """Return the last means and the ids of their nodes, client by client.
+
+        Returns
+        -------
+        dict of str to ndarray
+            For each client N ``means-N`` ``[p, d]``, the means of its public nodes in its own
+            space, and ``nodes-N`` ``[p]``, their ids.
+        """
         result: dict[str, NDArray[Any]] = {}
         for client, means in sorted(self.clients.targets.items()):
             result[f"means-{client}"], result[f"nodes-{client}"] = means, self.clients.ids[client]
         return result
 
-    def as_metrics(self, report: RoundReport) -> MetricRecord:
-        """Give a report's figures as Flower's metrics, those of the alignment too."""
-        return MetricRecord({**super().as_metrics(report), **report.alignment})
+    def measured(self, report: RoundReport) -> MetricRecord:
+        """Give the accuracies, and the precision of the alignment."""
+        return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Let those save that were not asked to with the round's request."""

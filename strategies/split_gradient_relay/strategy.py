@@ -219,7 +219,15 @@ class SplitGradientRelay(RoundStrategy):
         return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
 
     def weights(self) -> dict[str, Tensor]:
-        """Return what the last report was made with: the server's weights, the latent vectors."""
+        """Return what the last report was made with.
+
+        Returns
+        -------
+        dict of str to Tensor
+            ``server.<name>``: the parameters and buffers of the server's model, as its
+            ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
+            zeros for one that never answered.
+        """
         model = {f"server.{name}": t for name, t in self.server.model.state_dict().items()}
         return model | {"latent": self.server.latent}
 

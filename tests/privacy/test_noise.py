@@ -21,6 +21,7 @@ from scipy.stats import kstest, norm
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.flower_compat import identify
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.privacy.accountant import accounted, noise_multiplier, spent, spent_until
 from flower_graph.privacy.central import CentralNoise, central_noise
@@ -34,7 +35,7 @@ from flower_graph.privacy.local import (
 )
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.simulation import InProcessGrid, _identify
+from flower_graph.simulation import InProcessGrid
 
 # The budget -------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ def test_rounds_add_up_to_the_budget() -> None:
 
 
 def request(rows: np.ndarray, **config: Any) -> Message:
-    _identify(1)
+    identify(1)
     arrays = ArrayRecord({"public": Array(rows)})
     return Message(RecordDict({"arrays": arrays, "config": ConfigRecord(config)}), 1, "train")
 

@@ -13,7 +13,6 @@ from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, message_size_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -98,11 +97,11 @@ def test_message_size_mod_around_the_clients_of_every_method(
     plain = Recorder()
     RUNS[method](plain, tmp_path / "plain")
 
-    class Sized(ClientApp):
+    class Sized(client._ActingClientApp):
         def __init__(self, mods: Any = None) -> None:
             super().__init__(mods=[message_size_mod, *mods])
 
-    monkeypatch.setattr(client, "ClientApp", Sized)
+    monkeypatch.setattr(client, "_ActingClientApp", Sized)
     sized = Recorder()
     with caplog.at_level(logging.INFO, "flwr"):
         RUNS[method](sized, tmp_path / "sized")

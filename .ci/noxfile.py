@@ -1,0 +1,82 @@
+"""Tests of what touches Flower, with the oldest that is allowed and the newest that was tried.
+
+``make test-versions`` runs it, each version in an environment of its own below ``build``. The two
+files of constraints beside it lay other versions over ``constraints.txt``.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = ("dev", "metis", "dp")
+# What sends messages through Flower, or is called by it
+TESTS = (
+    *("tests/test_flower_compat.py", "tests/test_simulation.py", "tests/test_plain_clients.py"),
+    *("tests/client", "tests/server", "tests/contracts", "tests/privacy"),
+    *("tests/strategies/test_flower_parts.py", "tests/strategies/test_structure_fedavg_flower.py"),
+    *("tests/strategies/test_fed_sage.py", "tests/strategies/test_split_gradient_relay_api.py"),
+    *("tests/test_existing_app.py", "tests/test_launch.py"),  # on Ray, the last
+    "tests/deployment",  # one, that of PPFL-GNN
+)
+# Left out of `make test`: a run of an ordinary Flower app on Ray, and Flower's bundle of ours
+SLOW = (
+    "tests/test_existing_app.py::test_flwr_runs_it_as_it_is",
+    "tests/test_wheel.py::test_flower_app_bundle_has_all_that_it_needs",
+)
+# Run in the new environment: what the Flower that is there asks for, with its extras
+NEEDS = """
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+for one in map(Requirement, requires("flwr")):
+    if not one.marker or any(one.marker.evaluate({"extra": e}) for e in ("simulation", "dp")):
+        print(one.name, ",".join(one.extras), one.specifier, sep=";")
+"""
+
+nox.options.envdir = str(ROOT / "build" / "versions")
+nox.options.default_venv_backend = "venv"
+
+
+@nox.session
+@nox.parametrize("flower", ["oldest", "newest"])
+def versions(session: nox.Session, flower: str) -> None:
+    """Install one version of Flower and what it needs; run the tests."""
+    session.chdir(ROOT)
+    pinned = pins(ROOT / "constraints.txt") | pins(ROOT / ".ci" / f"constraints-{flower}.txt")
+    file = Path(session.create_tmp()) / "constraints.txt"
+    file.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()))
+    # Flower alone, and then what it asks for in the pinned versions: a registry may lack the very
+    # newest of something that any version will do of.
+    session.install("--no-deps", f"flwr=={pinned['flwr']}")
+    said = session.run("python", "-c", NEEDS, silent=True)
+    needed = [needs(line, pinned) for line in str(said).split()]
+    session.install("--constraint", str(file), *needed, *own_needs())
+    session.install("--no-deps", "--editable", ".")
+    pytest = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "loadfile")
+    session.run(*pytest, "-m", "not slow", *(session.posargs or TESTS))
+    if not session.posargs:
+        session.run(*pytest, *SLOW)
+
+
+def pins(file: Path) -> dict[str, str]:
+    """Read which version each package has."""
+    found = re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[._-]+", "-", name).lower(): version for name, version in found}
+
+
+def needs(line: str, pinned: dict[str, str]) -> str:
+    """Write a requirement of Flower's, without its bounds where a version is pinned."""
+    name, extras, bounds = line.split(";")
+    bounds = "" if name.lower() in pinned else bounds
+    return f"{name}[{extras}]{bounds}" if extras else f"{name}{bounds}"
+
+
+def own_needs() -> list[str]:
+    """Read what this project needs besides Flower."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [one for name in EXTRAS for one in project["optional-dependencies"][name]]
+    return [one for one in (*project["dependencies"], *extras) if not one.startswith("flwr")]

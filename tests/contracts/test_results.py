@@ -1,0 +1,62 @@
+"""Flower's ``Result`` has the same figures in the same place, whatever the method."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from federation import ALL, tried
+from flwr.serverapp.strategy import Result
+
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.registry import method_of
+from flower_graph.report.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
+
+TRAINED = ("loss", "cross-entropy", "regulariser", "answered")
+# What `weights()` has, as the table in docs/outputs.md says; the last that begins as the name does
+WEIGHTS = {
+    "nfedgnn": r"server\..+|latent",
+    "fedscem": "",
+    "fedscem, shared": r"(weight|bias)-\d|first|(classifier|projection)(-bias)?",
+    "fedscem, fedavg": "first|rest",
+    "fedscem, fed-sage": r"classifier.*|first.*|second.*|sage.*",
+    "fedgls": "(gnn|encoder)-(first|rest)",
+    "fedgls, proto": "prototypes(-share)?",
+    "fedgls, alone": "",
+    "fedgta": r"client-\d+\..+",
+    "fedpub": r"client-\d+\..+",
+    "gat": r"(means|nodes)-\d+",
+    "deepwalk": r"(means|nodes)-\d+",
+    "deepwalk, alone": "",
+    "deepwalk, secure": "mean|nodes",
+}
+MEASURED = ("train-accuracy", "val-accuracy", "test-accuracy")
+
+
+@pytest.mark.parametrize("name", tried(ALL, fast=["nfedgnn", "fedscem", "fedgls", "fedpub"]))
+def test_figures_of_a_round_are_those_of_its_report(name: str) -> None:
+    setup, reports = ALL[name], list[RoundReport]()
+    config = setup.load("rounds=2")
+    grid = InProcessGrid(client_app(config, None), num_supernodes=setup.supernodes)
+    try:
+        strategy = method_of(config).build_strategy(config, None)
+        result: Result = strategy.start(grid, num_rounds=2, on_round=reports.append)
+    finally:
+        forget_run(grid.run.run_id)
+    assert list(result.train_metrics_clientapp) == [report.round for report in reports]
+    assert list(result.evaluate_metrics_clientapp) == [report.round for report in reports]
+    for report in reports:
+        line = report.to_record()
+        trained = result.train_metrics_clientapp[report.round]
+        measured = result.evaluate_metrics_clientapp[report.round]
+        for record, names in ((trained, TRAINED), (measured, MEASURED)):
+            found = {name: record[name] for name in names}
+            assert found == pytest.approx({name: line[name] for name in names}, nan_ok=True)
+        assert not trained.keys() & {*MEASURED, "test", "val"}
+    assert 0 <= measured["test-accuracy"] <= 1
+    assert np.isfinite(trained["loss"])
+    own = [pattern for start, pattern in WEIGHTS.items() if name.startswith(start)]
+    assert [key for key in strategy.weights() if not re.fullmatch(own[-1], key)] == []
