@@ -25,17 +25,19 @@ from safetensors.torch import load_file
 
 from flower_graph import method
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.run import client_app, simulate_whole
+from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_yaml
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import client_folder, server_folder, share
+from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, NoClientsError
 from flower_graph.report.rounds import RoundReport
+from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.procrustes_alignment import method as ppfl
@@ -144,6 +146,30 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "_cached_data", refuse)
     for module in (fedgls, ppfl, method):
         monkeypatch.setattr(module, "cached_clients", refuse)
+
+
+@pytest.mark.parametrize("app", YAML)
+def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
+    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, told = config_of(app), list[str]()
+    out = partition(config, tmp_path / "out", "--supernodes", "2")
+    flwr = logging.getLogger("flwr")
+    monkeypatch.setattr(flwr, "info", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
+    folder, grid = server_folder(config, str(out / "server")), grid_of(config, folders_of(out))
+    try:
+        result = run_server(config, grid, tmp_path / "run", engine="flwr", folder=folder)
+    finally:
+        forget_run(grid.run.run_id)
+    assert "baselines" not in result
+    told = [line for line in told if "alone" in line]
+    assert len(told) == (0 if app == "nfedgnn" else 2)  # nobody holds features and labels
+    for line, party in zip(told, folders_of(out), strict=False):
+        own = open_folder(party, deciding_settings(asdict(config)), CLIENTS)
+        figure = method_of(config).own_baselines(config, own)["logistic-regression"]["test"]
+        assert line.startswith("what clients here reach alone, told to nobody: majority 0.")
+        assert line.endswith(f"logistic regression on features alone {figure:.3f}")
 
 
 @pytest.mark.parametrize("name", tried(RUNS, fast=YAML))
