@@ -74,6 +74,8 @@ def run_server(
     method = method_of(config)
     # What is refused here leaves no folder.
     strategy = method.build_strategy(config, out, folder)
+    # With a folder nobody has the data of all.
+    known = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(out, to_dict(config), resume_round=first, draw=method.draw)
     try:
         announce_privacy(config, measures=method.measures)
@@ -87,9 +89,7 @@ def run_server(
         rounds, timeout = config.rounds, config.strategy.timeout
         strategy.start(grid, num_rounds=rounds, timeout=timeout, on_round=report, resume=resume)
         final = {"clients": method.num_clients(config, folder), "engine": engine}
-        final |= final_privacy(config)
-        if folder is None:  # else nobody has the data of all
-            final["baselines"] = method.baselines(config)
+        final |= final_privacy(config) | known
         if names := method.class_names(config, folder):
             final["classes"] = list(names)
         return writer.finish(
