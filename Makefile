@@ -1,7 +1,7 @@
 # Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
 # from the package registry that pip is set up for.
 .POSIX:
-.PHONY: install run test test-slow test-versions lint types check bench deploy-demo clean
+.PHONY: install run test test-slow test-versions lint types check bench deploy-demo dist clean
 
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -64,6 +64,12 @@ bench: $(STAMP)
 # A SuperLink and four SuperNodes on this machine, which end with it.
 deploy-demo: $(STAMP)
 	@$(BIN)/python deploy/demo.py
+
+# What goes to PyPI, into dist/: built, checked by twine, and tried where no checkout is.
+dist: $(STAMP)
+	@rm -rf dist
+	FLOWER_GRAPH_DIST="$$PWD/dist" $(BIN)/python -m pytest tests/test_wheel.py
+	@ls -l dist
 
 # Everything that can be made again; outputs of runs stay.
 clean:

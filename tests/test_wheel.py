@@ -1,4 +1,7 @@
-"""The distributions: what is in them, and that they work where no checkout is."""
+"""The distributions: what is in them, and that they work where no checkout is.
+
+``make dist`` is these tests; it keeps the distributions, in the folder that FLOWER_GRAPH_DIST names.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def distributions(source: Path) -> Path:
     """Build the sdist, and the wheel from the sdist."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "."]
+    folder = Path(os.environ.get("FLOWER_GRAPH_DIST") or source / "dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), "."]
     subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
-    return source / "dist"
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,14 @@ def _run(installed: Path, tmp_path: Path, *command: str) -> str:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
+
+
+def test_twine_finds_nothing_wrong(distributions: Path) -> None:
+    files = sorted(map(str, distributions.iterdir()))
+    assert [Path(name).suffix for name in files] == [".whl", ".gz"]
+    check = [sys.executable, "-m", "twine", "check", "--strict", *files]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout + done.stderr
 
 
 def test_wheel_installs_one_name_only(distributions: Path) -> None:
