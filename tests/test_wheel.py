@@ -1,6 +1,6 @@
 """The distributions: what is in them, and that they work where no checkout is.
 
-``make dist`` is these tests; it keeps the distributions, in the folder that FLOWER_GRAPH_DIST names.
+``make dist`` runs these tests and keeps the distributions, in the folder FLOWER_GRAPH_DIST.
 """
 
 from __future__ import annotations
