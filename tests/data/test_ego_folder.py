@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.partition.statistics import ego_statistics
+from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import DataError
 
 
@@ -189,6 +191,16 @@ def test_other_methods_take_such_clients_and_other_files_too(one: Path, tmp_path
     (clients / "a.json").write_text(json.dumps({"nodes": nodes, "links": []}), encoding="utf-8")
     where = [where for where, _ in client_graphs(clients)]
     assert where == [f"file {clients}/{name}" for name in ("a.json", "b", "c.pt")]
+
+
+def test_a_change_of_any_file_is_noticed(one: Path, tmp_path: Path) -> None:
+    seen = [saved_at(str(tmp_path))]
+    for number, file in enumerate((one / "nodes.csv", one / "edges.csv", tmp_path / "a.json")):
+        file.touch()
+        os.utime(file, ns=(0, seen[0] + (number + 1) * 10**9))
+        seen.append(saved_at(str(tmp_path)))
+    assert seen == sorted(set(seen)) and saved_at(str(tmp_path / "a.json")) == seen[-1]
+    assert saved_at(str(one)) == seen[2] and saved_at("csbm") == 0
 
 
 def test_overlapping_clients_are_numbered_by_their_words(one: Path) -> None:

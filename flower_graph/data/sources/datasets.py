@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ from flower_graph.data.features import prepare_features
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import data_root
 from flower_graph.data.sources.generators import csbm
-from flower_graph.data.sources.names import CSBM, LINQS, NODES, OGB, file_path, graphs_in, pyg_name
+from flower_graph.data.sources.names import CSBM, EDGES, LINQS, NODES, OGB, file_path, pyg_name
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
     Masks,
@@ -282,6 +283,10 @@ def saved_at(name: str) -> int:
     """Return when a file, or the last of a folder's, was saved; 0 for other names."""
     # With it a cache reads a new one anew.
     path = Path(name)
-    graphs = [path] if path.is_file() or (path / NODES).is_file() else graphs_in(path)
-    files = [file for one in graphs for file in ([one] if one.is_file() else one.glob("*.csv"))]
-    return max((file.stat().st_mtime_ns for file in files), default=0)
+    if not path.is_dir():
+        return path.stat().st_mtime_ns if path.is_file() else 0
+    with os.scandir(path) as found:  # asked for every message: one look at each file
+        entries = list(found)
+    tables = [Path(one.path, file) for one in entries if one.is_dir() for file in (NODES, EDGES)]
+    times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
+    return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)
