@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from flwr.supercore.run import Run  # 1.32, before in flwr.common.typing
     from flwr.supercore.task_identity import TaskIdentity  # 1.38
 
-    # For tests and benchmarks alone: Flower's clock, its grids and the SuperLink's store without a
+    # For tests and benchmarks alone: Flower's clock, its run config, its grids and the SuperLink's store without a
     # SuperLink. Gone: leave out what is measured or tested with them.
     from flwr.app.message import message as flower_message  # 1.31
     from flwr.cli.build import build_fab_from_disk  # 1.25
+    from flwr.common.config import fuse_dicts  # 1.22
+    from flwr.common.config import parse_config_args  # 1.22
     from flwr.proto.task_pb2 import Task  # 1.30
     from flwr.server.superlink.fleet.vce.vce_api import _register_nodes as register_nodes  # 1.22
     from flwr.server.superlink.linkstate import InMemoryLinkState  # 1.22
@@ -90,7 +92,9 @@ __all__ = [
     "build_fab_from_disk",
     "clip_inputs_inplace",
     "flower_message",
+    "fuse_dicts",
     "identify",
+    "parse_config_args",
     "recorddict_from_proto",
     "recorddict_to_proto",
     "register_nodes",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.common.config import fuse_dicts, parse_config_args
 
 from flower_graph.apps.client_app import app as client_app
 from flower_graph.apps.server_app import app as server_app
@@ -18,6 +17,7 @@ from flower_graph.config.of_app import RUN_CONFIG, SETTINGS, configured
 from flower_graph.config.registry import known_apps, schema_of
 from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError
+from flower_graph.flower_compat import fuse_dicts, parse_config_args
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).parents[2]

@@ -28,5 +28,5 @@ def main(grid: Grid, context: Context) -> None:
     # Show what came of it
     print(f"Rounds: {len(result.train_metrics_clientapp)}")
     by_itself = alone(len(list(grid.get_node_ids())), num_rounds * epochs, lr)
-    federated = result.train_metrics_clientapp[num_rounds]["test-accuracy"]
+    federated = result.evaluate_metrics_clientapp[num_rounds]["test-accuracy"]
     print(f"Test accuracy: {by_itself:.1%} each client by itself, {federated:.1%} federated")
