@@ -93,7 +93,7 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> Non
         ({"n_id": torch.tensor([1, 1, 2])}, "1 identities are there more than once"),
         ({"n_id": torch.tensor([1, 2])}, "2 identities for 3 nodes"),
         ({"n_id": torch.tensor([0.5, 1.0, 2.0])}, "identities are of type float: must be all int"),
-        ({"identity": ["a", "b", "c"]}, r"identities are not of the type that file .*a\.pt has"),
+        ({"identity": ["a", "b", "c"]}, r"identities are words, but those of .*a\.pt are numbers"),
         ({"x": torch.ones(3, 5)}, r"x has 5 features, but that of file .*a\.pt has 2"),
         ({"edge_index": None}, "the graph has no edge_index"),
     ],
@@ -106,7 +106,7 @@ def test_unfit_clients_are_refused_by_file(
         load_ego_folder(folder, "per-client", RATIOS, 0)
 
 
-def test_clients_without_common_nodes_are_warned_of(
+def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "flower_graph.data"):
@@ -116,8 +116,11 @@ def test_clients_without_common_nodes_are_warned_of(
         load_ego_folder(
             saved(tmp_path / "d", a=graph(1, 2), b=graph(2, 4)), "per-client", RATIOS, 0
         )
+        mixed = saved(tmp_path / "e", a=graph(1, 2), b=graph(2, 4, y=["cat", "1"]))
+        egos = load_ego_folder(mixed, "per-client", RATIOS, 0)
     warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert len(warned) == 1 and "nothing is shared, each trains alone" in warned[0]
+    assert len(warned) == 2 and "nothing is shared, each trains alone" in warned[0]
+    assert "labels are numbers at file" in warned[1] and egos.classes == ("1", "2", "cat")
 
 
 # One graph for all clients ---------------------------------------------------------------------
@@ -191,6 +194,9 @@ def test_other_methods_take_such_clients_and_other_files_too(one: Path, tmp_path
     (clients / "a.json").write_text(json.dumps({"nodes": nodes, "links": []}), encoding="utf-8")
     where = [where for where, _ in client_graphs(clients)]
     assert where == [f"file {clients}/{name}" for name in ("a.json", "b", "c.pt")]
+    (clients / "d.csv").touch()
+    with pytest.raises(DataError, match=r"d\.csv: a graph in tables is a folder with nodes\.csv"):
+        list(client_graphs(clients))
 
 
 def test_a_change_of_any_file_is_noticed(one: Path, tmp_path: Path) -> None:

@@ -238,6 +238,9 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
     ):
         with pytest.raises(DataError, match=f"data.name = '{name}': {said}"):
             check_name(name)
+    written(tmp_path / "clients" / "a.json", drawn())
+    with pytest.raises(DataError, match=r"'clients': unknown data set; .*clients write cli"):
+        check_name("clients")
     for name, said in (
         ("graph.npz", r"is not a graph .*another kind by its ending"),
         ("people/nodes.csv", r"is a folder with nodes\.csv and edges\.csv: name the folder"),

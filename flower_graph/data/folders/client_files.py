@@ -18,6 +18,7 @@ from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
     NODES,
+    OTHER_FILES,
     absent,
     file_path,
     folder_path,
@@ -56,6 +57,9 @@ def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _parts(path, read_file(path))
         return
     files = graphs_in(path)
+    for file in sorted(path.iterdir()):
+        if file.suffix in OTHER_FILES and file.is_file():
+            raise DataError(f"file {file}: {OTHER_FILES[file.suffix]}")
     if not files:
         raise DataError(
             f"data.name = {str(path)!r}: the folder has neither a graph for each client (files "

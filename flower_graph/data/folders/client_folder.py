@@ -6,6 +6,7 @@ the order of the files' names.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -103,6 +104,11 @@ def labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Give the labels of all clients together; the largest ``num_classes`` of a file counts."""
     declared = [getattr(each.values, "num_classes", None) for each in files]
     known = [int(one) for one in declared if one is not None]
+    numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
+    words = [each.where for each in files if each.where not in numbers]
+    if numbers and words:
+        said = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
+        tell(f"folder {path}", [said], logging.WARNING)
     with saying(f"folder {path}"):
         return number_classes([each.found.labels for each in files], max(known, default=None))
 

@@ -76,7 +76,11 @@ def load_ego_folder(
             found = replace(file.found, x=x, labels=y)
             egos.append(ego_of(client, found, _identities(file.values)))
             if (egos[-1].names is None) != (egos[0].names is None):
-                raise DataError(f"identities are not of the type that {files[0].where} has")
+                kinds = ("numbers", "words") if egos[0].names else ("words", "numbers")
+                raise DataError(
+                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}: all "
+                    "clients need the same kind"
+                )
     egos = _split(files, egos, split, ratios, seed)
     _warn(path, egos)
     return told(path, Clients(egos, labels, (*labels.notes, *done)), files)

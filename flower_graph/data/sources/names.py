@@ -197,6 +197,8 @@ def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
     near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
     hint = f"; did you mean {by_lower[near[0]]!r}?" if near else "."
     allowed = known_names() if others else names
+    if name and Path(name).is_dir() and graphs_in(Path(name)):
+        hint = f"; for the folder of clients write {name}/."
     text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
     if others:
         text += "; any node-classification class of PyG as Class or Class/name; a file "
