@@ -145,7 +145,9 @@ def commands(page: Path) -> list[str]:
 def typed() -> Iterator[Callable[[Sequence[str]], str]]:
     """Type commands into one shell, with Flower's defaults but for home folder and ports."""
     home = Path(tempfile.mkdtemp(prefix="t-", dir=launch._short_temporary_folder()))
-    environment = launch._environment(home) | {"UV_OFFLINE": "1"}  # nothing is downloaded
+    # Nothing is downloaded; actors need not wait for all other work.
+    more = {"UV_OFFLINE": "1", "RAY_worker_niceness": "0"}
+    environment = launch._environment(home) | more
     del environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
 
     def run(lines: Sequence[str]) -> str:
