@@ -25,7 +25,7 @@ from flower_graph.data.graph import PARTS, to_undirected
 from flower_graph.data.labels import read_labels
 from flower_graph.errors import DataError
 
-HELD = ("x", "y", "edge_index", *PARTS)
+HELD = ("y", "edge_index", *PARTS)  # besides x, which a data folder's reader makes anew
 _fit: dict[tuple[Any, ...], tuple[weakref.ref[Any], ...]] = {}
 
 
@@ -70,11 +70,12 @@ def check_clients(graphs: Iterable[Any]) -> None:
         ``y``, ``edge_index`` (or None) and three masks.
     """
     for graph in graphs:
-        tensors = [getattr(graph, name) for name in HELD]
-        if not _is_fit(tensors):
-            with saying(f"client {graph.client}"):
+        with saying(f"client {graph.client}"):
+            check_rows(graph.x)
+            tensors = [getattr(graph, name) for name in HELD]
+            if graph.y.shape != graph.x.shape[:1] or not _is_fit(tensors):
                 _check_client(graph)
-            _remember(tensors)
+                _remember(tensors)
 
 
 def check_rows(x: Tensor, what: str = "x") -> None:
@@ -104,7 +105,6 @@ def check_rows(x: Tensor, what: str = "x") -> None:
 
 
 def _check_client(graph: Any) -> None:
-    check_rows(graph.x)
     n, y = int(graph.x.shape[0]), graph.y
     if y.dtype != torch.int64 or y.shape != (n,):
         raise DataError(f"y is {y.dtype} {list(y.shape)}: must be int64 [{n}], -1 without a label")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.schema import check_settings
+from flower_graph.data.description import check_edges, saying
 from flower_graph.errors import DataError
 from flower_graph.rng import derive_seed
 from flower_graph.strategies.procrustes_alignment.config import DeepWalkConfig
@@ -55,6 +56,8 @@ class DeepWalk:
     ) -> None:
         if num_nodes < 1:
             raise DataError(f"client {client} has {num_nodes} nodes; DeepWalk needs at least 1")
+        with saying(f"client {client}"):
+            check_edges(edge_index, num_nodes)
         self.settings, self.client = settings, client
         self.lists = neighbour_lists(edge_index.numpy(), num_nodes)
         self.connected = np.flatnonzero(np.diff(self.lists.indptr))

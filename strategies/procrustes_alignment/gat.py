@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.engine.graph_batch import pack_graphs, turn_of, with_dropout
+from flower_graph.data.checked import check_clients
+from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, with_dropout
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate
@@ -107,6 +108,8 @@ class PublicGAT(nn.Module):
 
     def __init__(self, graph: OverlappingGraph, settings: PublicGATSettings) -> None:
         super().__init__()
+        check_clients([graph])
+        check_sizes(graph, int(graph.x.shape[1]), settings.classes)
         self.settings = settings
         self._client, self._device = graph.client, graph.x.device
         self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]

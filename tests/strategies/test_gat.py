@@ -50,7 +50,8 @@ def make_client(seed: int = 0, client: int = 2, nodes: int = N) -> Client:
     upper[:, -2:] = False
     y = torch.randint(C, (nodes,), generator=draw)
     train = torch.arange(nodes) % 2 == 0
-    return Client(client, x, y, y, (upper | upper.T).nonzero().T, train, ~train, ~train)
+    nobody = torch.zeros_like(train)
+    return Client(client, x, y, y, (upper | upper.T).nonzero().T, train, ~train, nobody)
 
 
 def make_targets(seed: int = 3) -> np.ndarray:
