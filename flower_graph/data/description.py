@@ -21,6 +21,7 @@ from flower_graph.data.graph import PARTS, Graph, check_dense_size, to_undirecte
 from flower_graph.data.labels import (
     DENSE,
     as_tensor,
+    check_entries,
     is_whole,
     kind_of,
     number_classes,
@@ -189,6 +190,7 @@ def describe_graph(
     notes: list[str] = []
     if type(data).__name__ == "HeteroData":
         raise DataError(f"is a HeteroData: {ONE_KIND}")
+    check_entries(data, ("x", "edge_index", "y", *PARTS, "names", "classes"))
     if getattr(data, "y", None) is None:
         raise DataError("the graph has no y: a class for each node, -1 for one without")
     x = getattr(data, "x", None)

@@ -185,6 +185,15 @@ def _shown(names: Sequence[str]) -> str:
     return listed if len(names) <= SHOWN else f"{listed}, … {names[-1]}"
 
 
+def check_entries(data: Any, keys: Sequence[str]) -> None:
+    """Refuse a single value where there must be one for each node."""
+    for key in keys:
+        value = getattr(data, key, None)
+        if isinstance(value, (str, dict, int, float)) or getattr(value, "ndim", 1) == 0:
+            kind = type(value).__name__
+            raise DataError(f"{key} is one {kind}: must be a tensor or a list")
+
+
 def as_tensor(key: str, value: Any) -> Tensor:
     """Take a tensor, an array, or a list of numbers as a tensor."""
     if isinstance(value, Tensor):

@@ -95,6 +95,11 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> Non
         ({"n_id": torch.tensor([0.5, 1.0, 2.0])}, "identities are of type float: must be all int"),
         ({"identity": ["a", "b", "c"]}, r"identities are words, but those of .*a\.pt are numbers"),
         ({"x": torch.ones(3, 5)}, r"x has 5 features, but that of file .*a\.pt has 2"),
+        ({"n_id": 3}, "n_id is one int: must be a tensor or a list"),
+        ({"identity": "abc"}, "identity is one str: must be a tensor or a list"),
+        ({"x": torch.tensor(5.0)}, "x is one Tensor: must be a tensor or a list"),
+        ({"names": 0.5}, "names is one float: must be a tensor or a list"),
+        ({"num_classes": "two"}, "num_classes is 'two': must be a whole number above 0"),
         ({"edge_index": None}, "the graph has no edge_index"),
     ],
 )
@@ -178,9 +183,15 @@ def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: P
     assert (nine.identities, ten.identities) == ([2, 4], [1, 3])
     torch.save(graph(1, 2, 3, 4), tmp_path / "whole.pt")
     assert clients_path(str(tmp_path / "whole.pt")) is None
-    torch.save(graph(1, 2, 3, 4, client=who[:3]), tmp_path / "g.pt")
-    with pytest.raises(DataError, match=r"g\.pt: x has 4 entries, and client 3"):
-        load_ego_folder(tmp_path / "g.pt", "per-client", RATIOS, 0)
+    for client, said in (
+        (who[:3], "x has 4 entries, and client 3"),
+        (who.unsqueeze(1), "client must be a word or a number a node"),
+        ([None] * 4, "client must be a word or a number a node, at least at one"),
+        (7, "client is one int: must be a tensor or a list"),
+    ):
+        torch.save(graph(1, 2, 3, 4, client=client), tmp_path / "g.pt")
+        with pytest.raises(DataError, match=rf"g\.pt: {said}"):
+            load_ego_folder(tmp_path / "g.pt", "per-client", RATIOS, 0)
 
 
 def test_other_methods_take_such_clients_and_other_files_too(one: Path, tmp_path: Path) -> None:

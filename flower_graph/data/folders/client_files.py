@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from flower_graph.data.description import check_edges, saying, tell
 from flower_graph.data.graph import PARTS
-from flower_graph.data.labels import as_tensor
+from flower_graph.data.labels import as_tensor, check_entries
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import (
     EDGES,
@@ -74,7 +75,11 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     given = values.get(CLIENT)
     if given is None:
         raise DataError(f"file {path}: no node has a {CLIENT}, which says whose it is")
-    who = given.tolist() if isinstance(given, Tensor) else list(given)
+    with saying(f"file {path}"):
+        check_entries(SimpleNamespace(**values), (CLIENT, *OF_NODES))
+        who = given.tolist() if isinstance(given, Tensor) else list(given)
+        if any(isinstance(one, list) for one in who) or all(one is None for one in who):
+            raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     for key in (CLIENT, *OF_NODES):
         if values.get(key) is not None and len(values[key]) != len(who):
             count = len(values[key])

@@ -27,7 +27,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import client_graphs
-from flower_graph.data.labels import Labels, number_classes
+from flower_graph.data.labels import Labels, check_entries, number_classes
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.splits import Masks
@@ -89,6 +89,7 @@ def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
     for where, content in client_graphs(path):
         with saying(where):
             values = SimpleNamespace(**content)
+            check_entries(values, ("n_id", "identity", "public"))
             files.append(ClientFile(where, values, describe_graph(values, **how)))
     width = files[0].found.x.size(1)
     for each in files:
@@ -102,8 +103,7 @@ def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
 
 def labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Give the labels of all clients together; the largest ``num_classes`` of a file counts."""
-    declared = [getattr(each.values, "num_classes", None) for each in files]
-    known = [int(one) for one in declared if one is not None]
+    known = [count for each in files if (count := _declared(each)) is not None]
     numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
     words = [each.where for each in files if each.where not in numbers]
     if numbers and words:
@@ -111,6 +111,16 @@ def labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
         tell(f"folder {path}", [said], logging.WARNING)
     with saying(f"folder {path}"):
         return number_classes([each.found.labels for each in files], max(known, default=None))
+
+
+def _declared(file: ClientFile) -> int | None:
+    """Give the number of classes that a graph says it has."""
+    count = getattr(file.values, "num_classes", None)
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = count.item()
+    if count is not None and (type(count) is not int or count < 1):
+        raise DataError(f"{file.where}: num_classes is {count!r}: must be a whole number above 0")
+    return count
 
 
 def prepared(

@@ -139,8 +139,12 @@ def _checked_ids(values: SimpleNamespace, y: Tensor) -> Tensor:
 
 def _checked_public(values: SimpleNamespace, y: Tensor) -> Tensor | None:
     """Give ``public`` if it is there."""
-    public = getattr(values, "public", None)
-    return None if public is None else read_mask("public", public, y.numel(), [])
+    if getattr(values, "public", None) is None:
+        return None
+    public = read_mask("public", values.public, y.numel(), [])
+    if public is None or public.dim() > 1:
+        raise DataError(f"public is of several splits: must be bool [{y.numel()}]")
+    return public
 
 
 def _publics(held: Sequence[_Held]) -> list[Tensor]:
