@@ -12,7 +12,6 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 
 from flower_graph.client.adaptor import make_client_app
@@ -24,6 +23,7 @@ from flower_graph.data.folders.party import client_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError
+from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.report.result import describe_baselines
 from flower_graph.report.rounds import RoundReport
