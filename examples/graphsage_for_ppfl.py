@@ -8,18 +8,18 @@ import torch
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from flower_graph.client import make_client_app
-from flower_graph.config import load_config
-from flower_graph.data import load_graph
-from flower_graph.data.partition.overlapping import overlapping_graphs
-from flower_graph.rng import seeded
-from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment import (
+from flower_graph import (
     EmbeddingClient,
+    InProcessGrid,
     ProcrustesAlignment,
     PublicNodeClient,
+    judge_embeddings,
+    load_config,
+    load_graph,
+    make_client_app,
+    overlapping_graphs,
 )
-from flower_graph.strategies.procrustes_alignment.evaluation import judge_embeddings
+from flower_graph.rng import seeded
 
 CPU = torch.device("cpu")
 

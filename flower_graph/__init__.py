@@ -1,4 +1,7 @@
-"""Federated learning on graphs whose clients are tiny, as strategies and clients for Flower."""
+"""Federated learning on graphs whose clients are tiny, as strategies and clients for Flower.
+
+What an app of one's own needs is here by short names, each imported on first use.
+"""
 
 from pathlib import Path
 
@@ -7,3 +10,130 @@ __version__ = "0.1.0"
 # In a checkout `strategies`, `apps` and `conf` lie beside this package; a wheel installs them
 # inside it. Looking in the parent folder too makes `flower_graph.strategies` the one name for both.
 __path__.append(str(Path(__file__).resolve().parent.parent))
+
+TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as long as the rest
+if TYPE_CHECKING:
+    from flower_graph.client.adaptor import make_client_app
+    from flower_graph.client.module_client import ModuleClient
+    from flower_graph.config import load_config
+    from flower_graph.data import Graph, load_data, load_graph
+    from flower_graph.data.folders.client_folder import client_graph_from_data, ego_from_data
+    from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+    from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+    from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+    from flower_graph.models import SplitGCN
+    from flower_graph.ops import (
+        Consensus,
+        align_pairs,
+        alignment_precision,
+        consensus,
+        orthogonal_procrustes,
+    )
+    from flower_graph.secure.sum.service import SecureSum, SecureSumClient
+    from flower_graph.server.averaging import ReportedFedAvg
+    from flower_graph.server.exchange import Exchange
+    from flower_graph.server.module_averaging import ModuleFedAvg
+    from flower_graph.simulation import InProcessGrid
+    from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
+    from flower_graph.strategies.masked_embedding_averaging import (
+        EgoFedAvg,
+        EgoFedProx,
+        EgoModelClient,
+        EgoNetworkClient,
+        EgoSettings,
+        MaskedEmbeddingAveraging,
+        SelfTraining,
+    )
+    from flower_graph.strategies.procrustes_alignment import (
+        EmbeddingClient,
+        LocalEmbedding,
+        ProcrustesAlignment,
+        PublicNodeClient,
+        SecureConsensus,
+        SecureConsensusClient,
+        public_rows,
+    )
+    from flower_graph.strategies.procrustes_alignment.evaluation import judge_embeddings
+    from flower_graph.strategies.split_gradient_relay import (
+        NodeClient,
+        SplitGradientRelay,
+        UserSettings,
+    )
+    from flower_graph.strategies.structure_fedavg import (
+        FedProto,
+        LearnerSettings,
+        LocalClient,
+        LocalTraining,
+        PrototypeClient,
+        SharewiseFedAvg,
+        StructureClient,
+        StructureFedAvg,
+        StructureSettings,
+        initial_arrays,
+    )
+
+__all__ = [
+    "ClientGraph",
+    "Consensus",
+    "EgoFedAvg",
+    "EgoFedProx",
+    "EgoModelClient",
+    "EgoNetwork",
+    "EgoNetworkClient",
+    "EgoSettings",
+    "EmbeddingClient",
+    "Exchange",
+    "FedProto",
+    "FedSage",
+    "Graph",
+    "InProcessGrid",
+    "LearnerSettings",
+    "LocalClient",
+    "LocalEmbedding",
+    "LocalSage",
+    "LocalTraining",
+    "MaskedEmbeddingAveraging",
+    "ModuleClient",
+    "ModuleFedAvg",
+    "NodeClient",
+    "OverlappingGraph",
+    "ProcrustesAlignment",
+    "PrototypeClient",
+    "PublicNodeClient",
+    "ReportedFedAvg",
+    "SageClient",
+    "SecureConsensus",
+    "SecureConsensusClient",
+    "SecureSum",
+    "SecureSumClient",
+    "SelfTraining",
+    "SharewiseFedAvg",
+    "SplitGCN",
+    "SplitGradientRelay",
+    "StructureClient",
+    "StructureFedAvg",
+    "StructureSettings",
+    "UserSettings",
+    "align_pairs",
+    "alignment_precision",
+    "client_graph_from_data",
+    "consensus",
+    "ego_from_data",
+    "initial_arrays",
+    "judge_embeddings",
+    "load_config",
+    "load_data",
+    "load_graph",
+    "make_client_app",
+    "orthogonal_procrustes",
+    "overlapping_graphs",
+    "partition_egos",
+    "partition_graph",
+    "public_rows",
+]
+
+
+def __getattr__(name: str) -> object:
+    from flower_graph.lazy import attach
+
+    return attach(__name__)(name)

@@ -6,7 +6,13 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+
+import pytest
+
+import flower_graph
+from flower_graph.lazy import declared
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("ops", "library", "strategies", "apps")  # each may import itself and what is before it
@@ -28,6 +34,9 @@ AT_THE_ROOT = (
     *("method", "module_method", "lazy", "flower_compat"),
 )
 
+# Whose short names, under TYPE_CHECKING, are of all floors; docs/architecture.md says why
+FRONT_DOOR = "flower_graph"
+
 MOST_LINES, MOST_STRATEGY = 400, 330
 LONGER = {"strategies/masked_embedding_averaging/session.py": 402}
 
@@ -43,6 +52,15 @@ SOURCES = {
     for folder in ("flower_graph", "strategies", "apps")
     for path in (ROOT / folder).rglob("*.py")
 }
+
+
+def _source(module: str) -> str:
+    """Read a module; the package's own without the names that it imports on first use."""
+    source = SOURCES[module].read_text(encoding="utf-8")
+    if module != FRONT_DOOR:
+        return source
+    body = [node for node in ast.parse(source).body if not isinstance(node, ast.If)]
+    return ast.unparse(ast.Module(body, []))
 
 
 def _layer(module: str) -> str:
@@ -87,7 +105,7 @@ def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 def test_imports_go_one_way() -> None:
     for module, path in SOURCES.items():
-        source = path.read_text(encoding="utf-8")
+        source = _source(module)
         assert _upward(source, module) == set(), path
         tops = {name.split(".")[0] for name in _imports(source, module)}
         assert not tops & {"strategies", "apps", "conf"}, f"{path}: flower_graph.… is needed"
@@ -98,7 +116,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     arrows = {}
     for module, path in SOURCES.items():
         is_package = path.name == "__init__.py"
-        named = _imports(path.read_text(encoding="utf-8"), module, is_package)
+        named = _imports(_source(module), module, is_package)
         # `from a import b` reads the package `a` only where `b` is no module.
         packages = {name.rpartition(".")[0] for name in named & SOURCES.keys()}
         arrows[module] = (named & SOURCES.keys()) - packages - {module}
@@ -151,7 +169,25 @@ def _loaded(statement: str) -> set[str]:
 
 
 def test_importing_the_package_is_cheap() -> None:
-    assert not _loaded("import flower_graph") & {"flwr", "torch", "numpy", "ray"}
+    assert not _loaded("import flower_graph") & {"flwr", "torch", "numpy", "ray", "ast"}
+
+
+def test_the_front_door_has_what_is_public_below_it() -> None:
+    """Each short name is that of the module, and imports no more than that module."""
+    door = declared(FRONT_DOOR)
+    assert sorted(door) == sorted(flower_graph.__all__)
+    for name, (module, there) in door.items():
+        assert getattr(flower_graph, name) is getattr(import_module(module), there)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = flower_graph.nothing
+    for folder in (ROOT / "strategies").glob("*/__init__.py"):
+        assert set(import_module(_module(folder)).__all__) <= door.keys(), folder
+
+
+def test_a_short_name_imports_what_it_needs() -> None:
+    assert not _loaded("from flower_graph import load_config") & {"flwr", "torch", "ray"}
+    loaded = _loaded("from flower_graph import consensus, ops")
+    assert "torch" in loaded and "flwr" not in loaded
 
 
 def test_engine_loads_no_flower_at_run_time() -> None:

@@ -3,9 +3,7 @@
 from flwr.app import Context
 
 from existing_app.task import SETTINGS, load_data
-from flower_graph.client import make_client_app
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.strategies.structure_fedavg import StructureClient
+from flower_graph import ClientGraph, StructureClient, make_client_app
 
 
 def client_fn(context: Context) -> StructureClient:

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from existing_app.task import SETTINGS, alone
-from flower_graph.strategies.structure_fedavg import StructureFedAvg
+from flower_graph import StructureFedAvg
 
 # Create ServerApp
 app = ServerApp()

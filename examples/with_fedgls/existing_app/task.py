@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import subgraph
 
-from flower_graph.strategies.structure_fedavg import LearnerSettings, StructureSettings
+from flower_graph import LearnerSettings, StructureSettings
 
 NUM_NODES, NUM_SHARED, NUM_FEATURES, NUM_CLASSES = 240, 72, 16, 4
 

@@ -3,9 +3,7 @@
 from flwr.app import Context
 
 from existing_app.task import load_data
-from flower_graph.client import make_client_app
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient
+from flower_graph import EgoNetwork, EgoNetworkClient, make_client_app
 
 
 def client_fn(context: Context) -> EgoNetworkClient:

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from existing_app.task import NUM_CLASSES, NUM_FEATURES, alone
-from flower_graph.strategies.masked_embedding_averaging import EgoSettings, MaskedEmbeddingAveraging
+from flower_graph import EgoSettings, MaskedEmbeddingAveraging
 
 # Create ServerApp
 app = ServerApp()

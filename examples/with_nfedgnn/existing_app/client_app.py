@@ -3,8 +3,7 @@
 from flwr.app import Context
 
 from existing_app.task import load_data
-from flower_graph.client import make_client_app
-from flower_graph.strategies.split_gradient_relay import NodeClient
+from flower_graph import NodeClient, make_client_app
 
 
 def client_fn(context: Context) -> NodeClient:

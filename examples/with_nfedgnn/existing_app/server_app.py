@@ -5,7 +5,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from existing_app.task import Net, alone, make_graph
-from flower_graph.strategies.split_gradient_relay import SplitGradientRelay
+from flower_graph import SplitGradientRelay
 
 LATENT_SIZE = 16
 

@@ -8,8 +8,7 @@ from flwr.app import Context
 from existing_app.task import NUM_SHARED, Net, load_data
 from existing_app.task import test as test_fn
 from existing_app.task import train as train_fn
-from flower_graph.client import make_client_app
-from flower_graph.strategies.procrustes_alignment import EmbeddingClient, PublicNodeClient
+from flower_graph import EmbeddingClient, PublicNodeClient, make_client_app
 
 HIDDEN = 16
 

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from existing_app.task import alone
-from flower_graph.strategies.procrustes_alignment import ProcrustesAlignment
+from flower_graph import ProcrustesAlignment
 
 # Create ServerApp
 app = ServerApp()
