@@ -144,6 +144,7 @@ def test_attributes_that_graphml_leaves_out_have_their_defaults(tmp_path: Path) 
         (NODES, "", r"nodes\.csv: is empty: save the graph again"),
         (NODES, "name,label\n", r"nodes\.csv: has no nodes"),
         (NODES, "name,label\nanna,\n", r"nodes\.csv: no node has a label"),
+        ("name", '"name', r"nodes\.csv, line \d: is cut short or damaged"),
         ('"Cox, C."', '"Cox, C.', r"nodes\.csv, line \d: is cut short or damaged"),
     ],
 )

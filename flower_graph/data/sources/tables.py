@@ -322,25 +322,26 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
         first = stream.readline()
         stream.seek(0)
         reader = csv.reader(stream, delimiter=max(",;\t", key=first.count), strict=True)
-        header = [key.strip() for key in next(reader, [])]
-        if not any(header):
-            raise DataError(f"file {path}: is empty; its first line must name the columns")
-
-        def rows() -> Iterator[tuple[int, list[str]]]:
-            for row in reader:
-                if row and len(row) != len(header):
-                    raise DataError(
-                        f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names "
-                        f"{len(header)} columns; the line is cut short, or a comma needs quotes"
-                    )
-                if row:
-                    yield reader.line_num, row
-
         try:
-            yield header, rows()
+            header = [key.strip() for key in next(reader, [])]
+            if not any(header):
+                raise DataError(f"file {path}: is empty; its first line must name the columns")
+            yield header, _rows(path, reader, len(header))
         except csv.Error as error:
             where = f"file {path}, line {reader.line_num}"
             raise DataError(f"{where}: is cut short or damaged ({error})") from error
+
+
+def _rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
+    """Give the rows of a table that are not empty, each with the line that it ends in."""
+    for row in reader:
+        if row and len(row) != width:
+            raise DataError(
+                f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names {width} "
+                "columns; the line is cut short, or a comma needs quotes"
+            )
+        if row:
+            yield reader.line_num, row
 
 
 @contextmanager
