@@ -1,0 +1,62 @@
+"""Each method's ``own-graph`` on ten graphs such as people have, by command line and by Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_graphs import ALIKE, OTHERS
+from torch_geometric.data import Data
+
+from flower_graph.apps.cli.main import main
+from flower_graph.apps.run import run
+from flower_graph.config.load import list_configs, load_config
+
+GRAPHS = {**ALIKE, **OTHERS}
+FAST = ("nfedgnn/own-graph", "gaps")
+CONFIGS = [name for name in list_configs() if name.endswith("/own-graph")]
+CASES = [
+    pytest.param(config, name, marks=() if (config, name) == FAST else pytest.mark.slow)
+    for config in CONFIGS
+    for name in GRAPHS
+]
+REGRESSION, WORDS = "logistic-regression", "not better than"
+Captured = pytest.CaptureFixture[str]
+# What two runs of the same settings share
+SAME = ("test-accuracy-at-best-val", "best-val-accuracy", "loss", "bytes", "baselines", "clients")
+
+
+def test_all_four_methods_have_one() -> None:
+    assert {name.partition("/")[0] for name in CONFIGS} == {"nfedgnn", "fedscem", "fedgls", "ppfl"}
+
+
+@pytest.mark.parametrize(("config", "name"), CASES)
+def test_a_method_beats_features_alone_where_neighbours_are_alike_and_else_says_so(
+    config: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    save(GRAPHS[name], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ["data.name=graph.pt", "device=cpu", *quick(config)]
+    assert main(["run", config, *words, "--out", "out", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    accuracy, alone = result[SAME[0]], result["baselines"][REGRESSION]["test"]
+    if name in ALIKE:
+        assert accuracy > alone and "not better than logistic regression" not in said
+    else:
+        assert WORDS in said, (accuracy, result["baselines"])
+    through_python: dict[str, Any] = run(load_config(config, words), tmp_path / "again")
+    assert {key: through_python[key] for key in SAME} == {key: result[key] for key in SAME}
+
+
+def quick(config: str) -> list[str]:
+    """Leave the last evaluation by an MLP out, which takes the longest and decides nothing here."""
+    return ["judge.mlp=false"] if config.startswith("ppfl") else []
+
+
+def save(make: Callable[[], Data], folder: Path) -> None:
+    torch.save(make(), folder / "graph.pt")
