@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,25 @@ def simulate_whole(
         strategy = method.build_strategy(config, None)
         strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
         return reports, method.final_figures(config, strategy)
+
+
+class _EnoughError(Exception):
+    """Ends a trial."""
+
+
+def first_rounds(config: RunConfig, count: int = 2, seconds: float = 20.0) -> list[RoundReport]:
+    """Run the first rounds and write nothing; fewer than `count` once they took so many seconds."""
+    reports: list[RoundReport] = []
+
+    def on_round(report: RoundReport) -> None:
+        reports.append(report)
+        if len(reports) == count or sum(one.seconds for one in reports) > seconds:
+            raise _EnoughError
+
+    with _grid(config, None, None) as grid, suppress(_EnoughError):
+        strategy = method_of(config).build_strategy(config, None)
+        strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
+    return reports
 
 
 @contextmanager

@@ -56,6 +56,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
     runner = Runner()
     module(monkeypatch, "apps.run", run=runner.run, check_run=lambda config, supernodes: 1)
+    module(monkeypatch, "apps.cli.check", short_form=lambda config: (["a graph"], []))
     monkeypatch.chdir(tmp_path)
     return runner
 
@@ -70,6 +71,7 @@ def test_one_run(runner: Runner, tmp_path: Path, capsys: Captured) -> None:
     assert (call["out"], call["resume"], call["supernodes"]) == (tmp_path / "here", False, 1)
     shown = capsys.readouterr()
     assert shown.err.count("round ") == 2 and "round 2/2  loss 1" in shown.err
+    assert shown.err.startswith("data  a graph\n")
     assert "quickstart: 2 users, 2 rounds, seed 0" in shown.out
     assert f"outputs   {tmp_path / 'here'}" in shown.out
     assert not (tmp_path / "here" / "summary.json").exists()
@@ -260,6 +262,7 @@ def test_flwr_engine_gets_paths_in_full(
 
     module(monkeypatch, "apps.cli.launch", flwr_run=flwr_run)
     module(monkeypatch, "apps.run", check_run=lambda config, supernodes: 1)
+    module(monkeypatch, "apps.cli.check", short_form=lambda config: ([], []))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my graph.pt").write_bytes(b"")
     (tmp_path / "mine.yaml").write_text("data: {name: my graph.pt, root: raw}\nseed: 3\n")

@@ -96,7 +96,10 @@ def test_every_command_of_the_page_runs(
         assert result["rounds"] == 2 and result["rejected"] == 0
         if "clients/" in command or "communities/" in command:
             assert result["clients"] == 3
-    else:
+    if words[0] == "check":
+        record = json.loads((files / "found" / "check.json").read_text(encoding="utf-8"))
+        assert record["figures"]["nodes"] == 90
+    if words[0] == "partition":
         parties = sorted(path.name for path in (files / "parties").glob("*") if path.is_dir())
         assert parties == ["client-0000", "client-0001", "client-0002", "server"]
 

@@ -1,4 +1,4 @@
-"""The command ``flower-graph``: run, list, show, partition, reproduce, audit.
+"""The command ``flower-graph``: run, list, show, check, partition, reproduce, audit.
 
 Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
 complaint about a setting come at once.
@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list apps, configs and data sets")
     show = commands.add_parser("show", help="print a config, complete and resolved")
     _add_config(show)
+    _add_check(commands.add_parser("check", help="show what data are, and what methods can do"))
     _add_partition(commands.add_parser("partition", help="show which client gets what"))
     _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
     _add_audit(commands.add_parser("audit", help="attack a run's messages as its server could"))
@@ -133,6 +134,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are assigned over"
     )
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    help_target = "file or folder of a graph, name of a data set, shipped config or YAML file"
+    parser.add_argument("target", metavar="FILE|FOLDER|CONFIG", help=help_target)
+    help_overrides = "settings that differ, such as data.features=row"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
+    help_out = "folder for check.json and a picture; default: nothing is written"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
 
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
@@ -212,6 +222,7 @@ _COMMANDS = {
     "run": "flower_graph.apps.cli.run:run_command",
     "list": f"{__name__}:_list",
     "show": f"{__name__}:_show",
+    "check": "flower_graph.apps.cli.check:check_command",
     "partition": "flower_graph.apps.cli.partition:partition_command",
     "reproduce": f"{__name__}:_reproduce",
     "audit": "flower_graph.apps.cli.audit:audit_command",

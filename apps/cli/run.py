@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,8 @@ def run_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
     top, jobs = _plan(args)
     done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
+    with new_folder(top, may_exist=args.resume is not None):
+        pass  # one that cannot be written is told before data are read
     _check_all([job for job in jobs if not done.get(job.config.seed)], args)
     results: list[dict[str, Any]] = []
     with _folders(top, jobs, args.resume is not None):
@@ -122,10 +125,43 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
 
 def _check_all(jobs: Sequence[Job], args: argparse.Namespace) -> None:
     """Refuse what cannot run, of all jobs before the first one makes a folder."""
+    from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
 
-    for job in jobs:
-        check_run(job.config, args.supernodes)
+    with _notes() as notes:
+        for job in jobs:
+            check_run(job.config, args.supernodes)
+    said, warnings = short_form(jobs[0].config) if jobs else ([], [])
+    place = f"data {jobs[0].config.data.name}: " if jobs else ""
+    told = [note.getMessage().removeprefix(place) for note in notes]
+    shown = [] if args.quiet else [*said, *told]
+    shown += [f"warning: {warning}" for warning in warnings]
+    print(*(f"data  {line}\n" for line in shown), sep="", end="", file=sys.stderr, flush=True)
+
+
+class _Collector(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+@contextmanager
+def _notes() -> Iterator[list[logging.LogRecord]]:
+    """Collect what is said of data: where these are refused, the reason alone is printed."""
+    result: list[logging.LogRecord] = []
+    log, handler = logging.getLogger("flower_graph.data"), _Collector(result)
+    before, log.propagate = log.level, False
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield result
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        log.propagate = True
 
 
 def _run(job: Job, args: argparse.Namespace) -> dict[str, Any]:

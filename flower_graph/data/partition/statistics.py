@@ -71,10 +71,10 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
             **_split_figures(networks),
         },
         distributions={
-            "nodes per client": _counts(sizes),
-            "edges per client": _counts(links),
-            "classes per client": _counts(classes),
-            "clients per node": _counts(holders),
+            "nodes per client": counts(sizes),
+            "edges per client": counts(links),
+            "classes per client": counts(classes),
+            "clients per node": counts(holders),
         },
     )
 
@@ -109,8 +109,8 @@ def node_statistics(data: Graph) -> PartitionStatistics:
             **{part: int(mask.sum()) for part, mask in masks.items()},
         },
         distributions={
-            "neighbours per client": _counts(neighbours),
-            **{f"classes in {part}": _counts(data.y[mask]) for part, mask in masks.items()},
+            "neighbours per client": counts(neighbours),
+            **{f"classes in {part}": counts(data.y[mask]) for part, mask in masks.items()},
         },
     )
 
@@ -162,9 +162,9 @@ def client_statistics(
             **_roles(graphs),
         },
         distributions={
-            "nodes per client": _counts(sizes),
-            "edges per client": _counts(links),
-            "classes per client": _counts(classes),
+            "nodes per client": counts(sizes),
+            "edges per client": counts(links),
+            "classes per client": counts(classes),
         },
     )
 
@@ -213,9 +213,9 @@ def overlap_statistics(
             **_roles(graphs),
         },
         distributions={
-            "nodes per client": _counts(sizes),
-            "edges per client": _counts(links),
-            "public neighbours per private node": _counts(_public_neighbours(graphs)),
+            "nodes per client": counts(sizes),
+            "edges per client": counts(links),
+            "public neighbours per private node": counts(_public_neighbours(graphs)),
         },
     )
 
@@ -325,6 +325,7 @@ def _mean(values: Tensor) -> float:
     return float(values.double().mean()) if values.numel() else 0.0
 
 
-def _counts(values: Tensor) -> dict[int, int]:
-    result, counts = torch.unique(values, return_counts=True)
-    return dict(zip(result.tolist(), counts.tolist(), strict=True))
+def counts(values: Tensor) -> dict[int, int]:
+    """Count how often each whole number occurs."""
+    result, times = torch.unique(values, return_counts=True)
+    return dict(zip(result.tolist(), times.tolist(), strict=True))

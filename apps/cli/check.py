@@ -1,0 +1,166 @@
+"""The command ``flower-graph check``: what data are, and what each method can do with them."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flower_graph.apps.run import check_run, first_rounds
+from flower_graph.config.common import RunConfig
+from flower_graph.config.load import is_file_name, list_configs, load_config, to_dict
+from flower_graph.config.registry import known_apps, method_of
+from flower_graph.data.survey import Survey, lines, short_survey, survey
+from flower_graph.engine.device import resolve_device
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.report.rounds import format_bytes
+from flower_graph.storage.files import new_folder, write_json
+
+OWN = "own-graph"  # the config of each method that fits any data
+JSON, PICTURE = "check.json", "check.png"
+LOOK = 0.02  # seconds between two looks at this process's memory
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """Describe data, try what each method does with them, print it and, if asked, write it."""
+    configs = _configs(args.target, args.overrides)
+    first = next(iter(configs.values()))
+    resolve_device(first.device)
+    found = survey(first)
+    with new_folder(args.out) if args.out else nullcontext() as out:
+        print(args.target, *_shown(found), sep="\n", flush=True)
+        tried = {name: _tried(name, config) for name, config in configs.items()}
+        if out is not None:
+            _write(out, args.target, found, configs, tried)
+            print(f"written to {out}", flush=True)
+    return 0
+
+
+def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
+    """Say in a few lines which data a run has, and separately what to beware of."""
+    found, method = short_survey(config), method_of(config)
+    nodes, _, *others = lines(found)  # notes say of features what was done to them
+    clients = f"{method.num_clients(config):,} {method.clients}"
+    return [f"{clients}: {nodes}", *others], found.warnings
+
+
+def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
+    """Give the config that is named, or that for any data of each method."""
+    if target in list_configs() or is_file_name(target):
+        return {target: load_config(target, overrides)}
+    data = f"data.name={Path(target)}{'/' if target.endswith('/') else ''}"
+    names = [name for app in known_apps() if (name := f"{app}/{OWN}") in list_configs()]
+    result, why = {}, None
+    for name in names:
+        try:
+            result[name] = load_config(name, [data, *overrides])
+        except ConfigError as error:  # one method may lack a setting that another has
+            why = error
+    if why is not None and not result:
+        raise why
+    return result
+
+
+def _tried(name: str, config: RunConfig) -> dict[str, Any]:
+    """Cut the clients, run two rounds, print what came out, and return it."""
+    method = method_of(config)
+    try:
+        check_run(config)
+        cut = method.partition(config)
+        memory = _Memory()
+        with memory:
+            seconds = [report.seconds for report in first_rounds(config)]
+    except (ConfigError, DataError) as error:
+        print(f"{name}\n  cannot     {error}", flush=True)
+        return {"refused": str(error)}
+    result = {
+        "clients": method.num_clients(config),
+        "figures": cut.statistics.figures,
+        "distributions": cut.statistics.distributions,
+        "baselines": cut.baselines,
+        "seconds": {"first-round": seconds[0], "per-round": seconds[-1]},
+        "memory-bytes": memory.peak,
+    }
+    print(f"{name}\n" + "\n".join(_lines(config, result)), flush=True)
+    return result
+
+
+def _lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
+    method, sizes = method_of(config), result["figures"]
+    shown = [f"{result['clients']:,} {method.clients}"]
+    if "fewest-nodes" in sizes:
+        shown.append(f"{sizes['fewest-nodes']:,.0f} to {sizes['most-nodes']:,.0f} nodes each")
+    elif "nodes-per-client" in sizes:
+        shown.append(f"{sizes['nodes-per-client']:,.0f} nodes each")
+    shown += [
+        f"{key.replace('-per-client', '')} {sizes[key]:,.1f} each"
+        for key in ("train-per-client", "val-per-client", "test-per-client")
+        if key in sizes
+    ]
+    first, each = result["seconds"]["first-round"], result["seconds"]["per-round"]
+    whole = first + (config.rounds - 1) * each
+    guesses = [
+        f"{guess} {figures['test']:.3f}"
+        for guess, figures in result["baselines"].items()
+        if isinstance(figures.get("test"), float)
+    ]
+    return [
+        f"  clients    {', '.join(shown)}",
+        f"  without    {', '.join(guesses) or 'nothing to hold an accuracy against'} (test)",
+        f"  cost       {each:.2g} s a round, the first {first:.2g} s: about {whole:.0f} s for "
+        f"{config.rounds} rounds; {format_bytes(result['memory-bytes'])} of memory",
+    ]
+
+
+def _shown(found: Survey) -> list[str]:
+    named = [("data", line) for line in lines(found)]
+    named += [("note", note) for note in found.notes]
+    named += [("warning", warning) for warning in found.warnings]
+    return [f"  {name:9}  {text}" for name, text in named]
+
+
+def _write(
+    out: Path,
+    target: str,
+    found: Survey,
+    configs: Mapping[str, RunConfig],
+    tried: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write the record, and a picture of what was found and of the clients' sizes."""
+    from flower_graph.report.plots.base import plot_counts  # slow to import
+
+    panels = dict(found.distributions)
+    for name, result in tried.items():
+        for kind, times in result.get("distributions", {}).items():
+            if kind == "nodes per client":
+                panels[f"nodes of a client, {name.partition('/')[0]}"] = times
+    plot_counts(out / PICTURE, panels, title=target)
+    methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
+    write_json(out / JSON, {"target": target, **found._asdict(), "methods": methods})
+
+
+class _Memory:
+    """Looks how much memory this process holds, as long as it is entered."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._process, self._is_over = psutil.Process(), threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while True:
+            self.peak = max(self.peak, self._process.memory_info().rss)
+            if self._is_over.wait(LOOK):
+                return
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()

@@ -1,0 +1,188 @@
+"""What is to be known of a graph before a method is run on it: figures, and what to beware of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.config.common import AS_IS, RunConfig
+from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import load_folder
+from flower_graph.data.graph import Graph
+from flower_graph.data.partition.statistics import PARTS, counts
+from flower_graph.data.sources.datasets import cached_data, load_graph
+
+DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
+FEW = 0.5  # share of labelled nodes below which a warning says so
+LEAST = 100  # nodes below which accuracies are coarse
+RATIOS = (0.6, 0.2, 0.2)
+
+
+class Survey(NamedTuple):
+    """What was found.
+
+    Attributes
+    ----------
+    figures : dict
+        Numbers by name; ``classes`` has the number of nodes by name of the class.
+    distributions : dict
+        How often which whole number occurs, by name.
+    notes : list of str
+        What was done to the data.
+    warnings : list of str
+        What makes results poor or hard to read.
+    """
+
+    figures: dict[str, Any]
+    distributions: dict[str, dict[int, int]]
+    notes: list[str]
+    warnings: list[str]
+
+
+def survey(config: RunConfig) -> Survey:
+    """Read the data that a config names, and describe them with features as they are given."""
+    data = replace(config.data, features=AS_IS)
+    path = clients_path(data.name)
+    if path is None:
+        graph = load_graph(data, seed=config.seed)
+        return describe_graph(graph, graph.notes)
+    clients = load_folder(path, RATIOS, config.seed, no_features=data.no_features)
+    return describe_graph(_joined(clients, clients.classes), clients.notes)
+
+
+def short_survey(config: RunConfig) -> Survey:
+    """Describe the data as the run has them, which are read already."""
+    if clients_path(config.data.name) is not None:
+        return survey(config)
+    graph = cached_data(config)
+    return describe_graph(graph, graph.notes)
+
+
+def describe_graph(graph: Graph, notes: Sequence[str] = ()) -> Survey:
+    """Describe a graph."""
+    n, (source, target) = graph.num_nodes, graph.edge_index
+    degree = torch.bincount(source, minlength=n)
+    known = graph.y >= 0
+    sizes = torch.bincount(graph.y[known], minlength=graph.num_classes)
+    names = graph.classes or tuple(map(str, range(graph.num_classes)))
+    both = known[source] & known[target]
+    same = (graph.y[source] == graph.y[target])[both]
+    shares = sizes / sizes.sum()
+    parts = {part: getattr(graph, f"{part}_mask") for part in PARTS}
+    figures = {
+        "nodes": n,
+        "edges": source.numel() // 2,
+        "neighbours": float(degree.double().mean()),
+        "most-neighbours": int(degree.max()),
+        "isolated": int((degree == 0).sum()),
+        "components": count_components(graph.edge_index, n),
+        "features": graph.x.size(1),
+        "least-feature": float(graph.x.min()),
+        "largest-feature": float(graph.x.max()),
+        "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
+        "labelled": int(known.sum()),
+        "classes": dict(zip(names, sizes.tolist(), strict=True)),
+        "homophily": float(same.double().mean()) if same.numel() else None,
+        "homophily-by-chance": float((shares**2).sum()),
+        **{part: int(mask.sum()) for part, mask in parts.items() if mask is not None},
+    }
+    distributions = {
+        "neighbours of a node": counts(degree),
+        "class of a labelled node": counts(graph.y[known]),
+    }
+    if same.numel():
+        around = torch.bincount(source[both], minlength=n)
+        alike = torch.bincount(source[both], weights=same.double(), minlength=n)
+        percent = (100 * alike[around > 0] / around[around > 0]).round().long()
+        distributions["neighbours of its own class (%)"] = counts(percent)
+    return Survey(figures, distributions, list(notes), list(_warnings(figures, graph.x)))
+
+
+def count_components(edge_index: Tensor, n: int) -> int:
+    """Count the parts of a graph between which there are no edges; isolated nodes are parts too."""
+    # edge_index [2, e], both directions
+    source, target = edge_index
+    label = torch.arange(n)
+    while True:
+        lower = label.scatter_reduce(0, target, label[source], "amin")
+        lower = lower[lower]  # so that a long path takes few steps
+        if torch.equal(lower, label):
+            return int(label.unique().numel())
+        label = lower
+
+
+def lines(found: Survey) -> list[str]:
+    """Say in a few lines what was found."""
+    f, sizes = found.figures, found.figures["classes"]
+    total = max(1, f["labelled"])
+    shown = [f"{name} {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
+    more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
+    alike = "no edge has two labelled ends"
+    if f["homophily"] is not None:
+        alike = (
+            f"{_percent(f['homophily'])} of the edges join nodes of one class "
+            f"({_percent(f['homophily-by-chance'])} by chance)"
+        )
+    split = ", ".join(f"{part} {f[part]:,}" for part in PARTS if part in f)
+    return [
+        f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
+        f"({f['most-neighbours']:,} at most, {f['isolated']:,} nodes without)",
+        f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
+        f"{_percent(f['non-zero-share'])} of the entries non-zero",
+        f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes"
+        + (f"; {split}" if split else ""),
+        alike,
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 or not share else f"{100 * share:.2g} %"
+
+
+def _warnings(f: dict[str, Any], x: Tensor) -> list[str]:
+    """Say what to beware of."""
+    name, most = max(f["classes"].items(), key=lambda one: one[1])
+    share, labelled = most / max(1, f["labelled"]), f["labelled"] / f["nodes"]
+    alike, chance = f["homophily"], f["homophily-by-chance"]
+    weak = alike is not None and alike < 1.2 * chance
+    said = {
+        f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
+        "often right": share >= DOMINANT,
+        f"{_percent(1 - labelled)} of the nodes have no label: they are neither trained on nor "
+        "judged": labelled < FEW,
+        "neighbours are hardly more often of one class than chance: edges may not help": weak,
+        "all nodes have the same features: they tell nothing": bool((x == x[:1]).all()),
+        f"the graph falls into {f['components']:,} parts without an edge between them": (
+            f["components"] > 1
+        ),
+        f"{f['nodes']} nodes are few: one test node more or less changes an accuracy a lot": (
+            f["nodes"] < LEAST
+        ),
+        f"class {_rarest(f['classes'])} is rare: some clients may have none of it": (
+            min(f["classes"].values()) < 10
+        ),
+    }
+    return [text for text, is_so in said.items() if is_so]
+
+
+def _rarest(sizes: dict[str, int]) -> str:
+    name, size = min(sizes.items(), key=lambda one: one[1])
+    return f"{name} ({size} labelled nodes)"
+
+
+def _joined(graphs: Sequence[Any], classes: tuple[str, ...] | None) -> Graph:
+    """Put clients' graphs side by side as one, without an edge between them."""
+    ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
+    for graph in graphs:
+        if graph.edge_index is not None:
+            ends.append(graph.edge_index + start)
+        start += graph.y.numel()
+    y = torch.cat([graph.y for graph in graphs])
+    masks = [torch.cat([getattr(graph, f"{part}_mask") for graph in graphs]) for part in PARTS]
+    count = len(classes) if classes else 1 + int(y.max())
+    x, edges = torch.cat([graph.x for graph in graphs]), torch.cat(ends, 1)
+    return Graph(x, edges, y, count, masks[0], masks[1], masks[2], classes=classes)

@@ -1,0 +1,133 @@
+"""What ``flower-graph check`` finds, and that its estimates hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from app_helpers import MakeConfig, own_graph
+
+from flower_graph.apps.cli.main import main
+from flower_graph.apps.run import run
+from flower_graph.config.load import load_config
+from flower_graph.data.graph import Graph, to_undirected
+from flower_graph.data.survey import count_components, describe_graph
+
+Captured = pytest.CaptureFixture[str]
+# A path of four nodes, and one node alone; node 3 has no label
+PATH = to_undirected(torch.tensor([[0, 1, 2], [1, 2, 3]]), 5)
+
+
+def path_graph(**changes: torch.Tensor) -> Graph:
+    x, y = torch.tensor([[0.0], [2], [0], [0], [-1]]), torch.tensor([0, 0, 1, -1, 1])
+    return Graph(**{"x": x, "edge_index": PATH, "y": y, "num_classes": 2, **changes})
+
+
+def test_figures_of_a_graph_by_hand() -> None:
+    found = describe_graph(path_graph(), ["a note"])
+    assert found.figures == {
+        **{"nodes": 5, "edges": 3, "neighbours": 1.2, "most-neighbours": 2, "isolated": 1},
+        **{"components": 2, "features": 1, "least-feature": -1.0, "largest-feature": 2.0},
+        **{"non-zero-share": 0.4, "labelled": 4, "classes": {"0": 2, "1": 2}},
+        **{"homophily": 0.5, "homophily-by-chance": 0.5},
+    }
+    assert found.distributions["neighbours of a node"] == {0: 1, 1: 2, 2: 2}
+    # Nodes 0 to 2 have labelled neighbours: of node 1 one of two is of its class.
+    assert found.distributions["neighbours of its own class (%)"] == {0: 1, 50: 1, 100: 1}
+    assert found.notes == ["a note"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 50])
+def test_components_of_paths_and_of_no_edges(n: int) -> None:
+    line = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(n))[line]
+    assert count_components(to_undirected(shuffled, n), n) == 1
+    assert count_components(torch.empty(2, 0, dtype=torch.int64), n) == n
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y": torch.tensor([0, 0, 0, 0, 0])}, "class 0 has 100 % of the labelled nodes"),
+        ({"y": torch.tensor([0, 1, -1, -1, -1])}, "60 % of the nodes have no label"),
+        ({"y": torch.tensor([0, 1, 0, 1, 0])}, "hardly more often of one class than chance"),
+        ({"x": torch.ones(5, 3)}, "all nodes have the same features"),
+        ({}, "falls into 2 parts"),
+        ({}, "5 nodes are few"),
+    ],
+)
+def test_what_to_beware_of(changes: dict[str, torch.Tensor], said: str) -> None:
+    found = describe_graph(path_graph(**changes)).warnings
+    assert sum(said in warning for warning in found) == 1
+
+
+def test_a_graph_without_faults_has_no_warning() -> None:
+    n = 200
+    edges = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+    graph = Graph(torch.rand(n, 2), to_undirected(edges, n), (torch.arange(n) > n // 2).long(), 2)
+    assert describe_graph(graph).warnings == []
+
+
+def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
+    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    config_of(own_graph())
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.rglob("*")}
+    words = ["check", "graph.pt", "device=cpu"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert {*tmp_path.rglob("*")} == before
+    assert "30 nodes, 30 edges, 2.0 neighbours a node" in shown
+    assert re.search(r"nfedgnn/own-graph\n  clients    30 users", shown)
+    assert re.search(r"fedgls/own-graph\n  cannot     .*graph.neighbours = 10", shown)
+    assert "warning    30 nodes are few" in shown
+    assert main([*words, "--out", "found"]) == 0
+    assert {path.name for path in (tmp_path / "found").iterdir()} == {"check.json", "check.png"}
+    record = json.loads((tmp_path / "found" / "check.json").read_text())
+    assert record["figures"]["classes"] == {"0": 10, "1": 10, "2": 10}
+    assert "graph.neighbours" in record["methods"]["fedgls/own-graph"]["refused"]
+    mine = record["methods"]["nfedgnn/own-graph"]
+    assert mine["clients"] == 30 and mine["config"]["device"] == "cpu"
+    assert {*mine["baselines"]} >= {"majority", "logistic-regression"}
+
+
+def test_check_of_a_config_is_of_its_method_alone(
+    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    config_of(own_graph())
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "own.yaml", "rounds=1"]) == 0
+    shown = capsys.readouterr().out
+    assert "own.yaml\n  clients    30 users" in shown and "fedgls" not in shown
+
+
+def test_a_run_says_first_which_data_it_has(
+    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    config_of(own_graph())
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "own.yaml", "rounds=1", "--out", "a"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("data  30 users: 30 nodes, 30 edges")
+    assert said.index("data  warning: 30 nodes are few") < said.index("round 1/1")
+    assert main(["run", "own.yaml", "rounds=1", "--out", "b", "--quiet"]) == 0
+    quiet = capsys.readouterr().err.splitlines()
+    assert quiet and all(line.startswith("data  warning: ") for line in quiet)
+
+
+def test_estimates_are_within_a_factor_of_what_a_run_takes(
+    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_of(own_graph())
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "own.yaml", "--out", "found"]) == 0
+    record = json.loads((tmp_path / "found" / "check.json").read_text())["methods"]["own.yaml"]
+    result = run(load_config("own.yaml"), tmp_path / "out")
+    assert 0.5 < record["memory-bytes"] / result["peak-memory-bytes"] < 2
+    # Processor time is shared with other tests: a factor of twenty tells milliseconds from seconds.
+    ratio = record["seconds"]["per-round"] / result["seconds"]["per-round-median"]
+    assert 0.05 < ratio < 20
