@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -109,3 +110,13 @@ def test_a_newer_flower_is_said_once(
 def test_importing_it_imports_no_flower() -> None:
     code = "import flower_graph.flower_compat, sys; sys.exit('flwr' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_versions_that_are_tried_are_those_that_are_said() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = f">={flower_compat.OLDEST}"
+    assert f"flwr[simulation]{wanted}" in project["dependencies"]
+    assert project["optional-dependencies"]["dp"] == [f"flwr[dp]{wanted}"]
+    for name, version in (("oldest", flower_compat.OLDEST), ("newest", flower_compat.NEWEST)):
+        text = (ROOT / ".ci" / f"constraints-{name}.txt").read_text(encoding="utf-8")
+        assert re.search(rf"^flwr=={re.escape(version)}\.\d+$", text, re.MULTILINE)
