@@ -22,6 +22,7 @@ from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import client_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.engine.device import resolve_device
+from flower_graph.engine.memory import refuse_too_large
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
@@ -100,12 +101,13 @@ def run_server(
 
 def check_run(config: RunConfig, supernodes: int | None = None) -> int:
     """Refuse what cannot run on this machine, before anything is made; return the SuperNodes."""
-    resolve_device(config.device)
-    method = method_of(config)
+    device, method = resolve_device(config.device), method_of(config)
     count = (method.default_supernodes(config) or 1) if supernodes is None else supernodes
     clients = method.num_clients(config)
     if count > clients:
         raise ConfigError(f"supernodes: {count} for {clients} clients; at most one each")
+    if device.type == "cpu":
+        refuse_too_large(method.least_memory(config), f"{clients:,} {method.clients}")
     return count
 
 

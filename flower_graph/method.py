@@ -114,6 +114,10 @@ class Method:
         """Say how many SuperNodes a run has that does not say it; None: any number will do."""
         return None
 
+    def least_memory(self, config: Any) -> int:
+        """Say how many bytes clients' weights take at least, all in one process; 0: unknown."""
+        return 0
+
     def mods(self, config: Any) -> tuple[list[Mod], list[Mod]]:
         """Build the mods of its ClientApp: around every message, and around training only."""
         around: list[Mod] = [withhold_measurements] if config.privacy.withholds else []

@@ -93,7 +93,7 @@ def _tried(name: str, config: RunConfig) -> dict[str, Any]:
 def _lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     method, sizes = method_of(config), result["figures"]
     shown = [f"{result['clients']:,} {method.clients}"]
-    if "fewest-nodes" in sizes:
+    if "fewest-nodes" in sizes and sizes["fewest-nodes"] < sizes["most-nodes"]:
         shown.append(f"{sizes['fewest-nodes']:,.0f} to {sizes['most-nodes']:,.0f} nodes each")
     elif "nodes-per-client" in sizes:
         shown.append(f"{sizes['nodes-per-client']:,.0f} nodes each")

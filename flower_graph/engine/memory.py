@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+from flower_graph.errors import ConfigError
+
 # Numbers of glibc's mallopt(3)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST = 1 << 30  # bytes; larger blocks come from and go back to the system as before
@@ -28,6 +30,24 @@ def keep_freed_memory() -> bool:
         mallopt(what, size)
         for what, size in ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, KEPT))
     )
+
+
+def first_layer_bytes(used: int, size: int) -> int:
+    """Return the bytes of `used` rows of a first layer, with both of Adam's moments."""
+    return 3 * 4 * used * size
+
+
+def refuse_too_large(least: int, what: str) -> None:
+    """Refuse what takes more memory than this machine has to give."""
+    import psutil  # not at the top: deployed clients need it not
+
+    free = int(psutil.virtual_memory().available)
+    if least > free:
+        raise ConfigError(
+            f"memory: the weights of {what} take at least {least / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free; set a smaller model.hidden, fewer features, or "
+            "fewer clients"
+        )
 
 
 def peak_memory() -> float:

@@ -16,6 +16,7 @@ from flower_graph.data.baselines import graph_baselines
 from flower_graph.data.folders.party import USERS, client_folder, node_data, read_matrix, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.engine.memory import first_layer_bytes
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
@@ -77,6 +78,15 @@ class NFedGNN(Method):
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         """Count the users."""
         return int(cached_data(config).num_nodes) if folder is None else folder.manifest.num_clients
+
+    def least_memory(self, config: NFedGNNConfig) -> int:
+        """Count the rows of features that users have: dense features take the most."""
+        x, model = cached_data(config).x, config.model
+        entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
+        size = model.hidden * (model.heads if model.name == "gat" else 1)
+        # Averaged over all, one matrix stands for the users of a cohort.
+        is_shared = config.strategy.average_every and config.strategy.average_over == "all"
+        return 0 if is_shared else first_layer_bytes(entries, size)
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
         """Give each user its node."""

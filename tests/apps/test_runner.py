@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from app_helpers import MakeConfig, context_of, own_graph
@@ -19,6 +21,7 @@ from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.of_app import configured
+from flower_graph.config.registry import method_of
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import CheckpointError, ConfigError, DataError, DivergedError
 from flower_graph.report.rounds import RoundReport
@@ -148,6 +151,22 @@ def test_what_cannot_run_is_one_line_and_makes_nothing(
     first, second = capsys.readouterr().err.splitlines()
     assert first == second and first.startswith(f"error: {given.partition('=')[0]}")
     assert {*tmp_path.rglob("*")} == before
+
+
+def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(
+    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = own_graph()
+    rows = int(graph.x.count_nonzero())
+    config = config_of(graph)
+    assert method_of(config).least_memory(config) == rows * 4 * (4 + 8)  # weights, two moments
+    gat = config_of(graph, "model.name=gat", "model.heads=3")
+    assert method_of(gat).least_memory(gat) == 3 * rows * 4 * (4 + 8)
+    free = SimpleNamespace(available=rows * 4 * (4 + 8) - 1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(ConfigError, match=r"memory: the weights of 30 users take at least"):
+        run(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError])
