@@ -42,7 +42,9 @@ def main(grid: Grid, context: Context) -> None:
             on_round=on_round,
             folder=folder,
         )
-        log.info("test accuracy at best validation %.4f", result["test-accuracy-at-best-val"])
+        accuracy = result["test-accuracy-at-best-val"]  # None where clients withhold theirs
+        if accuracy is not None:
+            log.info("test accuracy at best validation %.4f", accuracy)
         for line in describe_baselines(result):
             log.info("%s", line)
         log.info("outputs in %s", out)
