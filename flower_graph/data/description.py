@@ -24,6 +24,7 @@ from flower_graph.data.labels import (
     check_entries,
     is_whole,
     kind_of,
+    listed,
     number_classes,
     read_labels,
 )
@@ -194,17 +195,16 @@ def describe_graph(
     if getattr(data, "y", None) is None:
         raise DataError("the graph has no y: a class for each node, -1 for one without")
     x = getattr(data, "x", None)
-    n = None if _is_missing(x) else len(as_tensor("x", x))
-    labels = read_labels(data.y, n, notes)
-    n = len(labels) if n is None else n
+    given = None if _is_missing(x) else read_features(x, notes)
+    labels = read_labels(data.y, None if given is None else given.size(0), notes)
+    n = len(labels)
     if n == 0:
         raise DataError("the graph has no nodes")
     edges = getattr(data, "edge_index", None)
     if edges is None and needs_edges:
         raise DataError("the graph has no edge_index: pairs of nodes, whole numbers [2, E]")
     edges = None if edges is None else read_edges(edges, n, notes)
-    made = _is_missing(x)
-    x = _made_features(no_features, n, edges, notes) if made else read_features(x, notes)
+    x = _made_features(no_features, n, edges, notes) if given is None else given
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
     return Described(x, edges, labels, masks, _names(getattr(data, "names", None), n), notes)
 
@@ -312,7 +312,7 @@ def _names(names: Any, n: int) -> tuple[str, ...] | None:
     """Check the nodes' names."""
     if names is None:
         return None
-    result = tuple(str(name) for name in names)
+    result = tuple(str(name) for name in listed("names", names))
     if len(result) != n:
         raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
     if len(set(result)) < n:

@@ -48,7 +48,7 @@ def number_classes(
         The labels of each graph, the classes and notes.
     """
     if classes is not None:
-        classes = tuple(str(name) for name in classes)
+        classes = tuple(str(name) for name in listed("classes", classes))
         declared = len(classes)
     numbers = [one for one in labels if isinstance(one, Tensor)]
     if len(numbers) == len(labels):
@@ -103,7 +103,8 @@ def _check_number(count: int) -> None:
 
 def _check_declared(y: Sequence[Tensor], declared: object) -> None:
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 1:
-        raise DataError(f"num_classes is {declared!r}: must be a whole number above 0")
+        shown = " ".join(repr(declared).split())
+        raise DataError(f"num_classes is {shown:.60}: must be a whole number above 0")
     for one in y:
         if (one >= declared).any():
             node = int((one >= declared).nonzero()[0])
@@ -118,13 +119,13 @@ def _check_declared(y: Sequence[Tensor], declared: object) -> None:
 def read_labels(y: Any, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Give labels as whole numbers, below 0 for none, or as words, None for none."""
     if not isinstance(y, Tensor):
-        listed = y.tolist() if isinstance(y, np.ndarray) else list(y)
-        given = [one for one in listed if not _is_none(one)]
+        every = listed("y", y)
+        given = [one for one in every if not _is_none(one)]
         if any(isinstance(one, str) for one in given):
-            words = [None if _is_none(one) else str(one) for one in listed]
+            words = [None if _is_none(one) else str(one) for one in every]
             _check_length(words, n)
             return _numbered(words)
-        y = [-1 if _is_none(one) else one for one in listed]
+        y = [-1 if _is_none(one) else one for one in every]
     numbers = as_tensor("y", y)
     if numbers.dim() == 2 and numbers.size(1) == 1:
         numbers = numbers.flatten()
@@ -194,8 +195,20 @@ def check_entries(data: Any, keys: Sequence[str]) -> None:
             raise DataError(f"{key} is one {kind}: must be a tensor or a list")
 
 
+def listed(key: str, values: Any) -> list[Any]:
+    """Give the entries of a list, a tuple, an array or a tensor."""
+    is_list = isinstance(values, list | tuple | np.ndarray)
+    if not is_list and not (isinstance(values, Tensor) and values.layout == torch.strided):
+        raise DataError(f"{key} is a {type(values).__name__}: must be a list, or a tensor")
+    values = as_tensor(key, values) if isinstance(values, Tensor) else values
+    result = values.tolist() if isinstance(values, np.ndarray | Tensor) else list(values)
+    return result if isinstance(result, list) else [result]
+
+
 def as_tensor(key: str, value: Any) -> Tensor:
     """Take a tensor, an array, or a list of numbers as a tensor."""
+    if isinstance(value, Tensor) and value.is_quantized:
+        raise DataError(f"{key} is quantized ({kind_of(value)}): {key}.dequantize() is not")
     if isinstance(value, Tensor):
         return value
     if hasattr(value, "to_dense"):  # torch_sparse's matrices

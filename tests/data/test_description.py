@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -353,6 +354,37 @@ def test_each_row_through_each_door(
     assert any(one.endswith(words) for one in said) if words else len(said) <= (door == FOLDER), (
         said
     )
+
+
+WEIRD: list[Any] = [
+    5, 2.5, "abc", {"a": 1}, [], [[1, 2], [3]], ["a", None, 3], object(), torch.tensor(3), True,
+    torch.tensor([1.5, torch.inf, torch.nan]), torch.zeros(0, 3), torch.zeros(2, 3, 4),
+    torch.zeros(6, dtype=torch.complex64), torch.eye(6).to_sparse_coo(), PAIRS.float(),
+    torch.tensor([2**62, -5, 0]), np.array([1, 2, 3], dtype=np.uint64), np.array(["a", "b", "c"]),
+    np.array([1, None, 3], dtype=object), range(3), [1, 2, 10**30],
+    torch.quantize_per_tensor(torch.ones(6), 1.0, 0, torch.quint8),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", [*PLAIN, "names", "classes", "num_classes"])
+def test_whatever_is_given_is_taken_or_refused_in_one_line(key: str) -> None:
+    for value in WEIRD:
+        for enter in (through_python, through_client, through_server):
+            try:
+                enter({**PLAIN, key: value}, Path())
+            except DataError as error:
+                assert "\n" not in str(error)
+
+
+def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.no_features='one-hot' .*set data\.no_features=deg"):
+        load_folder(tmp_path, RATIOS, seed=0, no_features="one-hot")
+    for name in "ab":
+        torch.save({**PLAIN, "x": None}, tmp_path / f"{name}.pt")
+    first, _ = load_folder(tmp_path, RATIOS, seed=0, no_features="degree")
+    assert first.x.argmax(1).tolist() == [2, 2, 2, 0, 0, 0]
+    assert first.x.sum(1).tolist() == [1.0] * 6 and first.x.shape == (6, 32)
 
 
 def test_the_documentation_has_these_rows() -> None:

@@ -85,6 +85,11 @@ def load_folder(
 
 def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
     """Read the clients' graphs, which have equally many features."""
+    if how.get("no_features") == "one-hot":
+        raise DataError(
+            f"data.no_features='one-hot' with data.name={str(path)!r}: numbers of nodes mean "
+            "nothing to other clients; set data.no_features=degree"
+        )
     files = []
     for where, content in client_graphs(path):
         with saying(where):
