@@ -111,9 +111,9 @@ def star() -> Data:
 
 
 def no_features() -> Data:
-    """Leave features out; edges tell nothing."""
-    gen = torch.Generator().manual_seed(5)
-    data = _random(torch.randint(CLASSES, (N,), generator=gen), 0.0)
+    """Leave features out; edges tell nothing, and a guess at the largest class is the best."""
+    chance = torch.rand(N, generator=torch.Generator().manual_seed(5))
+    data = _random((chance > 0.7).long() + (chance > 0.85).long(), 0.0)
     data.x = None
     return data
 
