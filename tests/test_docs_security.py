@@ -37,4 +37,4 @@ def test_the_corpus_is_large_and_ends_no_run() -> None:
 def test_the_packages_to_audit_are_those_with_hashes() -> None:
     text = (ROOT / "constraints-hashes.txt").read_text(encoding="utf-8")
     pinned = re.findall(r"^[A-Za-z0-9._-]+==", text, re.MULTILINE)
-    assert f"each of the {len(pinned)} packages" in PAGE
+    assert f"Of the {len(pinned)} packages that it has" in PAGE

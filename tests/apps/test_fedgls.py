@@ -157,7 +157,7 @@ def test_more_neighbours_than_nodes(name: str, config_of: MakeFedGLSConfig) -> N
 def test_constant_features_are_refused(config_of: MakeFedGLSConfig) -> None:
     config = config_of()
     torch.save(own_graph(x=torch.ones(30, 6)), config.data.name)
-    with pytest.raises(DataError, match=r"client \d: it has no edges, and constant features"):
+    with pytest.raises(DataError, match=r"client \d: .* 10 nodes have the same features"):
         fedgls.METHOD.num_clients(config)
 
 
