@@ -83,7 +83,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    # `check` tries all four methods, and PPFL-GNN's classifiers take seconds.
+    [
+        pytest.param(one, marks=[pytest.mark.slow] if re.match("check|run ppfl", one) else [])
+        for one in COMMANDS
+    ],
+)
 def test_every_command_of_the_page_runs(
     command: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
