@@ -27,7 +27,7 @@ TESTS = (
 DEPLOYMENT = "tests/deployment"
 # Left out of `make test`: a run of an ordinary Flower app on Ray, and Flower's bundle of ours
 SLOW = (
-    "tests/test_existing_app.py::test_flwr_runs_it_as_it_is",
+    "tests/test_existing_app.py::test_an_ordinary_app_and_the_root_run_by_the_commands_of_their_pages",
     "tests/test_wheel.py::test_flower_app_bundle_has_all_that_it_needs",
 )
 # Run in the new environment: what the Flower that is there asks for, with its extras

@@ -120,3 +120,12 @@ def test_the_versions_that_are_tried_are_those_that_are_said() -> None:
     for name, version in (("oldest", flower_compat.OLDEST), ("newest", flower_compat.NEWEST)):
         text = (ROOT / ".ci" / f"constraints-{name}.txt").read_text(encoding="utf-8")
         assert re.search(rf"^flwr=={re.escape(version)}\.\d+$", text, re.MULTILINE)
+
+
+def test_the_tests_that_are_tried_are_there() -> None:
+    text = (ROOT / ".ci" / "noxfile.py").read_text(encoding="utf-8")
+    named = [one.partition("::") for one in re.findall(r'"(tests/[^"]+)"', text)]
+    assert any(function for _, _, function in named)
+    for file, _, function in named:
+        assert (ROOT / file).exists(), file
+        assert not function or f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
