@@ -1,0 +1,36 @@
+"""Modules of PyG layers that saved models are; what a method alone has lies in its own folder.
+
+Imported when a model is read: it takes seconds, and no run needs it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import GCNConv
+
+__all__ = ["GCN"]
+
+
+class GCN(nn.Module):
+    """Two-layer GCN (Kipf and Welling, ICLR 2017).
+
+    Parameters
+    ----------
+    features, hidden, classes : int
+        Widths of input, hidden layer and output.
+    dropout : float
+        Dropout on the hidden layer; in training mode alone.
+    """
+
+    def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.conv1 = GCNConv(features, hidden)
+        self.conv2 = GCNConv(hidden, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
+        x = functional.relu(self.conv1(x, edge_index))
+        x = functional.dropout(x, self.dropout, self.training)
+        return self.conv2(x, edge_index)  # type: ignore[no-any-return]
