@@ -22,7 +22,7 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.graph import PARTS, to_undirected
-from flower_graph.data.labels import read_labels
+from flower_graph.data.labels import as_tensor, read_labels
 from flower_graph.errors import DataError
 
 HELD = ("y", "edge_index", *PARTS)  # besides x, which a data folder's reader makes anew
@@ -47,7 +47,8 @@ def server_graph(data: Any) -> ServerGraph:
     if not isinstance(y, Tensor):
         raise DataError("y has words: flower_graph.data.as_graph(data) makes classes of them")
     y = y.clamp(min=-1)
-    edges, given = read_edges(data.edge_index, y.numel(), notes), data.edge_index
+    edges = read_edges(data.edge_index, y.numel(), notes)
+    given = as_tensor("edge_index", data.edge_index).long()
     edges = given if _is_whole(given, edges) else edges  # their order is the caller's
     masks = {}
     for part in PARTS:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
@@ -588,6 +589,18 @@ def test_constructors_name_the_client(changes: dict[str, Any], words: str) -> No
     with pytest.raises(DataError) as caught:
         check_clients([client(), client(**changes)])
     assert str(caught.value).startswith(f"client 9: {words}")
+
+
+@pytest.mark.parametrize(
+    "kind", [Tensor.tolist, Tensor.numpy, Tensor.int, Tensor.clone], ids=lambda kind: kind.__name__
+)
+def test_a_server_takes_edges_of_any_kind_in_the_order_that_they_have(
+    kind: Callable[[Tensor], Any],
+) -> None:
+    turned = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])
+    given = SimpleNamespace(edge_index=kind(turned), y=[0, 1, 0], train_mask=[True, True, False])
+    edges = server_graph(given).edge_index
+    assert edges.dtype == torch.int64 and torch.equal(edges, turned)
 
 
 def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(
