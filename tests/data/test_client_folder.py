@@ -296,11 +296,11 @@ def test_a_client_may_have_no_edges_but_not_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_id": None}, "the graph has no tensor 'n_id'"),
-        ({"n_id": torch.tensor([1, 2])}, r"n_id is torch.int64 \[2\]: must be int64 \[3\]"),
-        ({"n_id": torch.tensor([1, -2, 3])}, "n_id has -2: ids must be at least 0"),
-        ({"n_id": torch.tensor([1, 3, 3])}, r"n_id has 3 more than once: must be int64 \[3\]"),
-        ({"n_id": torch.tensor([6, 7, 8])}, r"no public nodes: of its 3 nodes \(n_id\) none is"),
+        ({"n_id": None}, "says of no node who it is: give it n_id, int64"),
+        ({"n_id": torch.tensor([1, 2])}, "2 identities for 3 nodes: must be one a node"),
+        ({"n_id": torch.tensor([1, -2, 3])}, "identities have -2: must be at least 0"),
+        ({"n_id": torch.tensor([1, 3, 3])}, "1 identities are there more than once"),
+        ({"n_id": torch.tensor([6, 7, 8])}, r"no public nodes: of its 3 nodes \(identities\) none"),
         ({"public": flags(1, 0)}, r"public is torch.bool \[2\]: must be bool \[3\]"),
         ({"public": flags(0, 0, 0)}, "no public nodes: of its 3 nodes"),
         ({"edge_index": None}, "the graph has no edge_index"),

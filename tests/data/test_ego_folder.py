@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def saved(folder: Path, **clients: dict[str, Any]) -> Path:
     for name, content in clients.items():
         torch.save(Data(**content), folder / f"{name}.pt")
     return folder
+
+
+def load_ego(folder: Path) -> list[Any]:
+    return load_ego_folder(folder, "per-client", RATIOS, 0)
+
+
+def load_overlapping(folder: Path) -> list[Any]:
+    return load_overlapping_folder(folder, [0, 0.5, 0.5], 0)
 
 
 def words(*ids: int) -> list[str]:
@@ -235,3 +244,16 @@ def test_overlapping_clients_are_numbered_by_n_id(tmp_path: Path) -> None:
     a, b = load_overlapping_folder(tmp_path / "g.pt", [0, 0.5, 0.5], 0)
     assert (a.nodes.tolist(), b.nodes.tolist()) == ([5, 6, 7], [6, 7, 9])
     assert a.public.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("load", [load_ego, load_overlapping])
+def test_identities_may_be_numbers_and_go_before_n_id(
+    load: Callable[[Path], list[Any]], tmp_path: Path
+) -> None:
+    other = {"n_id": torch.tensor([90, 80, 70])}
+    folder = saved(
+        tmp_path / "c",
+        a=graph(1, 2, 3, identity=torch.tensor([5, 6, 7]), **other),
+        b=graph(7, 6, 9, identity=[7, 6, 9], **other),
+    )
+    assert [sorted(one.nodes.tolist()) for one in load(folder)] == [[5, 6, 7], [6, 7, 9]]

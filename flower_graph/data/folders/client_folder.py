@@ -34,6 +34,8 @@ from flower_graph.data.splits import Masks
 from flower_graph.errors import DataError
 
 Identities = Tensor | Sequence[int] | Sequence[str]
+Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
+KEYS = ("identity", "n_id", "names")  # what says who a node is, the first that is there
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
 
@@ -244,20 +246,42 @@ def ego_from_data(client: int, data: Any, identities: Identities) -> EgoNetwork:
     """
     with saying(f"client {client}"):
         found = _with_numbers(describe_graph(data))
-        ego = ego_of(client, found, identities)
+        ego = ego_of(client, found, _named(identities, found.x.size(0)))
     tell(f"client {client}", found.notes)
     return ego
 
 
-def ego_of(client: int, found: Described, identities: Identities) -> EgoNetwork:
+def ego_of(client: int, found: Described, named: Named) -> EgoNetwork:
     """Make a client of what was found, its labels numbered."""
-    nodes, names = _named(identities, found.x.size(0))
+    nodes, names = named
     edges, y, masks = found.edge_index, found.labels, masks_of_client(found)
     assert edges is not None and isinstance(y, Tensor)
     return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names)
 
 
-def _named(identities: Identities, count: int) -> tuple[Tensor, tuple[str, ...] | None]:
+def identities_of(files: Sequence[ClientFile]) -> list[Named]:
+    """Say who the nodes of all clients are: by numbers, or all by words."""
+    result: list[Named] = []
+    for file in files:
+        with saying(file.where):
+            every = (getattr(file.values, key, None) for key in KEYS)
+            given = next((one for one in every if one is not None), None)
+            if given is None:
+                raise DataError(
+                    "says of no node who it is: give it n_id, int64 [n], or identity, n words or "
+                    "numbers, the same for a node at all clients"
+                )
+            result.append(_named(given, file.found.x.size(0)))
+            if (result[-1][1] is None) != (result[0][1] is None):
+                kinds = ("numbers", "words") if result[0][1] else ("words", "numbers")
+                raise DataError(
+                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}: all "
+                    "clients need the same kind"
+                )
+    return result
+
+
+def _named(identities: Identities, count: int) -> Named:
     """Return the nodes' numbers, and their names if they have some."""
     given = identities.tolist() if isinstance(identities, Tensor) else list(identities)
     kinds = {type(one) for one in given}

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from flower_graph.data.description import saying, tell
 from flower_graph.data.folders.client_folder import (
     ClientFile,
     Clients,
-    Identities,
     ego_of,
+    identities_of,
     labels_of,
     prepared,
     read_files,
@@ -29,9 +28,6 @@ from flower_graph.data.folders.client_folder import (
 from flower_graph.data.folders.overlapping_folder import Holder, common_roles
 from flower_graph.data.partition.ego_networks import GLOBAL, EgoNetwork, split_per_client
 from flower_graph.data.splits import Masks, with_masks
-from flower_graph.errors import DataError
-
-KEYS = ("identity", "n_id", "names")  # what says who a node is, the first that is there
 
 
 def load_ego_folder(
@@ -71,31 +67,13 @@ def load_ego_folder(
     labels = labels_of(path, files)
     xs, done = prepared(path, files, features)
     egos: list[EgoNetwork] = []
+    who = identities_of(files)
     for client, (file, x, y) in enumerate(zip(files, xs, labels.y, strict=True)):
         with saying(file.where):
-            found = replace(file.found, x=x, labels=y)
-            egos.append(ego_of(client, found, _identities(file.values)))
-            if (egos[-1].names is None) != (egos[0].names is None):
-                kinds = ("numbers", "words") if egos[0].names else ("words", "numbers")
-                raise DataError(
-                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}: all "
-                    "clients need the same kind"
-                )
+            egos.append(ego_of(client, replace(file.found, x=x, labels=y), who[client]))
     egos = _split(files, egos, split, ratios, seed)
     _warn(path, egos)
     return told(path, Clients(egos, labels, (*labels.notes, *done)), files)
-
-
-def _identities(values: SimpleNamespace) -> Identities:
-    """Give what says who the nodes are."""
-    for key in KEYS:
-        given = getattr(values, key, None)
-        if given is not None:
-            return given  # type: ignore[no-any-return]
-    raise DataError(
-        "says of no node who it is: give it n_id, int64 [n], or identity, n words or numbers, the "
-        "same for a node at all clients"
-    )
 
 
 def _split(

@@ -19,6 +19,7 @@ from flower_graph.data.description import read_mask, saying
 from flower_graph.data.folders.client_folder import (
     ClientFile,
     Clients,
+    identities_of,
     labels_of,
     masks_of_client,
     prepared,
@@ -67,10 +68,10 @@ def load_overlapping_folder(
 ) -> Clients[OverlappingGraph]:
     """Load one client, whose graph overlaps with others', from each graph of a folder."""
     files = read_files(path, **how)
-    _number_words(files)
     labels = labels_of(path, files)
     xs, done = prepared(path, files, features)
-    held = [_held(file, x, y) for file, x, y in zip(files, xs, labels.y, strict=True)]
+    every_id = _ids(files)
+    held = [_held(*each) for each in zip(files, every_id, xs, labels.y, strict=True)]
     if not any(each.edges.numel() for each in held):
         raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
     every = torch.cat([each.y for each in held])
@@ -89,24 +90,24 @@ def load_overlapping_folder(
     return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
 
 
-def _number_words(files: Sequence[ClientFile]) -> None:
-    """Give nodes that words name the ids ``n_id``, in the order of all clients' words, in place."""
-    named = [file.values for file in files if getattr(file.values, "n_id", None) is None]
-    if len(named) < len(files):
-        return  # numbers of some clients say nothing of others' words
-    words = [getattr(one, "identity", None) or getattr(one, "names", None) or () for one in named]
-    known = sorted({str(word) for each in words for word in each})
+def _ids(files: Sequence[ClientFile]) -> list[Tensor]:
+    """Give the nodes' ids, int64 ``[n]`` each; words are numbered in alphabetical order."""
+    who = identities_of(files)
+    known = sorted({word for _, words in who for word in words or ()})
     number = {word: place for place, word in enumerate(known)}
-    for one, each in zip(named, words, strict=True):
-        one.n_id = torch.tensor([number[str(word)] for word in each]) if each else None
+    result = []
+    for file, (ids, words) in zip(files, who, strict=True):
+        if words is None and int(ids.min()) < 0:
+            raise DataError(f"{file.where}: identities have {int(ids.min())}: must be at least 0")
+        result.append(torch.tensor([number[word] for word in words]) if words else ids)
+    return result
 
 
-def _held(file: ClientFile, x: Tensor, y: Tensor) -> _Held:
+def _held(file: ClientFile, ids: Tensor, x: Tensor, y: Tensor) -> _Held:
     """Check what one file says of others, and put its nodes in the order of their ids."""
     found = replace(file.found, labels=y)
     with saying(file.where):
-        ids, public = _checked_ids(file.values, y), _checked_public(file.values, y)
-        masks = masks_of_client(found)
+        public, masks = _checked_public(file.values, y), masks_of_client(found)
     order = ids.argsort()
     named = any(mask is not None for mask in found.masks.values())
     assert found.edge_index is not None
@@ -119,22 +120,6 @@ def _held(file: ClientFile, x: Tensor, y: Tensor) -> _Held:
         public=None if public is None else public[order],
         masks=Masks(*(mask[order] for mask in masks)) if named else None,
     )
-
-
-def _checked_ids(values: SimpleNamespace, y: Tensor) -> Tensor:
-    """Give ``n_id`` if it names every node, each by an id of its own."""
-    ids = getattr(values, "n_id", None)
-    wanted = f"must be int64 [{y.numel()}], the same id for a node at all clients"
-    if not isinstance(ids, Tensor):
-        raise DataError(f"the graph has no tensor 'n_id', nor words `identity`: {wanted}")
-    if ids.shape != y.shape or ids.dtype != torch.int64:
-        raise DataError(f"n_id is {ids.dtype} {list(ids.shape)}: {wanted}")
-    result, counts = ids.unique(return_counts=True)
-    if int(result[0]) < 0:
-        raise DataError(f"n_id has {int(result[0])}: ids must be at least 0")
-    if result.numel() < ids.numel():
-        raise DataError(f"n_id has {int(result[counts > 1][0])} more than once: {wanted}")
-    return ids
 
 
 def _checked_public(values: SimpleNamespace, y: Tensor) -> Tensor | None:
@@ -158,7 +143,7 @@ def _publics(held: Sequence[_Held]) -> list[Tensor]:
         public = shared if each.public is None else each.public
         if not (public & shared).any():
             raise DataError(
-                f"{each.where}: no public nodes: of its {each.ids.numel()} nodes (n_id) none "
+                f"{each.where}: no public nodes: of its {each.ids.numel()} nodes (identities) none "
                 "is public at another client too"
             )
         publics.append(public)
