@@ -185,18 +185,26 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
 
 
 def describe_graph(
-    data: Any, *, no_features: str = "refuse", needs_edges: bool = True
+    data: Any,
+    *,
+    no_features: str = "refuse",
+    needs_edges: bool = True,
+    needs_labels: bool = True,
 ) -> Described:
     """Bring features, edges, labels and masks into canonical form; classes are not numbered yet."""
     notes: list[str] = []
     if type(data).__name__ == "HeteroData":
         raise DataError(f"is a HeteroData: {ONE_KIND}")
     check_entries(data, ("x", "edge_index", "y", *PARTS, "names", "classes"))
-    if getattr(data, "y", None) is None:
+    y = getattr(data, "y", None)
+    if y is None and needs_labels:
         raise DataError("the graph has no y: a class for each node, -1 for one without")
     x = getattr(data, "x", None)
     given = None if _is_missing(x) else read_features(x, notes)
-    labels = read_labels(data.y, None if given is None else given.size(0), notes)
+    if y is None and given is None:
+        raise DataError("the graph has no x: features [nodes, features], as those of the run")
+    y = torch.full((len(given),), -1) if y is None and given is not None else y
+    labels = read_labels(y, None if given is None else given.size(0), notes)
     n = len(labels)
     if n == 0:
         raise DataError("the graph has no nodes")

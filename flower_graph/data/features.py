@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +17,22 @@ from flower_graph.config.common import (
     ROW,
     STANDARDISE,
 )
-from flower_graph.data.graph import normalize_rows
+from flower_graph.data.graph import Treatment
 from flower_graph.errors import DataError
 
 CHANGES = ("made 0 or 1", "row-normalised", "standardised")  # how notes of changes begin
 SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
 
 
-def prepare_features(features: Sequence[Tensor], how: str) -> tuple[list[Tensor], tuple[str, ...]]:
+class Prepared(NamedTuple):
+    """Features as a run has them."""
+
+    features: list[Tensor]
+    notes: tuple[str, ...]  # one for each thing that was done
+    treatment: Treatment  # what was done, to do it to others
+
+
+def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
     """Transform the features of a graph, or of all clients together, as ``data.features`` says.
 
     Parameters
@@ -35,8 +44,8 @@ def prepare_features(features: Sequence[Tensor], how: str) -> tuple[list[Tensor]
 
     Returns
     -------
-    tuple
-        New matrices, and a note for each thing that was done.
+    Prepared
+        New matrices, a note for each thing that was done, and what that is for other nodes.
 
     Raises
     ------
@@ -46,25 +55,24 @@ def prepare_features(features: Sequence[Tensor], how: str) -> tuple[list[Tensor]
     if how not in FEATURES:
         raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
     if how == AS_IS:
-        return list(features), ()
+        return Prepared(list(features), (), Treatment(how, features[0].size(1)))
     found = _Look(features)
     notes = []
     if how == AUTO:
         how, why = found.choice()
         notes.append(f"data.features=auto chose {how}: {why}")
+    treatment = Treatment(how, features[0].size(1))
     if how in (PRESENCE, PRESENCE_ROW):
         found.check_presence()
-        features = [(x != 0).to(x.dtype) for x in features]
         notes.append(f"made 0 or 1 (presence); {found}")
     if how in (ROW, PRESENCE_ROW):
-        features = [normalize_rows(x) for x in features]
         notes.append(f"row-normalised; {found}")
     if how == STANDARDISE:
-        features, constant = _standardised(features)
+        treatment, constant = _standardised(treatment, features)
         notes.append(
             f"standardised over all nodes; {found}" + (f"; {constant} constant" * bool(constant))
         )
-    return list(features), tuple(notes)
+    return Prepared([treatment.apply(x) for x in features], tuple(notes), treatment)
 
 
 class _Look:
@@ -112,8 +120,8 @@ class _Look:
         )
 
 
-def _standardised(features: Sequence[Tensor]) -> tuple[list[Tensor], int]:
-    """Give each feature mean 0 and deviation 1 over all rows; constant ones become 0."""
+def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Treatment, int]:
+    """Find mean and deviation of each feature over all rows; count the constant ones."""
     # In float64, so that a large mean does not hide a small deviation.
     count = sum(x.size(0) for x in features)
     mean = sum((x.double().sum(0) for x in features), torch.zeros(1).double()) / count
@@ -121,4 +129,4 @@ def _standardised(features: Sequence[Tensor]) -> tuple[list[Tensor], int]:
     deviation = (sum(squares, torch.zeros(1).double()) / count).sqrt()
     constant = deviation <= 1e-7 * mean.abs()
     scale = torch.where(constant, torch.inf, deviation)
-    return [((x.double() - mean) / scale).float() for x in features], int(constant.sum())
+    return treatment._replace(mean=mean, scale=scale), int(constant.sum())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
 
@@ -16,6 +18,47 @@ if TYPE_CHECKING:
 
 PARTS = ("train_mask", "val_mask", "test_mask")
 DENSE_LIMIT = 2_000_000_000  # bytes of a dense feature matrix; above it, say so and stop
+
+
+class Treatment(NamedTuple):
+    """What was done to a run's features (``data.features``), to do it to those of other nodes."""
+
+    how: str  # as-is, row, presence, presence-row or standardise
+    width: int  # features of a node
+    mean: Tensor | None = None  # float64 [f], of standardise
+    scale: Tensor | None = None  # likewise; infinite where a feature was constant
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Do to features ``[n, f]`` what was done to those that were trained with."""
+        if x.size(1) != self.width:
+            raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
+        if self.how in (PRESENCE, PRESENCE_ROW):
+            x = (x != 0).to(x.dtype)
+        if self.how in (ROW, PRESENCE_ROW):
+            x = normalize_rows(x)
+        if self.how == STANDARDISE:
+            assert self.mean is not None and self.scale is not None
+            x = ((x.double() - self.mean) / self.scale).float()
+        return x
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what a file holds; ``null`` is the scale of a constant feature."""
+        record: dict[str, Any] = {"features": self.how, "width": self.width}
+        for name, value in (("mean", self.mean), ("scale", self.scale)):
+            if value is not None:
+                record[name] = [None if one == inf else one for one in value.tolist()]
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Treatment:
+        """Read what :meth:`to_json` gave."""
+        mean, scale = (
+            None
+            if record.get(name) is None
+            else torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
+            for name in ("mean", "scale")
+        )
+        return cls(str(record["features"]), int(record["width"]), mean, scale)
 
 
 @dataclass
@@ -40,6 +83,8 @@ class Graph:
         Name of each node; None where it is its row's number.
     notes
         What was done to the data as they were read, a phrase each.
+    treatment
+        What was done to the features, for those of other nodes; None before it is done.
     """
 
     x: Tensor
@@ -52,6 +97,7 @@ class Graph:
     classes: tuple[str, ...] | None = None
     names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    treatment: Treatment | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -63,7 +109,9 @@ class Graph:
         # Imported here: it takes seconds, and not every process needs it.
         from torch_geometric.data import Data
 
-        left_out = {"notes"} | {name for name in ("classes", "names") if not getattr(self, name)}
+        left_out = {"notes", "treatment"} | {
+            name for name in ("classes", "names") if not getattr(self, name)
+        }
         return Data(**{name: each for name, each in vars(self).items() if name not in left_out})
 
 

@@ -507,14 +507,14 @@ SIGNED = torch.tensor([[0.0, -1], [0, 0], [0, 0]])
 def test_what_is_done_to_features_is_said(
     x: torch.Tensor, how: str, wanted: torch.Tensor, notes: list[str]
 ) -> None:
-    (found,), said = prepare_features([x], how)
+    (found,), said, _ = prepare_features([x], how)
     torch.testing.assert_close(found, wanted)
     assert list(said) == notes
 
 
 def test_auto_looks_at_signs_and_zeros() -> None:
     for x, wanted in ((SPARSE_COUNTS, "row"), (SIGNED, "standardise")):
-        _, (chosen, _) = prepare_features([x], "auto")
+        _, (chosen, _), _ = prepare_features([x], "auto")
         assert chosen.startswith(f"data.features=auto chose {wanted}: ")
 
 

@@ -25,7 +25,7 @@ from flower_graph.data.description import (
     saying,
     tell,
 )
-from flower_graph.data.features import prepare_features
+from flower_graph.data.features import Prepared, prepare_features
 from flower_graph.data.folders.client_files import client_graphs
 from flower_graph.data.labels import Labels, check_entries, number_classes
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
@@ -51,15 +51,14 @@ class Clients(list[T]):
         Name of each class, by its number; None where the numbers themselves are the names.
     notes : tuple of str
         What was done to the data, a phrase each.
+    treatment : Treatment
+        What was done to the features, for those of other nodes.
     """
 
-    def __init__(self, clients: Iterable[T], labels: Labels, notes: Sequence[str]) -> None:
+    def __init__(self, clients: Iterable[T], labels: Labels, features: Prepared) -> None:
         super().__init__(clients)
-        self.num_classes, self.classes, self.notes = (
-            labels.num_classes,
-            labels.classes,
-            tuple(notes),
-        )
+        self.num_classes, self.classes = labels.num_classes, labels.classes
+        self.notes, self.treatment = (*labels.notes, *features.notes), features.treatment
 
 
 class ClientFile(NamedTuple):
@@ -76,13 +75,13 @@ def load_folder(
     """Load one client from each graph of a folder; ``how`` as for ``describe_graph``."""
     files = read_files(path, needs_edges=False, **how)
     labels = labels_of(path, files)
-    xs, done = prepared(path, files, features)
+    done = prepared(path, files, features)
     graphs = []
-    for client, (file, x, y) in enumerate(zip(files, xs, labels.y, strict=True)):
+    for client, (file, x, y) in enumerate(zip(files, done.features, labels.y, strict=True)):
         with saying(file.where):
             found = replace(file.found, x=x, labels=y)
-            graphs.append(_client_graph(client, found, ratios, seed, done))
-    return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
+            graphs.append(_client_graph(client, found, ratios, seed, done.notes))
+    return told(path, Clients(graphs, labels, done), files)
 
 
 def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
@@ -130,9 +129,7 @@ def _declared(file: ClientFile) -> int | None:
     return count
 
 
-def prepared(
-    path: Path | str, files: Sequence[ClientFile], features: str
-) -> tuple[list[Tensor], tuple[str, ...]]:
+def prepared(path: Path | str, files: Sequence[ClientFile], features: str) -> Prepared:
     """Do with all clients' features together what ``data.features`` says."""
     with saying(f"folder {path}"):
         return prepare_features([each.found.x for each in files], features)

@@ -65,15 +65,15 @@ def load_ego_folder(
     """
     files = read_files(path, **how)
     labels = labels_of(path, files)
-    xs, done = prepared(path, files, features)
+    done = prepared(path, files, features)
     egos: list[EgoNetwork] = []
     who = identities_of(files)
-    for client, (file, x, y) in enumerate(zip(files, xs, labels.y, strict=True)):
+    for client, (file, x, y) in enumerate(zip(files, done.features, labels.y, strict=True)):
         with saying(file.where):
             egos.append(ego_of(client, replace(file.found, x=x, labels=y), who[client]))
     egos = _split(files, egos, split, ratios, seed)
     _warn(path, egos)
-    return told(path, Clients(egos, labels, (*labels.notes, *done)), files)
+    return told(path, Clients(egos, labels, done), files)
 
 
 def _split(

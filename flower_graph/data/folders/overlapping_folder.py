@@ -69,9 +69,9 @@ def load_overlapping_folder(
     """Load one client, whose graph overlaps with others', from each graph of a folder."""
     files = read_files(path, **how)
     labels = labels_of(path, files)
-    xs, done = prepared(path, files, features)
+    done = prepared(path, files, features)
     every_id = _ids(files)
-    held = [_held(*each) for each in zip(files, every_id, xs, labels.y, strict=True)]
+    held = [_held(*each) for each in zip(files, every_id, done.features, labels.y, strict=True)]
     if not any(each.edges.numel() for each in held):
         raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
     every = torch.cat([each.y for each in held])
@@ -87,7 +87,7 @@ def load_overlapping_folder(
         graphs.append(
             OverlappingGraph(client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks)
         )
-    return told(path, Clients(graphs, labels, (*labels.notes, *done)), files)
+    return told(path, Clients(graphs, labels, done), files)
 
 
 def _ids(files: Sequence[ClientFile]) -> list[Tensor]:

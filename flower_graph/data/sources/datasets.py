@@ -97,11 +97,12 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
     masks = _split(config, graph, masks, notes)
     train, val, test = select_column(masks, config.split_index, seed)
     with saying(place):
-        (x,), done = prepare_features([graph.x], config.features)
+        (x,), done, treatment = prepare_features([graph.x], config.features)
     graph = replace(
         graph,
         x=x,
         notes=(*notes, *done),
+        treatment=treatment,
         train_mask=train,
         val_mask=val,
         test_mask=test,

@@ -225,13 +225,13 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
         return as_graph(SimpleNamespace(**values), no_features=no_features)
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path, *, needs_labels: bool = True) -> dict[str, Any]:
     """Read what :func:`load_file` builds its graph of, still unchecked."""
     check_graph_file(path)
     if path.is_dir():
-        return read_tables(path)
+        return read_tables(path, needs_labels)
     if reader := READERS.get(path.suffix):
-        return reader(path)
+        return reader(path, needs_labels)
     with saying(f"file {path}"):
         return _read_saved(path)
 

@@ -36,12 +36,15 @@ ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SP
 class Nodes:
     """The nodes of a graph, as they are read one after another."""
 
-    def __init__(self, path: Path, unit: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, unit: str, columns: Sequence[str], needs_labels: bool = True
+    ) -> None:
         for key in columns:
             if key in ELSEWHERE:
                 raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
         # `unit` is what numbers the entries of the file: a line, or a node.
         self.path, self.unit, self.columns = path, unit, list(columns)
+        self.needs_labels = needs_labels  # nodes that are to be predicted have none
         self.places: dict[str, int] = {}
         self.rows = array("q")
         self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
@@ -106,7 +109,7 @@ class Nodes:
         """Refuse a graph without nodes, or without any label."""
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
-        if not any(self.own[LABEL]):
+        if self.needs_labels and not any(self.own[LABEL]):
             there = ", ".join(self.columns) or "names alone"
             raise DataError(
                 f"file {self.path}: no node has a {LABEL}, which is what its class is called here "
@@ -154,12 +157,12 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, Any]:
     return found
 
 
-def read_tables(folder: Path) -> dict[str, Any]:
+def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, Any]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
     path = folder / NODES
     with _table(path) as (header, rows):
         name, own, others = _columns(path, header)
-        nodes = Nodes(path, "line", [header[column] for column in others])
+        nodes = Nodes(path, "line", [header[column] for column in others], needs_labels)
         for line, row in rows:
             said = [None if column is None else row[column] for column in own]
             nodes.add(line, row[name], said, [row[column] for column in others])
@@ -189,7 +192,7 @@ def names_clients(folder: Path) -> bool:
         return CLIENT in [key.lower() for key in header]
 
 
-def read_node_link(path: Path) -> dict[str, Any]:
+def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, Any]:
     """Read what NetworkX's ``node_link_data`` gives, written as JSON."""
     with _readable(path):
         try:
@@ -209,10 +212,10 @@ def read_node_link(path: Path) -> dict[str, Any]:
         for place, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise DataError(f"file {path}, {kind} {place}: {entry!r:.40} is no table")
-    return _of_entries(path, listed["nodes"], links)
+    return _of_entries(path, listed["nodes"], links, needs_labels)
 
 
-def read_graphml(path: Path) -> dict[str, Any]:
+def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, Any]:
     """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
     nodes, links, keys = [], [], {}
     with _readable(path):
@@ -233,7 +236,7 @@ def read_graphml(path: Path) -> dict[str, Any]:
             raise DataError(
                 f"file {path}: is cut short, damaged or no GraphML ({error}); save it again"
             ) from error
-    return _of_entries(path, nodes, links)
+    return _of_entries(path, nodes, links, needs_labels)
 
 
 def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, Any]:
@@ -252,7 +255,10 @@ def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, An
 
 
 def _of_entries(
-    path: Path, given: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
+    path: Path,
+    given: Sequence[Mapping[str, Any]],
+    links: Sequence[Mapping[str, Any]],
+    needs_labels: bool,
 ) -> dict[str, Any]:
     """Make a graph of entries, each of which says what it is called and what it has."""
     given = [_with_own_keys(entry) for entry in given]
@@ -264,7 +270,7 @@ def _of_entries(
         # A list of numbers is several features.
         several = range(len(value)) if isinstance(value, list) else None
         columns += [key] if several is None else [f"{key}[{i}]" for i in several]
-    nodes = Nodes(path, "node", columns)
+    nodes = Nodes(path, "node", columns, needs_labels)
     for place, entry in enumerate(given):
         if more := sorted(entry.keys() - {*features, *NAMES, *OWN}):
             raise nodes.wrong(place, f"{more[0]}: not all nodes have it, as a feature must be")

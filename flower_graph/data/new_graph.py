@@ -1,0 +1,112 @@
+"""A graph that no run has seen: read like those of a run, and made like the run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.description import describe_graph, read_edges, read_features, saying
+from flower_graph.data.graph import Treatment
+from flower_graph.data.sources.pyg import read_file
+from flower_graph.errors import DataError
+
+__all__ = ["NewGraph", "RunData", "new_graph", "read_new_graph"]
+
+
+class RunData(NamedTuple):
+    """What a run's data were, as far as a new graph must be like them."""
+
+    treatment: Treatment  # what was done to the features
+    num_classes: int
+    classes: tuple[str, ...] | None  # their names, where these are not their numbers
+    no_features: str  # as the setting ``data.no_features``
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what the file ``data.json`` holds."""
+        return self.treatment.to_json() | {
+            "num-classes": self.num_classes,
+            "classes": None if self.classes is None else list(self.classes),
+            "no-features": self.no_features,
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> RunData:
+        """Read it back."""
+        classes = record["classes"]
+        return cls(
+            Treatment.from_json(record),
+            int(record["num-classes"]),
+            None if classes is None else tuple(classes),
+            str(record["no-features"]),
+        )
+
+
+class NewGraph(NamedTuple):
+    """A graph whose nodes' classes are to be predicted."""
+
+    x: Tensor  # float32 [n, f], treated as the run's
+    edge_index: Tensor | None  # int64 [2, e], both directions, sorted; None: not known
+    y: Tensor  # int64 [n], -1 without a label
+    names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
+    values: Mapping[str, Any] = {}  # what else the file says, such as identities, still unchecked
+
+
+def new_graph(x: Any, edge_index: Any, of: RunData) -> NewGraph:
+    """Make a graph of features as they were given to the run, and of edges in any direction."""
+    given = read_features(x, [])
+    edges = None if edge_index is None else read_edges(edge_index, given.size(0), [])
+    labels = torch.full((given.size(0),), -1)
+    return NewGraph(of.treatment.apply(given), edges, labels)
+
+
+def read_new_graph(path: Path, of: RunData) -> NewGraph:
+    """Read a file or a folder with tables; ``DataError`` if it is unfit for the run's models."""
+    values = read_file(path, needs_labels=False)
+    if of.no_features == "one-hot" and values.get("x") is None:
+        raise DataError(
+            f"file {path}: has no x, and the run's features are numbers of its own nodes "
+            "(data.no_features=one-hot), which mean nothing for others"
+        )
+    with saying(f"file {path}"):
+        found = describe_graph(
+            SimpleNamespace(**values),
+            no_features=of.no_features,
+            needs_edges=False,
+            needs_labels=False,
+        )
+        y = _numbered(found.labels, of)
+        return NewGraph(of.treatment.apply(found.x), found.edge_index, y, found.names, values)
+
+
+def _numbered(labels: Tensor | Sequence[str | None], of: RunData) -> Tensor:
+    """Give labels the numbers that the run's classes have."""
+    if isinstance(labels, Tensor) and not _are_numbers(of.classes):
+        if (labels >= of.num_classes).any():
+            node = int((labels >= of.num_classes).nonzero()[0])
+            raise DataError(
+                f"y[{node}] is {int(labels[node])}: the run has {of.num_classes} classes, from 0 on"
+            )
+        return labels.clamp(min=-1)
+    if of.classes is None:
+        word = next(one for one in labels if one is not None)
+        raise DataError(f"y has {word!r}: the run's classes are 0 to {of.num_classes - 1}")
+    words = [
+        None if one is None or one == "-1" else one
+        for one in (
+            map(str, labels.clamp(min=-1).tolist()) if isinstance(labels, Tensor) else labels
+        )
+    ]
+    number = {name: place for place, name in enumerate(of.classes)} | {None: -1}
+    if unknown := [one for one in words if one not in number]:
+        raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(of.classes)}")
+    return torch.tensor([number[one] for one in words])
+
+
+def _are_numbers(classes: Sequence[str] | None) -> bool:
+    """Whether the classes' names are numbers, as where labels have gaps."""
+    return classes is not None and all(one.lstrip("-").isdigit() for one in classes)
