@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -121,6 +122,23 @@ class WholeGraph(Protocol):
     x: Tensor
     edge_index: Tensor
     y: Tensor
+
+
+def names_in(data: object, nodes: Tensor) -> tuple[str, ...] | None:
+    """Give what a graph calls some of its nodes; None where it has no names."""
+    names = getattr(data, "names", None)
+    return None if names is None else tuple(names[node] for node in nodes.tolist())
+
+
+def called(graphs: Sequence[Any]) -> Tensor | list[str]:
+    """Give what users call the nodes of some clients' graphs, one client's behind the other's.
+
+    Names where the data have some, of any of these clients; else numbers.
+    """
+    if all(graph.called is None for graph in graphs):
+        return torch.cat([graph.nodes for graph in graphs])
+    own = (graph.nodes.tolist() if graph.called is None else graph.called for graph in graphs)
+    return [str(name) for names in own for name in names]
 
 
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -15,10 +15,10 @@ from flower_graph.data.graph import Treatment
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
 
-__all__ = ["NewGraph", "RunData", "new_graph", "read_new_graph"]
+__all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
 
 
-class RunData(NamedTuple):
+class DataForm(NamedTuple):
     """What a run's data were, as far as a new graph must be like them."""
 
     treatment: Treatment  # what was done to the features
@@ -35,7 +35,7 @@ class RunData(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> RunData:
+    def from_json(cls, record: dict[str, Any]) -> DataForm:
         """Read it back."""
         classes = record["classes"]
         return cls(
@@ -56,7 +56,7 @@ class NewGraph(NamedTuple):
     values: Mapping[str, Any] = {}  # what else the file says, such as identities, still unchecked
 
 
-def new_graph(x: Any, edge_index: Any, of: RunData) -> NewGraph:
+def new_graph(x: Any, edge_index: Any, of: DataForm) -> NewGraph:
     """Make a graph of features as they were given to the run, and of edges in any direction."""
     given = read_features(x, [])
     edges = None if edge_index is None else read_edges(edge_index, given.size(0), [])
@@ -64,7 +64,7 @@ def new_graph(x: Any, edge_index: Any, of: RunData) -> NewGraph:
     return NewGraph(of.treatment.apply(given), edges, labels)
 
 
-def read_new_graph(path: Path, of: RunData) -> NewGraph:
+def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it is unfit for the run's models."""
     values = read_file(path, needs_labels=False)
     if of.no_features == "one-hot" and values.get("x") is None:
@@ -83,7 +83,7 @@ def read_new_graph(path: Path, of: RunData) -> NewGraph:
         return NewGraph(of.treatment.apply(found.x), found.edge_index, y, found.names, values)
 
 
-def _numbered(labels: Tensor | Sequence[str | None], of: RunData) -> Tensor:
+def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
     """Give labels the numbers that the run's classes have."""
     if isinstance(labels, Tensor) and not _are_numbers(of.classes):
         if (labels >= of.num_classes).any():

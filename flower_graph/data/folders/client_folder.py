@@ -195,7 +195,7 @@ def _client_graph(
     y, masks = found.labels, masks_of_client(found)
     assert isinstance(y, Tensor)
     every = torch.arange(y.numel())
-    graph = ClientGraph(client, every, found.x, y, found.edge_index, None, *masks)
+    graph = ClientGraph(client, every, found.x, y, found.edge_index, None, *masks, found.names)
     if all(mask is None for mask in found.masks.values()):
         graph = split_nodes(graph, ratios, seed)
     check_client_graph(graph, done)
@@ -253,7 +253,8 @@ def ego_of(client: int, found: Described, named: Named) -> EgoNetwork:
     nodes, names = named
     edges, y, masks = found.edge_index, found.labels, masks_of_client(found)
     assert edges is not None and isinstance(y, Tensor)
-    return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names)
+    own = names if found.names is None else found.names
+    return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names, own)
 
 
 def identities_of(files: Sequence[ClientFile]) -> list[Named]:

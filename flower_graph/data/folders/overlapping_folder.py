@@ -55,6 +55,7 @@ class _Held(NamedTuple):
     edges: Tensor
     public: Tensor | None
     masks: Masks | None
+    called: tuple[str, ...] | None
 
 
 def load_overlapping_folder(
@@ -85,7 +86,9 @@ def load_overlapping_folder(
         rng = generator(seed, "label-noise", client)
         noisy = noisy_labels(mine.y, masks.train, classes, label_noise, generator=rng)
         graphs.append(
-            OverlappingGraph(client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks)
+            OverlappingGraph(
+                client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks, mine.called
+            )
         )
     return told(path, Clients(graphs, labels, done), files)
 
@@ -108,7 +111,7 @@ def _held(file: ClientFile, ids: Tensor, x: Tensor, y: Tensor) -> _Held:
     found = replace(file.found, labels=y)
     with saying(file.where):
         public, masks = _checked_public(file.values, y), masks_of_client(found)
-    order = ids.argsort()
+    order, names = ids.argsort(), file.found.names
     named = any(mask is not None for mask in found.masks.values())
     assert found.edge_index is not None
     return _Held(
@@ -119,6 +122,7 @@ def _held(file: ClientFile, ids: Tensor, x: Tensor, y: Tensor) -> _Held:
         edges=to_undirected(order.argsort()[found.edge_index], ids.numel()),
         public=None if public is None else public[order],
         masks=Masks(*(mask[order] for mask in masks)) if named else None,
+        called=None if names is None else tuple(names[row] for row in order.tolist()),
     )
 
 

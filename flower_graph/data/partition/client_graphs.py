@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flower_graph.config.common import PartitionSection
 from flower_graph.data.features import CHANGES
-from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
 from flower_graph.data.partition import communities
 from flower_graph.data.splits import (
     Masks,
@@ -52,6 +52,8 @@ class ClientGraph:
         trains on them but Fed-GNN, the upper bound, and learned graphs are judged by them.
     train_mask, val_mask, test_mask
         Boolean ``[n]``, disjoint; nodes without a label are in none.
+    called
+        What its user calls the nodes; None where the data have no names.
     """
 
     client: int
@@ -63,6 +65,7 @@ class ClientGraph:
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
+    called: tuple[str, ...] | None = None
 
     @property
     def is_graphless(self) -> bool:
@@ -143,7 +146,8 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
     for client, nodes in enumerate(parts):
         x, y, edges = take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes)
         nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        graphs.append(ClientGraph(client, nodes, x, y, edges, None, nobody, nobody, nobody))
+        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
+        graphs.append(ClientGraph(client, nodes, x, y, edges, None, *masks, names))
     return graphs
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.rules import RATIOS
-from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
 from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -50,6 +50,8 @@ class EgoNetwork:
         Boolean ``[n_c]``, disjoint; nodes without a label are in none.
     names
         ``n_c`` words that name the nodes at all clients alike; None where ``nodes`` does.
+    called
+        What its user calls the nodes; None where the data have no names.
     """
 
     client: int
@@ -62,6 +64,7 @@ class EgoNetwork:
     val_mask: Tensor
     test_mask: Tensor
     names: tuple[str, ...] | None = None
+    called: tuple[str, ...] | None = None
 
     @property
     def identities(self) -> Sequence[int | str]:
@@ -168,7 +171,9 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     for client, (ego, (nodes, edge_index)) in enumerate(zip(egos.tolist(), parts, strict=True)):
         nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
         x, y = take_rows(data.x, nodes), data.y[nodes]
-        networks.append(EgoNetwork(client, ego, nodes, edge_index, x, y, nobody, nobody, nobody))
+        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
+        network = EgoNetwork(client, ego, nodes, edge_index, x, y, *masks, called=names)
+        networks.append(network)
     return networks
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
 from flower_graph.data.splits import Masks, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -40,6 +40,7 @@ class OverlappingGraph:
     train_mask: Tensor  # Boolean [n], disjoint; a node has one role at all clients that hold it
     val_mask: Tensor
     test_mask: Tensor
+    called: tuple[str, ...] | None = None  # what its user calls the nodes, if the data have names
 
 
 class OverlapSettings(Protocol):
@@ -97,7 +98,8 @@ def overlapping_graphs(
         rng = generator(seed, "label-noise", client)
         noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=rng)
         public, x = owner[nodes] == EVERYBODY, take_rows(data.x, nodes)
-        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, local, *masks))
+        names = names_in(data, nodes)
+        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, local, *masks, names))
     return graphs
 
 
