@@ -28,6 +28,9 @@ T = TypeVar("T")
 G = TypeVar("G", bound="ClientGraph")
 LOG = logging.getLogger(__name__)
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
+# Makes what clients keep of what a checkpoint has of others: its tensors, its clients' numbers and
+# what else it has; None if it does not have enough
+Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
 Measurements = tuple[float, int, dict[str, Any]]
 
 
@@ -55,11 +58,12 @@ class CohortState(Generic[T]):
         key: str = "clients",
         copies: bool = True,
         prefix: str = "",  # of the names of these tensors in a checkpoint that has others too
+        beside: str = "",  # name of another tensor in it, where these have no prefix
     ) -> None:
         self.store = StateStore(context, name)
         self._checkpoints = ClientCheckpoints(context, folder)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._key, self._copies, self._prefix = key, copies, prefix
+        self._key, self._copies, self._prefix, self._beside = key, copies, prefix, beside
 
     @contextmanager
     def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
@@ -103,25 +107,37 @@ class CohortState(Generic[T]):
         why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), makers)
         return (loss, weight, metrics | {NOT_SAVED: why}) if why else answer
 
-    def restore(self, resume: Resume, makers: Makers[T]) -> Tensors | None:
+    def restore(
+        self, resume: Resume, makers: Makers[T], adopt: Adopt | None = None
+    ) -> Tensors | None:
         """Go on from a round's checkpoint; return what else it has. None if none is due."""
         # The server names one when it goes on; a client loads it once for each of its starts.
         if not self.store.is_due(resume):
             return None
         tensors = self._checkpoints.load(resume.server_round, resume.run)
         path = self._checkpoints.path(resume.server_round, resume.run)
-        if not torch.equal(tensors.pop(self._key), self._numbers):
-            raise CheckpointError(
-                f"{path}: other {self._key}; resume with as many SuperNodes as before"
-            )
+        numbers = tensors.pop(self._key)
         cut, local = len(self._prefix), [name for name in tensors if name.startswith(self._prefix)]
+        local = [name for name in local if name != self._beside]
         kept = {name[cut:]: tensors.pop(name) for name in local}
+        if not torch.equal(numbers, self._numbers):
+            if adopt is None or (found := adopt(kept, numbers, tensors)) is None:
+                raise CheckpointError(
+                    f"{path}: other {self._key}; resume with as many SuperNodes as before"
+                )
+            kept = found
         if self._copies:
             _check_forms(path, kept, makers.start())
         built = makers.build(self.store.create(kept))
         self.store.commit(built, built[1])
         self.store.note(resume)
         return tensors
+
+    def begin(self, resume: Resume) -> None:
+        """Begin anew, though the server goes on from a checkpoint: the clients have come since."""
+        if self.store.is_due(resume):
+            self.store.drop()
+            self.store.note(resume)
 
     def processed(self, makers: Makers[T]) -> int:
         """Return how many messages the clients have behind them; 0 if what they kept is lost."""

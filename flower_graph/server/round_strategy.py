@@ -200,10 +200,14 @@ class RoundLoop(Strategy):
         if self.is_due(server_round):
             wire = session.exchange.ledger.state_dict()
             missing = self.clients_save(server_round)
-            if self.counts_saving:
-                wire = session.exchange.ledger.state_dict()
-            state = {"settings": self.fixed_settings(), self.wire_key: wire, **self.state()}
-            session.checkpoints.save(server_round, state, missing)
+            session.checkpoints.save(
+                server_round, self._saved(None if self.counts_saving else wire), missing
+            )
+
+    def _saved(self, wire: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return all that a checkpoint of the server has; bytes so far, unless others are given."""
+        wire = self.session.exchange.ledger.state_dict() if wire is None else wire
+        return {"settings": self.fixed_settings(), self.wire_key: wire, **self.state()}
 
     def _resume(self) -> int:
         """Go on from the newest checkpoint that is here and at the clients; return its round."""

@@ -78,6 +78,12 @@ class RunCheckpoints:
             {"run": self.run, **state, "settings": plain(state["settings"])},
         )
 
+    def rewrite(self, server_round: int, state: dict[str, Any]) -> None:
+        """Replace the checkpoint that the run goes on from, and remove those before it."""
+        assert self.folder is not None
+        self.save(server_round, state, {})
+        checkpoint.keep_only(self.folder, server_round)
+
     def go_on(
         self,
         rounds: int,

@@ -171,6 +171,13 @@ def _set_aside(folder: Path, server_round: int) -> None:
             os.replace(path / SERVER_FILE, path / REFUSED_FILE)
 
 
+def keep_only(folder: Path, server_round: int) -> None:
+    """Remove what is there of all rounds but one."""
+    for other in rounds_of(folder.glob("round-*")):
+        if other != server_round:
+            shutil.rmtree(round_folder(folder, other))
+
+
 # Helpers ------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.data.checked import check_rows
+from flower_graph.data.graph import row_entries
 from flower_graph.engine.device import resolve_device
+from flower_graph.errors import CheckpointError
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
@@ -27,6 +29,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.split_gradient_relay.users import (
+    ADAM_TENSORS,
     Cohort,
     LinearCohort,
     ModuleCohort,
@@ -36,6 +39,7 @@ from flower_graph.strategies.split_gradient_relay.users import (
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
 GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
+ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 Opened = tuple[Cohort, Tensors]
 Answer = tuple[list[Any], int, dict[str, Any]]
 
@@ -123,14 +127,23 @@ class NodeClient(NumPyClient):
         self.users = users.long().cpu()
         self._x, self._model, self._device = x, user_model, resolve_device(device)
         self._state = CohortState[Opened](
-            context, "node-client", self.users, checkpoint_dir, key="users", copies=False
+            context,
+            "node-client",
+            self.users,
+            checkpoint_dir,
+            key="users",
+            copies=False,
+            beside=ROWS,
         )
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which users are here; load a checkpoint first if the server resumes a run."""
         hello = EnrolmentRequest.from_config(config)
         makers = self._makers(hello.settings)
-        self._state.restore(hello.resume, makers)
+        if hello.before is not None and int(self.users.min()) >= hello.before:
+            self._state.begin(hello.resume)  # all have come since that checkpoint
+        else:
+            self._restore(hello)
         shape, handled = self._weight_shape(hello.settings), self._state.processed(makers)
         return EnrolmentReply(self.users.numpy(), shape, handled).to_config()
 
@@ -142,9 +155,47 @@ class NodeClient(NumPyClient):
             if request.send_weights:
                 reply.weight_sum, reply.holders = users.weight_sum()
         if request.checkpoint:
-            makers = self._makers(request.settings)
-            reply.not_saved = self._state.save(request.server_round, request.run, makers)
+            reply.not_saved = self._save(request.server_round, request.run, request.settings)
         return reply.to_numpy()
+
+    def _save(self, server_round: int, run: str, settings: UserSettings) -> str:
+        """Write a checkpoint, with where the rows of weights of each user begin."""
+        more = {} if self._model is not None else {ROWS: self._rows(settings).ptr.cpu()}
+        return self._state.save(server_round, run, self._makers(settings), more)
+
+    def _restore(self, hello: EnrolmentRequest) -> None:
+        """Go on from a checkpoint; where users came or went, keep what it has of those here."""
+        before, resume, makers = hello.before, hello.resume, self._makers(hello.settings)
+        if before is None:
+            self._state.restore(resume, makers)
+            return
+
+        def adopt(saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors | None:
+            if not torch.isin(self.users[self.users < before], numbers).all():
+                return None
+            self._state.drop()  # what a run that was stopped left in this process is of others
+            return self._adopted(hello.settings, saved, numbers, more)
+
+        if self._state.restore(resume, makers, adopt) is not None:
+            # The file that was read may have users who have left.
+            why = self._save(resume.server_round, resume.run, hello.settings)
+            if why:
+                raise CheckpointError(why)
+
+    def _adopted(
+        self, settings: UserSettings, saved: Tensors, numbers: Tensor, more: Tensors
+    ) -> Tensors:
+        """Lay into new users' tensors what a checkpoint has of some of them."""
+        result = self._makers(settings).start()
+        both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
+        here, there = (torch.from_numpy(place) for place in both[1:])
+        for name, tensor in result.items():
+            to, source = here, there
+            if name in ADAM_TENSORS:  # of all users' rows, one behind the other
+                to = row_entries(self._rows(settings).ptr.cpu().long(), here)[1]
+                source = row_entries(more[ROWS].long(), there)[1]
+            tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
+        return result
 
     def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Apply the last gradients and forget the run."""
@@ -195,8 +246,10 @@ class NodeClient(NumPyClient):
     def _cohort(self, settings: UserSettings, tensors: Tensors | None) -> Cohort:
         if self._model is not None:
             return ModuleCohort(self._x.to(self._device), self._model, settings, tensors)
-        rows = self._state.store.once(lambda: self._pack(settings.bias))
-        return LinearCohort(rows, settings, tensors)
+        return LinearCohort(self._rows(settings), settings, tensors)
+
+    def _rows(self, settings: UserSettings) -> ActiveRows:
+        return self._state.store.once(lambda: self._pack(settings.bias))
 
     def _pack(self, bias: bool) -> ActiveRows:
         x = self._x

@@ -53,6 +53,17 @@ class EnrolmentRequest(Message, down="query"):
     settings: Settings  # What the users' models and optimisers are to be
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+    before: Annotated[
+        int | None,
+        Whole(
+            "users-before",
+            "how many users the checkpoint is of. Only where a run goes on with others: users from "
+            "this number on begin anew, and what a checkpoint has of users that are not here any "
+            "more is dropped",
+            least=0,
+            optional=True,
+        ),
+    ] = None
 
 
 @dataclass

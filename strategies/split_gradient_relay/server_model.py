@@ -6,6 +6,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,19 +61,33 @@ class RelayServer:
         NOT_NEGATIVE.check("reg_weight", reg_weight)
         ABOVE_ZERO.check("learning_rate", learning_rate)
         NOT_NEGATIVE.check("weight_decay", weight_decay)
-        graph = server_graph(data)
-        n = graph.y.shape[0]
-        self.num_nodes, self.device, self.seed, self.reg_weight = n, device, seed, reg_weight
+        self.device, self.seed, self.reg_weight = device, seed, reg_weight
         self.model = model.to(device)
-        self.y = graph.y.to(device)
-        self.masks = {name: mask.to(device) for name, mask in graph.masks.items()}
+        self.optimizer = Adam(self.model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        self.latent = torch.zeros(0, latent_size, device=device)
+        self.known = torch.zeros(0, dtype=torch.bool, device=device)
+        self.take(data)
+
+    def take(self, data: ServerData, left: Sequence[int] = ()) -> None:
+        """Take a graph that has the same nodes first; those who left have no part in it."""
+        graph = server_graph(data)
+        self.num_nodes = graph.y.shape[0]
+        there = torch.ones(self.num_nodes, dtype=torch.bool)
+        there[list(left)] = False
+        self.there = there.to(self.device)
+        self.y = graph.y.to(self.device)
+        self.masks = {name: (mask & there).to(self.device) for name, mask in graph.masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
-        self._all_edges = graph.edge_index.to(device)
+        self._all_edges = graph.edge_index.to(self.device)
         self._classes = 1 + int(graph.y.max())
-        self.optimizer = Adam(self.model.parameters(), lr=learning_rate, weight_decay=weight_decay)
-        self.latent = torch.zeros(n, latent_size, device=device)
-        self.known = torch.zeros(n, dtype=torch.bool, device=device)
+        self._hold(self.latent, self.known)
+
+    def _hold(self, latent: Tensor, known: Tensor) -> None:
+        """Hold what users have sent: nothing of those that are new, or have left."""
+        self.latent = first_rows(latent.to(self.device), self.num_nodes)
+        self.latent[~self.there] = 0
+        self.known = first_rows(known.to(self.device), self.num_nodes) & self.there
         self._refresh_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
@@ -90,8 +105,8 @@ class RelayServer:
         self.edges = self._all_edges if kept.all() else self._all_edges[:, kept]
         self._term = laplacian_term(self.edges, self.num_nodes) if self.reg_weight else None
 
-    def step(self, server_round: int) -> tuple[Losses, Tensor]:
-        """Step ``theta_s`` once and compute the gradient of every latent vector."""
+    def step(self, server_round: int, *, is_frozen: bool = False) -> tuple[Losses, Tensor]:
+        """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
         latent = self.latent.detach().requires_grad_()
         train = self.masks["train"] & self.known
         self.model.train()
@@ -117,7 +132,8 @@ class RelayServer:
             )
         self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
+        if not is_frozen:
+            self.optimizer.step()
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 
@@ -141,9 +157,13 @@ class RelayServer:
         """Go on from what ``state_dict`` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.latent = state["latent"].to(self.device)
-        self.known = state["known"].to(self.device)
-        self._refresh_graph()
+        self._hold(state["latent"], state["known"])
+
+
+def first_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return a tensor with so many rows: its own, then zeros."""
+    more = count - tensor.shape[0]
+    return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
 
 
 def _share(right: Tensor) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 LOG = logging.getLogger(__name__)
+NEW = -1  # in place of a round: a user that the checkpoint does not have
 
 
 class RelayServerState:
@@ -48,6 +49,62 @@ class RelayServerState:
         self._average: NDArray[np.float32] | None = None
         self._average_round = 0
         self._has_average = np.zeros(num_users, np.int64)  # round of the mean each user has
+        # Round after which each user joined; 0: it was there from the start, NEW: it has come now
+        self._joined = np.zeros(num_users, np.int64)
+        self.left = np.zeros(num_users, bool)
+        self.changed = False  # whether users came or went since the run began
+        self.alone = 0  # rounds in which only the last newcomers train
+
+    def grow(self, num_users: int, left: Sequence[int], alone: int) -> None:
+        """Go on with more users, and without some."""
+        if self.settings.average_over == "all":
+            raise ValueError(
+                "average_over: 'all' moves all users' weights together from the first round on; "
+                "let nobody join or leave, or average over 'holders'"
+            )
+        self.num_users, self.changed, self.alone = num_users, True, alone
+        self.left = np.zeros(num_users, bool)
+        self.left[list(left)] = True
+        self._hold(self.state_dict())
+
+    def _hold(self, state: Mapping[str, Any]) -> None:
+        """Keep what waits for each user: nothing for those that are new, or have left."""
+        known = state["gradient"].shape[0]
+        state = {"joined": torch.zeros(known, dtype=torch.int64), **state}
+        if known > self.num_users or (known < self.num_users and not self.changed):
+            raise ValueError(f"its num_users is {known}, this run's is {self.num_users}")
+
+        def held(name: str, new: int = 0) -> NDArray[Any]:
+            array = state[name].numpy()
+            more = np.full((self.num_users - known, *array.shape[1:]), new, array.dtype)
+            result = np.concatenate([array, more]) if len(more) else array
+            result[self.left] = 0
+            return result
+
+        self._gradient = held("gradient")
+        self._gradient_round = held("gradient-round")
+        self._has_average = held("has-average")
+        self._joined = held("joined", NEW)
+
+    @property
+    def before(self) -> int | None:
+        """Say how many users a checkpoint is of, to clients of a run whose users changed."""
+        return int((self._joined != NEW).sum()) if self.changed else None
+
+    def arrived(self, server_round: int) -> None:
+        """Note the round after which those that are new have joined."""
+        self._joined[self._joined == NEW] = server_round
+
+    def is_alone(self, server_round: int) -> bool:
+        """Whether only the last newcomers train in a round."""
+        last = int(self._joined.max())
+        return last > 0 and server_round <= last + self.alone
+
+    def pool(self, server_round: int) -> NDArray[np.int64]:
+        """Return the users that may be asked in a round, ascending."""
+        if self.is_alone(server_round):
+            return np.flatnonzero((self._joined == self._joined.max()) & ~self.left)
+        return np.flatnonzero(~self.left)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         """Forget what waits for users who have lost their state; return whether they had any."""
@@ -68,9 +125,11 @@ class RelayServerState:
     ) -> dict[int, RelayRequest]:
         """Write the request to every SuperNode that hosts a drawn user; without, the last one."""
         every = self.average_every
-        send_weights = bool(every) and server_round % every == 0 and drawn is not None
+        is_due = bool(every) and server_round % every == 0
+        # A mean of the newcomers alone would become everybody's.
+        send_weights = is_due and drawn is not None and not self.is_alone(server_round)
         asked = np.zeros(self.num_users, bool)
-        asked[slice(None) if drawn is None else drawn] = True
+        asked[~self.left if drawn is None else drawn] = True
         requests = {}
         for node, local in hosted.items():
             users = np.array(local, np.int64)
@@ -105,7 +164,7 @@ class RelayServerState:
 
     def homeless(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
         """Return the users that no SuperNode hosts, with that as the reason."""
-        users = set(range(self.num_users)).difference(*hosted.values())
+        users = set(np.flatnonzero(~self.left).tolist()).difference(*hosted.values())
         return dict.fromkeys(users, "no SuperNode hosts it")
 
     def delivered(self, answered: Mapping[int, RelayRequest]) -> None:
@@ -152,7 +211,8 @@ class RelayServerState:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that lasts between rounds, but for who hosts whom."""
         average = self._average
-        return {
+        joined = {"joined": torch.from_numpy(self._joined)} if self._joined.any() else {}
+        return joined | {
             "gradient": torch.from_numpy(self._gradient),
             "gradient-round": torch.from_numpy(self._gradient_round),
             "average": None if average is None else torch.from_numpy(average),
@@ -163,11 +223,9 @@ class RelayServerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` returned."""
-        self._gradient = state["gradient"].numpy()
-        self._gradient_round = state["gradient-round"].numpy()
+        self._hold(state)
         self._average = None if state["average"] is None else state["average"].numpy()
         self._average_round = int(state["average-round"])
-        self._has_average = state["has-average"].numpy()
         self.ledger.load_state_dict(state["ledger"])
 
 
@@ -182,7 +240,10 @@ class RelayMembership(Membership):
 
     def question(self) -> RecordDict:
         """Ask for users, under settings that stay the same in a run."""
-        return EnrolmentRequest(self.state.settings, self.resume).to_record()
+        resume, before = self.resume, self.state.before
+        return EnrolmentRequest(
+            self.state.settings, resume, before if resume.server_round else None
+        ).to_record()
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Read a reply; users are nodes of the server's graph."""

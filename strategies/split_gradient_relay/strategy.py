@@ -29,7 +29,7 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
+from flower_graph.config.rules import at_least
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.report.rounds import RoundReport
@@ -144,6 +145,35 @@ class SplitGradientRelay(RoundStrategy):
             )
         )
 
+    def grow(self, data: ServerData, *, left: Sequence[int] = (), alone: int = 0) -> None:
+        """Go on with other users: the next ``start`` is to be with ``resume=True``.
+
+        Parameters
+        ----------
+        data : Data
+            The grown graph. The users so far are its first nodes, in their order; newcomers follow.
+        left : sequence of int
+            Users that have left, of all that ever were: they keep their numbers, and nothing else.
+        alone : int
+            Rounds in which the newcomers alone train: the server's model and the others are frozen.
+
+        Raises
+        ------
+        ValueError
+            If the users' weights are averaged over ``"all"``, or a number is impossible.
+
+        Notes
+        -----
+        Old users keep weights, optimiser and latent vector. Newcomers begin from the last mean if
+        weights are averaged, else from the seed's. What was stored of users that left is removed
+        from the checkpoints as the run goes on; what the others have learnt from them stays.
+        """
+        at_least(0).check("alone", alone)
+        if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
+            raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
+        self.users.grow(int(data.y.shape[0]), left, alone)
+        self.server.take(data, left)
+
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         """Take over the server model's initial ``state_dict``."""
         if initial_arrays is not None:
@@ -152,10 +182,11 @@ class SplitGradientRelay(RoundStrategy):
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
         session, users = self.session, self.users
+        pool = users.pool(server_round)
         requests = users.requests(
             server_round,
             session.gather(server_round, "no SuperNode hosts users of this graph"),
-            session.draw(users.num_users, server_round),
+            pool[session.draw(pool.size, server_round)],
             checkpoint=session.is_due(server_round),
             run=session.checkpoints.run,
         )
@@ -179,7 +210,8 @@ class SplitGradientRelay(RoundStrategy):
         for node, reply in replies.values.items():
             latent = torch.tensor(reply.latent, dtype=torch.float32)
             self.server.receive(torch.from_numpy(answered[node].users), latent)
-        losses, gradient = self.server.step(server_round)
+        is_frozen = self.users.is_alone(server_round)
+        losses, gradient = self.server.step(server_round, is_frozen=is_frozen)
         self.users.delivered(answered)
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy())
         self.users.average(server_round, list(replies.values.values()))
@@ -202,7 +234,15 @@ class SplitGradientRelay(RoundStrategy):
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
-        return {"num_users": self.users.num_users, **self.users.settings._asdict()}
+        return self.users.settings._asdict()
+
+    def _resume(self) -> int:
+        """Go on from a checkpoint, which from now on has nothing of users that left."""
+        last = super()._resume()
+        if self.users.left.any():
+            self.session.checkpoints.rewrite(last, self._saved())
+        self.users.arrived(last)
+        return last
 
     def state(self) -> dict[str, Any]:
         """Return the server's model and what waits for users."""
@@ -210,8 +250,8 @@ class SplitGradientRelay(RoundStrategy):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
-        self.server.load_state_dict(state["server"])
         self.users.load_state_dict(state["book"])
+        self.server.load_state_dict(state["server"])
 
     def learnt(self) -> ArrayRecord:
         """Return the server's model."""
