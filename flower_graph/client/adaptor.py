@@ -46,6 +46,8 @@ from flower_graph.messages.keys import (
     NUM_EXAMPLES,
     VERSION,
 )
+from flower_graph.outputs.client import ClientOutputs, count_traffic
+from flower_graph.outputs.messages import KeepReply, KeepRequest
 from flower_graph.storage.checkpoint import replaced
 from flower_graph.storage.files import own_folder, remove_if_empty
 
@@ -67,7 +69,8 @@ def make_client_app(
     ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit`` does, if
     the client's attribute ``actions``, a tuple of names, has it. ``parameters`` are the arrays of
     all array records in order, writable and the client's own; ``config`` holds the entries of all
-    config records.
+    config records. ``query.keep`` has its ``outputs``, a ``ClientOutputs``, write what its
+    ``snapshot`` returns, if it has both.
 
     Parameters
     ----------
@@ -86,13 +89,14 @@ def make_client_app(
     """
     # Outermost but for the time: what is saved is what the client has once every other mod has
     # done its work.
-    app = _ActingClientApp(mods=[servers_time, keep_state, *(mods or [])])
+    app = _ActingClientApp(mods=[servers_time, keep_state, count_traffic, *(mods or [])])
     app.act = lambda action: app.train(action, mods=train_mods)(
         _handler(client_fn, partial(_act, action))
     )
     app.train(mods=train_mods)(_handler(client_fn, partial(_train, "fit")))
     app.evaluate()(_handler(client_fn, _evaluate))
     app.query()(_handler(client_fn, _query))
+    app.query("keep")(_handler(client_fn, _keep))
     return app
 
 
@@ -163,7 +167,20 @@ def _evaluate(client: NumPyClient, message: Message) -> Message:
 
 def _query(client: NumPyClient, message: Message) -> Message:
     """Answer a ``query`` message."""
-    properties = client.get_properties(_config_of(message))
+    return _properties(client.get_properties(_config_of(message)), message)
+
+
+def _keep(client: NumPyClient, message: Message) -> Message:
+    """Answer a ``query.keep`` message."""
+    outputs, snapshot = (getattr(client, name, None) for name in ("outputs", "snapshot"))
+    if not isinstance(outputs, ClientOutputs) or snapshot is None:
+        raise TypeError(f"{type(client).__name__} keeps nothing: it has no outputs and snapshot")
+    said = outputs.keep(KeepRequest.from_config(_config_of(message)), snapshot)
+    return _properties(KeepReply(said).to_config(), message)
+
+
+def _properties(properties: Mapping[str, Any], message: Message) -> Message:
+    """Answer a ``query`` with what a client says, and what wrote it."""
     stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
     said = {key: _plain(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | said)

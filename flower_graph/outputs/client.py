@@ -1,0 +1,224 @@
+"""What the clients of one SuperNode keep for use after the run, where they live.
+
+A server that wants it says so with ``query.keep``: before that nothing is written. The folder is
+the SuperNode's own, ``<data-folder>/outputs/<run token>``, or ``outputs/<run token>/<SuperNode>``
+in its ``state-dir``; in a simulation ``clients/<SuperNode>`` of the run's output folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flower_graph.client.state import DATA_FOLDER, node_name, own_place
+from flower_graph.errors import MalformedReplyError, OutputError, StateLostError
+from flower_graph.outputs.figures import FigureLog, write_figures
+from flower_graph.outputs.files import Snapshot, private_folder, write_outputs
+from flower_graph.outputs.messages import ALL, BEGIN, BEST, FINISH, TYPE, KeepRequest
+from flower_graph.server.ledger import count_bytes
+from flower_graph.storage.checkpoint import replaced, round_folder, rounds_of
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+
+    from flower_graph.flower_compat import ClientAppCallable
+
+__all__ = ["ClientOutputs", "Snapshot", "count_traffic"]
+
+LOG = logging.getLogger(__name__)
+NAME = "outputs"  # in Context.state
+FOLDER = "outputs"  # in a place of the SuperNode's own
+IN_RUN = "clients"  # in a run's output folder
+SNAPSHOTS, CANDIDATE, LOG_FILE, SAID = "snapshots", "candidate", "measured.bin", "outputs.json"
+UP, DOWN = "up", "down"
+
+
+class ClientOutputs:
+    """What the clients of one SuperNode measure, predict and have learnt, in files.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context.
+    output_dir : Path or None
+        The run's output folder, for SuperNodes without a place of their own.
+    """
+
+    def __init__(self, context: Context, output_dir: Path | None) -> None:
+        self._context, self._shared = context, output_dir
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the run keeps its best round: any that was just measured may be asked for."""
+        return self._said("keep") == BEST
+
+    def measured(
+        self, server_round: int, clients: Any, *, loss: Any, accuracy: Any, nodes: Any
+    ) -> None:
+        """Note what clients measured of a round; what they note twice replaces it.
+
+        Parameters
+        ----------
+        server_round : int
+            The round that was measured, as ``metrics.jsonl`` counts.
+        clients : sequence of int
+            ``[c]`` the clients' numbers.
+        loss : array
+            ``[c]`` each client's loss, as the server's report means it.
+        accuracy : array
+            ``[c, 3]`` of its training, validation and test nodes; NaN where it has none.
+        nodes : array
+            ``[c]`` how many nodes it has.
+        """
+        if self._said("run"):
+            figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
+            local = {name: np.asarray(value, np.float64) for name, value in figures.items()}
+            traffic = self._traffic(len(local["accuracy"]))
+            self._log.add(server_round, np.asarray(clients), **local, traffic=traffic)
+
+    def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Hold a round that was just measured, if the run keeps its best round.
+
+        For clients whose state moves on in the message that measures: they call it in between.
+        """
+        if self.keeps_best:
+            snapshots = self._folder / SNAPSHOTS
+            for old in snapshots.glob(f"{CANDIDATE}-*"):
+                shutil.rmtree(old)
+            self._write(snapshots / f"{CANDIDATE}-{server_round}", snapshot())
+
+    def keep(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
+        """Do what the server asks; return what could not be done, or nothing."""
+        if request.action == BEGIN:
+            self._begin(request)
+        elif self._said("run") != request.run:
+            raise StateLostError("what was begun for this run's outputs is gone")
+        elif request.action == FINISH:
+            return self._finish(request, snapshot)
+        else:
+            self._hold(request, snapshot)
+        return ""
+
+    # What the server asks
+
+    def _begin(self, request: KeepRequest) -> None:
+        from flwr.app import ConfigRecord
+
+        said = {"run": request.run, "keep": request.keep, "save": request.save}
+        before = self._context.state.config_records.get(NAME)
+        self._context.state[NAME] = ConfigRecord({**said, UP: 0, DOWN: 0})
+        try:
+            private_folder(self._folder)
+            # What a run that was stopped noted after the round that this one goes on from
+            self._log.cut(request.server_round)
+        except BaseException:
+            self._context.state.pop(NAME)
+            if before is not None:
+                self._context.state[NAME] = before
+            raise
+
+    def _hold(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> None:
+        """Hold a snapshot of the round that is the best so far."""
+        snapshots, number = self._folder / SNAPSHOTS, request.server_round
+        target, found = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
+        if found.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            found.rename(target)
+        else:
+            self._write(target, snapshot())
+        for old in rounds_of(snapshots.glob("round-*")):
+            if old not in (number, *request.protected):
+                shutil.rmtree(round_folder(snapshots, old))
+
+    def _finish(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
+        """Write what stays: figures first, for they need no model."""
+        folder, last = self._folder, request.server_round
+        self._write_figures(request)
+        wanted = request.best_round or last if request.keep == BEST else last
+        held, missing = round_folder(folder / SNAPSHOTS, wanted), ""
+        if held.is_dir() and request.keep == BEST:
+            for path in held.iterdir():
+                shutil.copy(path, folder / path.name)
+        else:
+            if wanted != last:
+                missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
+                LOG.warning("%s: %s", folder, missing)
+            self._write(folder, snapshot())
+        said = {"run": request.run, "round": last if missing else wanted, "last-round": last}
+        said |= {"best-round": request.best_round, "keep": request.keep, "save": request.save}
+        with replaced(folder / SAID) as part:
+            part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        if not request.protected:  # else somebody may go on with the run
+            shutil.rmtree(folder / SNAPSHOTS, ignore_errors=True)
+            (folder / LOG_FILE).unlink(missing_ok=True)
+        self._context.state.pop(NAME)
+        return missing
+
+    def _write_figures(self, request: KeepRequest) -> None:
+        rows = self._log.read(request.server_round)
+        if not rows.size:
+            return
+        # What came and went since the last measurement
+        is_last = rows["round"] == rows["round"].max()
+        rows[UP][is_last] += self._count(UP) / is_last.sum()
+        rows[DOWN][is_last] += self._count(DOWN) / is_last.sum()
+        at = {"last": request.server_round, "best": request.best_round}
+        write_figures(self._folder, rows, at, request.every)
+
+    # Helpers
+
+    def _write(self, folder: Path, found: Snapshot) -> None:
+        models = found.models if self._said("save") == ALL else []
+        write_outputs(folder, found.predictions, models)
+
+    def _said(self, name: str) -> str:
+        record = self._context.state.config_records.get(NAME)
+        return "" if record is None else str(record[name])
+
+    def _count(self, way: str) -> int:
+        return int(self._context.state.config_records[NAME][way])  # type: ignore[arg-type]
+
+    def _traffic(self, clients: int) -> tuple[float, float]:
+        """Give each client's share of what the SuperNode sent and got since it was last asked."""
+        shares = self._count(UP) / clients, self._count(DOWN) / clients
+        self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
+        return shares
+
+    @property
+    def _log(self) -> FigureLog:
+        return FigureLog(self._folder / LOG_FILE)
+
+    @property
+    def _folder(self) -> Path:
+        run, config = self._said("run"), self._context.node_config
+        # The token comes with a message: it may name a folder here and no other.
+        if not re.fullmatch(r"[0-9a-f]{32}", run):
+            raise MalformedReplyError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
+        if data := str(config.get(DATA_FOLDER, "")):
+            return Path(data).expanduser() / FOLDER / run
+        if (own := own_place(self._context)) is not None:
+            return own / FOLDER / run / node_name(self._context)
+        if self._shared is None:
+            raise OutputError(
+                "there is no place for outputs: neither data-folder nor state-dir in the node's "
+                "config, and no output folder in the run's"
+            )
+        return self._shared / IN_RUN / node_name(self._context)
+
+
+def count_traffic(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Count the bytes of messages between whose begin and end outputs are kept."""
+    reply = call_next(message, context)
+    record = context.state.config_records.get(NAME)
+    if record is not None and message.metadata.message_type != TYPE:
+        for way, one in ((DOWN, message), (UP, reply)):
+            if one.has_content():
+                record[way] = int(record[way]) + count_bytes(one.content)  # type: ignore[arg-type]
+    return reply

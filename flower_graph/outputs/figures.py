@@ -1,0 +1,105 @@
+"""What clients measured, round by round, and the tables that are made of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.outputs.files import write_lines
+from flower_graph.storage.checkpoint import replaced
+
+__all__ = ["CLIENTS", "CURVES", "FigureLog", "write_figures"]
+
+CLIENTS, CURVES = "clients.csv", "curves.csv"
+FIGURES = ("loss", "train", "val", "test")
+ROW = np.dtype(
+    [("round", "<i8"), ("client", "<i8"), ("nodes", "<i8")]
+    + [(name, "<f8") for name in (*FIGURES, "up", "down")]
+)
+LOCAL = ("nodes", *FIGURES)
+MEASURED = ("nodes", "loss", "train-accuracy", "val-accuracy", "test-accuracy")
+HEAD = ("client", "at", "round", *MEASURED, "rounds-measured", "bytes-up", "bytes-down")
+Rows = NDArray[Any]  # of ROW
+
+
+class FigureLog:
+    """Rows of clients in a file that only grows; of what came twice the later counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(
+        self,
+        server_round: int,
+        clients: Any,
+        *,
+        loss: Any,
+        accuracy: Any,
+        nodes: Any,
+        traffic: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Append a round's figures; ``traffic``: bytes up and down since the last row, of each."""
+        found = np.asarray(accuracy, np.float64)
+        rows = np.zeros(len(found), ROW)
+        rows["round"], rows["client"], rows["nodes"] = server_round, clients, nodes
+        rows["loss"], rows["up"], rows["down"] = loss, *traffic
+        for place, name in enumerate(FIGURES[1:]):
+            rows[name] = found[:, place]
+        self._path.touch(mode=0o600)
+        with self._path.open("ab") as file:
+            rows.tofile(file)
+
+    def read(self, last: int | None = None) -> Rows:
+        """Give the rows up to a round, by round and client."""
+        if not self._path.is_file():
+            return np.zeros(0, ROW)
+        size = self._path.stat().st_size // ROW.itemsize  # a process may have died as it wrote
+        rows = np.fromfile(self._path, ROW, size)
+        rows = rows if last is None else rows[rows["round"] <= last]
+        backwards = rows[::-1]
+        _, first = np.unique(backwards[["round", "client"]], return_index=True)
+        return backwards[first]
+
+    def cut(self, last: int) -> None:
+        """Forget what comes after a round: the run goes on from there, or anew."""
+        if self._path.is_file():
+            rows = self.read(last)
+            with replaced(self._path) as part:
+                rows.tofile(part)
+
+
+def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> None:
+    """Write ``clients.csv``, and with `every` ``curves.csv``; ``at``: rounds by their names."""
+    write_lines(folder / CLIENTS, HEAD, _lines(rows, at))
+    if every:
+        chosen = rows[(rows["round"] % every == 0) | (rows["round"] == rows["round"].max())]
+        # By round and client: columns of one kind are read at once
+        columns = (map(_text, chosen[name].tolist()) for name in ("round", "client", *LOCAL))
+        write_lines(folder / CURVES, ("round", "client", *MEASURED), zip(*columns, strict=True))
+
+
+def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
+    """Give a line for each client and each of some rounds, in the order of the clients."""
+    _, place, count = np.unique(rows["client"], return_inverse=True, return_counts=True)
+    up, down = (np.bincount(place, rows[way]).round().astype(int) for way in ("up", "down"))
+    lines = []
+    for row in np.flatnonzero(np.isin(rows["round"], list(at.values()))).tolist():
+        one, here = rows[row], place[row]
+        figures = [_text(one[name].item()) for name in LOCAL]
+        whole = [str(column[here]) for column in (count, up, down)]
+        for name in (name for name, number in at.items() if number == one["round"]):
+            ends = str(one["client"]), name, str(one["round"])
+            lines.append([*ends, *figures, *whole])
+    order = list(at)
+    return sorted(lines, key=lambda line: (int(line[0]), order.index(line[1])))
+
+
+def _text(value: float) -> str:
+    """Write a number; nothing for one that is not there."""
+    if isinstance(value, int):
+        return str(value)
+    return repr(value) if math.isfinite(value) else ""

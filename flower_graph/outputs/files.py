@@ -1,0 +1,385 @@
+"""Predictions and models as files: what a client or a server leaves of a run, and how it is read.
+
+A folder has ``predictions.npz`` with the same as a table, ``predictions.csv``, and the models of
+its clients: of one client ``model.safetensors``, the ``state_dict`` of the module that
+``model.json`` names; of several ``models.safetensors`` and ``models.json``, with what they have in
+common once. Everything is its owner's alone. This file needs neither Flower nor Ray.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flower_graph.errors import OutputError
+from flower_graph.storage.checkpoint import replaced
+from flower_graph.storage.files import saying
+
+__all__ = [
+    "ROLES",
+    "Predictions",
+    "SavedModels",
+    "Snapshot",
+    "SparseRows",
+    "read_models",
+    "read_predictions",
+    "write_outputs",
+]
+
+ROLES = ("none", "train", "val", "test")
+NO_CLIENT = -1  # whose predictions are the server's own
+PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
+ONE, SEVERAL = "model", "models"
+Numbers = NDArray[Any]
+
+
+@dataclass
+class Predictions:
+    """What nodes were predicted to be; one row for each node of each client.
+
+    Attributes
+    ----------
+    client : ndarray
+        ``[r]`` int64, the client that predicts; -1 for a server.
+    node : ndarray
+        ``[r]`` the node's name as the user's data have it (str), else its number (int64).
+    predicted, probability : ndarray
+        ``[r]`` the class of the highest probability (int64), and that probability (float32).
+    role : ndarray
+        ``[r]`` int8, the node's place in ``ROLES``.
+    label : ndarray
+        ``[r]`` int64, the true class; -1 where it is not known.
+    classes : tuple of str or None
+        Names of the classes, by their numbers.
+    fold : ndarray or None
+        ``[r]`` int64, of a judge that was trained several times: which time it was.
+    """
+
+    client: Numbers
+    node: Numbers
+    predicted: Numbers
+    probability: Numbers
+    role: Numbers
+    label: Numbers
+    classes: tuple[str, ...] | None = None
+    fold: Numbers | None = None
+
+    @classmethod
+    def of(
+        cls,
+        logits: Tensor,
+        clients: Any,
+        nodes: Any,
+        role: Any,
+        label: Any,
+        classes: Sequence[str] | None = None,
+        fold: Any = None,
+    ) -> Predictions:
+        """Read predictions off logits ``[n, k]``; the rest ``[n]``, as tensors, arrays or lists."""
+        logits = logits.detach().cpu()
+        label = np.asarray(label, np.int64)
+        return cls(
+            np.broadcast_to(np.asarray(clients, np.int64), (len(logits),)).copy(),
+            _names(nodes),
+            logits.argmax(1).numpy(),
+            logits.softmax(1).amax(1).float().numpy(),
+            np.asarray(role, np.int8),
+            np.where(label < 0, -1, label),
+            None if classes is None else tuple(classes),
+            None if fold is None else np.asarray(fold, np.int64),
+        )
+
+    def of_client(self, client: int) -> Predictions:
+        """Give one client's rows."""
+        return self.rows(self.client == client)
+
+    def rows(self, chosen: Numbers) -> Predictions:
+        """Give some rows: a mask or places."""
+        arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
+        local: dict[str, Any] = {name: values[chosen] for name, values in arrays.items()}
+        return replace(self, **local)
+
+    @classmethod
+    def join(cls, parts: Sequence[Predictions]) -> Predictions:
+        """Put predictions of several clients one behind the other."""
+        columns = {one.name for one in fields(cls)} - {"classes", "fold"}
+        # Numbers and names in one column are all written as names.
+        local = {name: np.concatenate([_column(one, name, parts) for one in parts])
+                 for name in columns}  # fmt: skip
+        folds = [one.fold for one in parts if one.fold is not None]
+        fold = np.concatenate(folds) if len(folds) == len(parts) else None
+        return cls(**local, classes=parts[0].classes, fold=fold)
+
+
+def _column(one: Predictions, name: str, parts: Sequence[Predictions]) -> Numbers:
+    value: Numbers = getattr(one, name)
+    named = name == "node" and any(part.node.dtype.kind == "U" for part in parts)
+    return value.astype(str) if named else value
+
+
+def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
+    """Give the places in ``ROLES`` of nodes ``[n]`` from their masks."""
+    result = np.zeros(len(train), np.int8)
+    for number, mask in enumerate((train, val, test), start=1):
+        result[mask.cpu().numpy()] = number
+    return result
+
+
+class SparseRows(NamedTuple):
+    """Rows of one weight matrix that differ from the common one: those of features a client has.
+
+    Attributes
+    ----------
+    name : str
+        The weight's name in the ``state_dict``.
+    values : Tensor
+        ``[R, h]`` the rows of all clients, one client's behind the other's.
+    feature : Tensor
+        ``[R]`` int64, which feature each row is of.
+    ptr : Tensor
+        ``[c + 1]`` int64, where each client's rows begin.
+    transposed : bool
+        Whether the weight has features in columns, ``[h, f]``, as a ``Linear`` has.
+    """
+
+    name: str
+    values: Tensor
+    feature: Tensor
+    ptr: Tensor
+    transposed: bool = False
+
+
+@dataclass
+class SavedModels:
+    """Models of one form, of some clients.
+
+    Attributes
+    ----------
+    module : str
+        The dotted name of the module's class.
+    arguments : dict
+        What the module is made with; JSON can say it.
+    clients : list of int
+        The clients' numbers; -1 for a server's.
+    shared : dict of str to Tensor
+        Entries of the ``state_dict`` that are the same at all of them.
+    own : dict of str to Tensor
+        The others, stacked: ``[c, ...]``.
+    rows : SparseRows or None
+        What of ``shared[rows.name]`` each client has otherwise.
+    """
+
+    module: str
+    arguments: dict[str, Any]
+    clients: list[int]
+    shared: dict[str, Tensor]
+    own: dict[str, Tensor]
+    rows: SparseRows | None = None
+
+    def state_dict(self, client: int) -> dict[str, Tensor]:
+        """Give one client's weights, plain and dense, as its module takes them."""
+        if client not in self.clients:
+            raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
+        place = self.clients.index(client)
+        state = dict(self.shared) | {name: value[place] for name, value in self.own.items()}
+        if self.rows is not None:
+            name, values, feature, ptr, transposed = self.rows
+            begin, end = int(ptr[place]), int(ptr[place + 1])
+            dense = state[name].clone()
+            # A view: what is written into it is in `dense`.
+            by_feature = dense.T if transposed else dense
+            by_feature[feature[begin:end].long()] = values[begin:end].to(dense.dtype)
+            state[name] = dense
+        return state
+
+
+class Snapshot(NamedTuple):
+    """What some clients, or a server, have at one moment."""
+
+    predictions: Predictions | None
+    models: list[SavedModels]
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def write_outputs(
+    folder: Path, predictions: Predictions | None, models: Sequence[SavedModels]
+) -> None:
+    """Write predictions and models into a folder, each file whole or not at all.
+
+    Raises
+    ------
+    OutputError
+        If a file cannot be written.
+    """
+    with saying(folder):
+        private_folder(folder)
+        if predictions is not None:
+            _write_predictions(folder, predictions)
+        if models:
+            _write_models(folder, models)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, and what is missing above it, for their owner alone."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _write_predictions(folder: Path, found: Predictions) -> None:
+    arrays = {name: v for name, v in vars(found).items() if isinstance(v, np.ndarray)}
+    if found.classes is not None:
+        arrays["classes"] = np.array(found.classes, np.str_)
+    with replaced(folder / PREDICTIONS) as part, part.open("wb") as file:
+        np.savez(file, **cast("dict[str, Any]", arrays))
+    names = ["client", "node", "class", "probability", "role", "label"]
+    columns = [
+        map(str, found.client.tolist()),
+        _texts(found.node),
+        _classes(found.predicted, found.classes),
+        (f"{value:.6g}" for value in found.probability.tolist()),
+        (ROLES[value] for value in found.role.tolist()),
+        _classes(found.label, found.classes),
+    ]
+    if found.fold is not None:
+        names.append("fold")
+        columns.append(map(str, found.fold.tolist()))
+    write_lines(folder / TABLE, names, zip(*columns, strict=True))
+
+
+def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
+    """Write lines of text, whole or not at all, as a file that spreadsheets read."""
+    with replaced(path) as part:
+        text = "\n".join(map(",".join, [names, *lines]))
+        part.write_text(text + "\n", encoding="utf-8")
+
+
+def _texts(values: Numbers) -> Iterable[str]:
+    listed = values.tolist()
+    return map(quoted, listed) if values.dtype.kind == "U" else map(str, listed)
+
+
+def quoted(text: str) -> str:
+    """Write text as a table has it."""
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
+
+
+def _classes(values: Numbers, classes: Sequence[str] | None) -> Iterable[str]:
+    """Name classes, or give their numbers; nothing where it is not known."""
+    if classes is None:
+        return ("" if value < 0 else str(value) for value in values.tolist())
+    words = [quoted(name) for name in classes]
+    return ("" if value < 0 else words[value] for value in values.tolist())
+
+
+def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
+    clients = [client for one in models for client in one.clients]
+    if len(clients) == 1:
+        (one,) = (one for one in models if one.clients)
+        tensors, stem = one.state_dict(clients[0]), ONE
+        said: Any = {"module": one.module, "arguments": one.arguments, "client": clients[0]}
+    else:
+        tensors, stem, said = {}, SEVERAL, []
+        for number, one in enumerate(models):
+            tensors |= {f"{number}/shared/{name}": value for name, value in one.shared.items()}
+            tensors |= {f"{number}/own/{name}": value for name, value in one.own.items()}
+            entry = {"module": one.module, "arguments": one.arguments, "clients": one.clients}
+            if (rows := one.rows) is not None:
+                tensors |= {f"{number}/rows/{name}": getattr(rows, name)
+                            for name in ("values", "feature", "ptr")}  # fmt: skip
+                entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
+            said.append(entry)
+    local = _apart(tensors)
+    other = SEVERAL if stem == ONE else ONE
+    try:
+        with replaced(folder / f"{stem}.safetensors") as part:
+            save_file(local, part)
+    except SafetensorError as error:
+        raise OutputError(f"cannot write {folder / stem}.safetensors: {error}") from error
+    with replaced(folder / f"{stem}.json") as part:
+        part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    for ending in ("safetensors", "json"):
+        (folder / f"{other}.{ending}").unlink(missing_ok=True)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy those of several tensors that share memory, which safetensors refuses."""
+    result, seen = dict[str, Tensor](), set[int]()
+    for name, value in tensors.items():
+        local = value.detach().cpu().contiguous()
+        place = local.untyped_storage().data_ptr()
+        result[name] = local.clone() if place in seen else local
+        seen.add(place)
+    return result
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def read_predictions(folder: Path) -> Predictions | None:
+    """Read what ``write_outputs`` wrote; None where there are no predictions."""
+    path = Path(folder) / PREDICTIONS
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        classes = arrays.pop("classes", None)
+        named = None if classes is None else tuple(classes.tolist())
+        return Predictions(**arrays, classes=named)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise OutputError(f"{path}: not predictions of a run: {error}") from error
+
+
+def read_models(folder: Path) -> list[SavedModels]:
+    """Read what ``write_outputs`` wrote; empty where there is no model."""
+    folder = Path(folder)
+    stem = next((name for name in (ONE, SEVERAL) if (folder / f"{name}.json").is_file()), None)
+    if stem is None:
+        return []
+    path = folder / f"{stem}.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        tensors = load_file(folder / f"{stem}.safetensors")
+        if stem == ONE:
+            return [SavedModels(said["module"], said["arguments"], [said["client"]], tensors, {})]
+        return [_form(number, entry, tensors) for number, entry in enumerate(said)]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise OutputError(f"{path}: not models of a run: {error}") from error
+
+
+def _form(number: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModels:
+    def part(kind: str) -> dict[str, Tensor]:
+        start = f"{number}/{kind}/"
+        return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+
+    said = entry.get("rows")
+    rows = None if said is None else SparseRows(**{**said, **part("rows")})
+    found = part("shared"), part("own")
+    return SavedModels(entry["module"], entry["arguments"], entry["clients"], *found, rows)
+
+
+# Helpers ------------------------------------------------------------------------------------------
+
+
+def _names(nodes: Any) -> Numbers:
+    """Take nodes' names as text, and their numbers as numbers."""
+    values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
+    return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)
+
+
+def _some(clients: Sequence[int]) -> str:
+    shown = ", ".join(map(str, clients[:5]))
+    return shown + (", ..." if len(clients) > 5 else "")
