@@ -187,12 +187,13 @@ class GraphMethod(Method):
         """Cut the clients' graphs out of the config's data, or read them.
 
         By default as the config's section ``partition`` says, a ``PartitionSection``; where
-        ``data.name`` is a folder, it has a file for each client.
+        ``data.name`` is a folder, it has a file for each client. A method that reads data of its
+        own gives ``Clients``, or a list whose labels say how many classes there are.
         """
         folder, how = clients_path(config.data.name), config.partition
         if folder is None:
-            ratio = self.graphless_ratio(config)
-            return list(partition_graph(cached_data(config), how, ratio, config.seed))
+            graph, ratio = cached_data(config), self.graphless_ratio(config)
+            return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
         return load_folder(
             folder,
             how.ratios,
@@ -206,8 +207,7 @@ class GraphMethod(Method):
         # Imported here, as a client needs none of it.
         from flower_graph.data.partition.statistics import client_statistics
 
-        is_folder = clients_path(config.data.name) is not None
-        return client_statistics(graphs, None if is_folder else cached_data(config))
+        return client_statistics(graphs, Clients.of(graphs).whole)
 
     def graphs(self, config: Any) -> list[Any]:
         """Make the graphs of all clients once a process, in the order of the clients' numbers."""
@@ -233,21 +233,11 @@ class GraphMethod(Method):
         """Count the classes of the whole run: a client may lack one."""
         if folder is not None:
             return folder.manifest.classes
-        return self.count_classes(config, self.graphs(config))
-
-    def count_classes(self, config: Any, graphs: Sequence[Any]) -> int:
-        """Count the classes of the graph, or of the clients where each has a file of its own."""
-        if clients_path(config.data.name) is None:
-            return int(cached_data(config).num_classes)
-        return classes_of(graphs)
+        return Clients.of(self.graphs(config)).num_classes
 
     def class_names(self, config: Any, folder: RunFolder | None = None) -> Sequence[str] | None:
         """Name the run's classes, by their numbers; None where the numbers are their names."""
-        return self.names_of(config, self.graphs(config)) if folder is None else folder.class_names
-
-    def names_of(self, config: Any, graphs: Sequence[Any]) -> Sequence[str] | None:
-        """Name the classes of the graph, or of the clients where each has a file of its own."""
-        return graphs.classes if isinstance(graphs, Clients) else cached_data(config).classes
+        return Clients.of(self.graphs(config)).classes if folder is None else folder.class_names
 
     def num_features(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the features of a node."""
@@ -265,15 +255,7 @@ class GraphMethod(Method):
 
     def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
         """Cut the data into clients, each of which is given its graph."""
-        graphs = self.load_graphs(config)
-        names = self.names_of(config, graphs)
-        data = graph_data(graphs, self.count_classes(config, graphs), class_names=names)
+        graphs = Clients.of(self.load_graphs(config))
+        data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
         figures = client_baselines(graphs)
         return Partition(self.statistics(config, graphs), data, baselines=figures)
-
-
-def classes_of(graphs: Sequence[Any]) -> int:
-    """Count the classes: as files say them, else by the highest label that any client has."""
-    if isinstance(graphs, Clients):
-        return graphs.num_classes
-    return 1 + max(int(graph.y.max()) for graph in graphs)

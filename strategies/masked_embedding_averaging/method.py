@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
@@ -118,7 +119,8 @@ class FedSCem(GraphMethod):
         """Cut the ego-networks out of the graph, or read those of the clients."""
         path, how = clients_path(config.data.name), config.partition
         if path is None:
-            return partition_egos(cached_data(config), how, config.seed)
+            whole = cached_data(config)
+            return Clients.cut(partition_egos(whole, how, config.seed), whole)
         egos = load_ego_folder(
             path,
             how.split,

@@ -14,11 +14,12 @@ from flwr.client import NumPyClient
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.checked import check_clients
 from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.method import GraphMethod, classes_of
+from flower_graph.method import GraphMethod
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.procrustes_alignment import secure_consensus
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
@@ -127,18 +128,16 @@ class PPFL(GraphMethod):
                 features=config.data.features,
                 no_features=config.data.no_features,
             )
-        return overlapping_graphs(cached_data(config), config.partition, config.seed)
-
-    def count_classes(self, config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> int:
-        """Count the classes by the clients' labels."""
-        return classes_of(graphs)
+        whole = cached_data(config)
+        graphs = overlapping_graphs(whole, config.partition, config.seed)
+        classes = Clients.of(graphs).num_classes  # by the clients' labels
+        return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
 
     def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
         """Describe the clients, with what they share."""
         from flower_graph.data.partition.statistics import overlap_statistics
 
-        is_folder = clients_path(config.data.name) is not None
-        return overlap_statistics(graphs, None if is_folder else cached_data(config))
+        return overlap_statistics(graphs, Clients.of(graphs).whole)
 
     def paper_figures(self, config: PPFLConfig) -> dict[str, int]:
         """Give the sizes of section 4.1, where the config asks for its shares."""

@@ -15,6 +15,7 @@ from flwr.client import NumPyClient
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import RunData, graph_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
@@ -157,12 +158,12 @@ class FedGLS(GraphMethod):
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
         """Cut the graph into communities, or read the clients of a folder."""
-        graphs = self.load_graphs(config)
+        graphs = Clients.of(self.load_graphs(config))
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
-        classes, names = self.count_classes(config, graphs), self.names_of(config, graphs)
-        data = replace(folder_data(graphs, classes, true_edges=true_edges), class_names=names)
+        data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
+        data = replace(data, class_names=graphs.classes)
         figures = client_baselines(graphs)
         return Partition(self.statistics(config, graphs), data, note, figures)
 

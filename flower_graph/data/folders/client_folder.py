@@ -27,6 +27,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import Prepared, prepare_features
 from flower_graph.data.folders.client_files import client_graphs
+from flower_graph.data.graph import Graph, Treatment
 from flower_graph.data.labels import Labels, check_entries, number_classes
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
@@ -41,24 +42,49 @@ T = TypeVar("T")
 
 
 class Clients(list[T]):
-    """All clients of a folder, with what their labels are together.
+    """All clients of a run, with what is known of their data together.
 
-    Attributes
+    Parameters
     ----------
+    clients
+        Their graphs, in the order of their numbers.
     num_classes : int
         Classes of the whole run.
     classes : tuple of str, or None
         Name of each class, by its number; None where the numbers themselves are the names.
-    notes : tuple of str
+    notes : sequence of str
         What was done to the data, a phrase each.
-    treatment : Treatment
+    treatment : Treatment or None
         What was done to the features, for those of other nodes.
+    whole : Graph or None
+        The graph that they were cut out of; None where each has a graph of its own.
     """
 
-    def __init__(self, clients: Iterable[T], labels: Labels, features: Prepared) -> None:
+    def __init__(
+        self,
+        clients: Iterable[T],
+        num_classes: int,
+        classes: tuple[str, ...] | None = None,
+        notes: Sequence[str] = (),
+        treatment: Treatment | None = None,
+        whole: Graph | None = None,
+    ) -> None:
         super().__init__(clients)
-        self.num_classes, self.classes = labels.num_classes, labels.classes
-        self.notes, self.treatment = (*labels.notes, *features.notes), features.treatment
+        self.num_classes, self.classes, self.notes = num_classes, classes, tuple(notes)
+        self.treatment, self.whole = treatment, whole
+
+    @classmethod
+    def cut(cls, clients: Iterable[T], whole: Graph) -> Clients[T]:
+        """Give clients the classes of the graph that they were cut out of."""
+        known = (whole.num_classes, whole.classes, whole.notes, whole.treatment)
+        return cls(clients, *known, whole)
+
+    @classmethod
+    def of(cls, graphs: Sequence[Any]) -> Clients[Any]:
+        """Give what is known of clients; of a plain list the highest label counts the classes."""
+        if isinstance(graphs, cls):
+            return graphs
+        return cls(graphs, 1 + max(int(graph.y.max()) for graph in graphs))
 
 
 class ClientFile(NamedTuple):
@@ -81,7 +107,7 @@ def load_folder(
         with saying(file.where):
             found = replace(file.found, x=x, labels=y)
             graphs.append(_client_graph(client, found, ratios, seed, done.notes))
-    return told(path, Clients(graphs, labels, done), files)
+    return told(path, files, graphs, labels, done)
 
 
 def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
@@ -135,8 +161,12 @@ def prepared(path: Path | str, files: Sequence[ClientFile], features: str) -> Pr
         return prepare_features([each.found.x for each in files], features)
 
 
-def told(path: Path | str, clients: Clients[T], files: Sequence[ClientFile]) -> Clients[T]:
-    """Log what was done to a folder's data: of all clients, and of those that differ."""
+def told(
+    path: Path | str, files: Sequence[ClientFile], graphs: list[T], labels: Labels, done: Prepared
+) -> Clients[T]:
+    """Give the clients of a folder; log what was done to all their data, and to whose alone."""
+    notes = (*labels.notes, *done.notes)
+    clients = Clients(graphs, labels.num_classes, labels.classes, notes, done.treatment)
     tell(f"data {path}", clients.notes)
     for each in files:
         tell(each.where, [*getattr(each.values, "notes", ()), *each.found.notes])

@@ -73,7 +73,7 @@ def load_ego_folder(
             egos.append(ego_of(client, replace(file.found, x=x, labels=y), who[client]))
     egos = _split(files, egos, split, ratios, seed)
     _warn(path, egos)
-    return told(path, Clients(egos, labels, done), files)
+    return told(path, files, egos, labels, done)
 
 
 def _split(

@@ -90,7 +90,7 @@ def load_overlapping_folder(
                 client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks, mine.called
             )
         )
-    return told(path, Clients(graphs, labels, done), files)
+    return told(path, files, graphs, labels, done)
 
 
 def _ids(files: Sequence[ClientFile]) -> list[Tensor]:

@@ -1,0 +1,64 @@
+"""What ``GraphMethod`` gives a method that says little itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flower_graph.apps.run import run
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders.client_folder import client_graph_from_data
+from flower_graph.data.partition.client_graphs import ClientGraph
+
+OWN_DATA = """
+from dataclasses import dataclass
+
+from test_method import graphs_of_mine
+from flower_graph.config.module import ModuleRunConfig
+from flower_graph.module_method import ModuleMethod
+
+
+@dataclass
+class Settings(ModuleRunConfig):
+    app: str = "own_data"
+
+
+class OwnData(ModuleMethod):
+    name, schema = "own_data", Settings
+
+    def load_graphs(self, config):
+        return graphs_of_mine()
+
+
+METHOD = OwnData()
+"""
+
+
+def graphs_of_mine() -> list[ClientGraph]:
+    """Make three clients of five nodes, each on a path, of classes 0 to 2."""
+    n = 5
+    path = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+    y = torch.arange(n) % 3
+    data: dict[str, Any] = {"x": torch.eye(n), "y": y, "edge_index": path}
+    return [client_graph_from_data(client, type("Mine", (), data)) for client in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_data.py").write_text(OWN_DATA, encoding="utf-8")
+    (tmp_path / "own.yaml").write_text("app: own_data\nrounds: 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_method_with_data_of_its_own_reads_no_other(tmp_path: Path) -> None:
+    config = load_config("own.yaml", ["data.name=no-such-set", "device=cpu"])
+    run(config, tmp_path / "out")
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["clients"] == 3 and "classes" not in result
+    assert method_of(config).partition(config).statistics.figures["nodes-per-client"] == 5
