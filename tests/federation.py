@@ -26,7 +26,7 @@ from flower_graph.messages.keys import CONFIG, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.server.ledger import Participation
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_secrets
+from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
 from runs import METHODS as FROZEN

@@ -86,6 +86,10 @@ class CohortState(Generic[T]):
             raise
         self.store.commit((live, tensors), tensors)
 
+    def look(self, makers: Makers[T]) -> T:
+        """Return the object as it is, to be read alone."""
+        return self._open(makers)[0]
+
     def save(
         self, server_round: int, run: str, makers: Makers[T], more: Tensors | None = None
     ) -> str:

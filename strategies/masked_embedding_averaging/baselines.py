@@ -29,13 +29,26 @@ from numpy.typing import NDArray
 from flower_graph.engine.graph_batch import ROLES
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import ARRAY_NAMES, CLIENTS, FIRST, NUM_FEATURES, REST
+from flower_graph.messages.keys import (
+    ARRAY_NAMES,
+    CLIENTS,
+    FIRST,
+    NUM_FEATURES,
+    REST,
+    SERVER_ROUND,
+)
+from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings, initial_weights
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    ChosenEgos,
+    EgoSettings,
+    initial_weights,
+)
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
     EgoCohortClient,
     model_of,
 )
+from flower_graph.strategies.masked_embedding_averaging.kept import common_model, predictions_of
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
     NO_SLOTS,
@@ -77,8 +90,11 @@ class EgoModelClient(EgoCohortClient):
         The clients' graphs.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    checkpoint_dir, output_dir : Path, optional
+        Where checkpoints are saved, and where predictions, models and figures are left, if not in
+        a place of the SuperNode's own (``state-dir``).
+    classes : sequence of str, optional
+        Names of the classes, for predictions.
     """
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +128,18 @@ class EgoModelClient(EgoCohortClient):
         settings = read_settings(config)
         with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))
-            measured = measure(clients.evaluate(clients.embed()), None, 1.0).mean(0)
+            judged = clients.evaluate(clients.embed())
+        self._measured(int(config.get(SERVER_ROUND, 0)), clients, judged, judged.loss)
+        measured = measure(judged, None, 1.0).mean(0)
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
         answer = metrics["cross-entropy"], len(self.egos), metrics
         return self._kept.save_if_asked(config, answer, self._makers(settings))
+
+    def _taken(self, chosen: ChosenEgos) -> Snapshot:
+        """Give the server's last model, which is what all have; once, not for each client."""
+        chosen.start_from(model := chosen.begun())  # whoever was not measured has trained since
+        found = predictions_of(self.egos, chosen, self._classes)
+        return Snapshot(found, [common_model(model, chosen.settings, chosen.batch.clients)])
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.ego_networks import EgoNetwork
 
 
+BEGUN = ("begun.first", "begun.rest")  # in a state: the model that clients began with
+
+
 class EgoSettings(NamedTuple):
     """What the server tells every client about its model and its training.
 
@@ -120,7 +123,9 @@ class EgoCohort:
         self.egos, self.settings = list(egos), settings
         self.batch = pack_graphs(self.egos, device)
         if tensors is None:
-            tensors = stacked_state(self.batch, [initial_weights(settings)])
+            start = initial_weights(settings)
+            begun = {BEGUN[0]: start.first, BEGUN[1]: start.rest}
+            tensors = stacked_state(self.batch, [start]) | begun
         self._state = tensors
         self._chosen: ChosenEgos | None = None
 
@@ -178,6 +183,17 @@ class ChosenEgos(StackedWeights):
             self._descend(loss)
         return result[-1]
 
+    def start_from(self, *models: ModelWeights, replace: bool = True) -> None:
+        """Take over the server's model, and remember it: a later process may have to save it."""
+        super().start_from(*models, replace=replace)
+        (model,) = models
+        for name, value in zip(BEGUN, (model.first, model.rest), strict=True):
+            self._state[name].copy_(value)
+
+    def begun(self) -> ModelWeights:
+        """Return what clients began with: the server's last model, without one the first."""
+        return ModelWeights(*(self._state[name] for name in BEGUN))
+
     @torch.no_grad()
     def embed(self) -> Tensor:
         """Return the clients' node embeddings, ``[n, h]``."""
@@ -187,7 +203,12 @@ class ChosenEgos(StackedWeights):
     @torch.no_grad()
     def evaluate(self, h: Tensor) -> Metrics:
         """Measure accuracy and loss with the embeddings ``h`` that ``embed`` gave."""
-        return evaluate(self.batch, self._logits(h, self._split(self.weights()[1])))
+        return evaluate(self.batch, self.classify(h))
+
+    @torch.no_grad()
+    def classify(self, h: Tensor) -> Tensor:
+        """Return logits ``[n, k]`` of the embeddings ``h`` that ``embed`` gave."""
+        return self._logits(h, self._split(self.weights()[1]))
 
     # How it is computed
 

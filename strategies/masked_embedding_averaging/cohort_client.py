@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import IN_PROCESS, Tensors
-from flower_graph.config.rules import choice
+from flower_graph.client.state import Tensors
 from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
-from flower_graph.engine.graph_batch import check_sizes, evaluate
+from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import StateLostError, UnreadableSumError
 from flower_graph.messages.fields import Resume
@@ -37,26 +35,26 @@ from flower_graph.messages.keys import (
     SUMS,
     TOTAL,
 )
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
-from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
 )
-from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
+from flower_graph.strategies.masked_embedding_averaging.ego_secrets import EgoSecrets
+from flower_graph.strategies.masked_embedding_averaging.kept import own_models, predictions_of
 from flower_graph.strategies.masked_embedding_averaging.messages import (
-    NO_SLOTS,
     EgoEnrolment,
     EgoReply,
     EgoRequest,
     read_settings,
+    write_settings,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     VectorEncoding,
@@ -74,88 +72,7 @@ LOG = logging.getLogger(__name__)
 TRAINED, FUSED = "trained-round", "fused-round"
 Opened = tuple[EgoCohort, Tensors]
 Answer = tuple[list[Any], int, dict[str, Any]]
-Identities = Mapping[int, Sequence[object]]
-Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
-OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignmentClient]] = {
-    "polynomial": PolynomialAlignmentClient,
-    "plain": PlaintextAlignmentClient,
-    NO_SLOTS: PlaintextAlignmentClient,  # idle
-}
-Kept = tuple[str, SumClient, Aligner]  # the form of alignment first
-NAME = "ego-secrets"  # in Context.state
-_LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}  # with their tokens, by run and SuperNode
-
-
-class EgoSecrets:
-    """Keys, shares and slots, from message to message: the clients' part of sums and alignment."""
-
-    # They are objects, not tensors, and small: ``Context.state`` holds them as bytes, and goes
-    # wherever Flower takes the next message. In a process that has just handled a message the
-    # objects themselves are still there; a token says whether they are the ones that the context
-    # means. With the in-process engine (``state-dir = ":memory:"``) nothing is written, as the
-    # process is the only one.
-
-    def __init__(self, context: Context, identities: Identities) -> None:
-        self._context, self._identities = context, identities
-        self._key = (context.run_id, context.node_id)
-        self._in_process = context.node_config.get("state-dir", "") == IN_PROCESS
-
-    def begin(self, run_id: bytes, form: str) -> KeyReply:
-        """Make the keys of a run, or show those that it has: its SuperNode may be back."""
-        # What was kept of another run is of no more use.
-        with suppress(StateLostError):
-            known, host, _ = self.load()
-            if host.run_id == run_id and known == form:
-                return host.keys()
-        host = SumClient(run_id, list(self._identities))
-        self.keep(form, host, _aligner(form, run_id, self._identities))
-        return host.keys()
-
-    def load(self) -> Kept:
-        """Return the form of alignment and both objects; ``StateLostError`` without them."""
-        record = self._context.state.config_records.get(NAME)
-        if record is None:
-            raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
-        token, live = _LIVE.get(self._key, ("", None))
-        if live is not None and token == record["token"]:
-            return live
-        if self._in_process:
-            raise StateLostError(f"client {self._key[1]}: its keys went with another process")
-        data = record["data"]
-        assert isinstance(data, bytes)
-        return self._read(data)
-
-    def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
-        """Keep them for the next message."""
-        record = ConfigRecord({"token": secrets.token_hex(8)})
-        if not self._in_process:
-            keys = host.to_bytes()
-            size = str(len(keys)).encode()
-            record["data"] = b"|".join([form.encode(), size, keys + aligner.to_bytes()])
-        self._context.state[NAME] = record
-        _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
-
-    @contextmanager
-    def opened(self) -> Iterator[tuple[SumClient, Aligner]]:
-        """Work with both objects; they are kept when the block ends well."""
-        form, host, aligner = self.load()
-        yield host, aligner
-        self.keep(form, host, aligner)
-
-    def drop(self) -> None:
-        """Forget the run."""
-        self._context.state.pop(NAME, None)
-        _LIVE.pop(self._key, None)
-
-    def _read(self, data: bytes) -> Kept:
-        name, size, rest = data.split(b"|", 2)
-        form, cut = name.decode(), int(size)
-        host, local = SumClient.from_bytes(rest[:cut]), rest[cut:]
-        if set(host.clients) != set(self._identities):
-            raise StateLostError("the keys that were kept belong to other clients")
-        if form == "psi":
-            return form, host, AlignmentClient.from_bytes(local, host.run_id, self._identities)
-        return form, host, OPEN_ALIGNERS[form].from_bytes(local, self._identities)
+SETTINGS = "ego-settings"  # in Context.state
 
 
 class EgoCohortClient(NumPyClient):
@@ -170,6 +87,8 @@ class EgoCohortClient(NumPyClient):
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         if not egos:
             raise ValueError("egos: none is given; a SuperNode hosts at least one")
@@ -178,12 +97,15 @@ class EgoCohortClient(NumPyClient):
             raise ValueError(f"egos: client numbers {numbers!s:.60} are not all different")
         check_clients(egos)
         self.egos, self._device = list(egos), resolve_device(device)
-        self._state = context.state
+        self._state, self._classes = context.state, classes
+        self.outputs = ClientOutputs(context, output_dir)
         self.secrets = EgoSecrets(context, {ego.client: ego.identities for ego in egos})
         self._kept = CohortState[Opened](context, "ego-client", numbers, checkpoint_dir)
 
     def restore(self, settings: EgoSettings, resume: Resume) -> None:
         """Go on from the checkpoint of these clients that the server names, if it names one."""
+        # Noted, as who asks for a snapshot later does not say what models are made with.
+        self._state[SETTINGS] = ConfigRecord(write_settings(settings))
         self._kept.restore(resume, self._makers(settings))
 
     def handled(self, settings: EgoSettings) -> int:
@@ -194,7 +116,31 @@ class EgoCohortClient(NumPyClient):
     def opened(self, settings: EgoSettings) -> Iterator[ChosenEgos]:
         """Work with all clients' models; what changed counts when the block ends well."""
         with self._kept.opened(self._makers(settings)) as (cohort, _):
-            yield cohort.choose([ego.client for ego in self.egos])
+            yield self._everyone(cohort)
+
+    def snapshot(self) -> Snapshot:
+        """Give predictions and models of all clients as they are now."""
+        if SETTINGS not in self._state:
+            raise StateLostError("what was kept of this run is not here")
+        settings = read_settings(dict(self._state.config_records[SETTINGS]))
+        cohort, _ = self._kept.look(self._makers(settings))
+        return self._taken(self._everyone(cohort))
+
+    def _taken(self, chosen: ChosenEgos) -> Snapshot:
+        return Snapshot(predictions_of(self.egos, chosen, self._classes), [own_models(chosen)])
+
+    def _everyone(self, cohort: EgoCohort) -> ChosenEgos:
+        return cohort.choose([ego.client for ego in self.egos])
+
+    def _measured(
+        self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
+    ) -> None:
+        """Write the figures of each client, which stay here."""
+        nodes = np.diff(chosen.batch.ptr)
+        clients, accuracy = chosen.batch.clients, judged.accuracy.numpy()
+        self.outputs.measured(
+            server_round, clients, loss=loss.numpy(), accuracy=accuracy, nodes=nodes
+        )
 
     def _save(self, settings: EgoSettings, server_round: int, run: str) -> str:
         return self._kept.save(server_round, run, self._makers(settings))
@@ -226,6 +172,10 @@ class EgoNetworkClient(EgoCohortClient):
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
         Where to save the clients' weights when the server asks for a checkpoint.
+    output_dir : Path, optional
+        Where predictions, models and figures are left, if not in a place of the SuperNode's own.
+    classes : sequence of str, optional
+        Names of the classes, for predictions.
     noise : ClientNoise, optional
         What is added to each client's embeddings before masks and pads.
     """
@@ -289,6 +239,7 @@ class EgoNetworkClient(EgoCohortClient):
         """Forget the run."""
         self._kept.drop()
         self.secrets.drop()
+        self._state.pop(SETTINGS, None)
         return [], 1, {}
 
     # A round
@@ -307,10 +258,15 @@ class EgoNetworkClient(EgoCohortClient):
                 contrast, is_unread = self._fuse(
                     chosen, tensors, place, request, aligner.slots, host.run_id
                 )
+                due = bool((tensors[TRAINED][place] < request.server_round).any())
+                if due and not request.is_last:
+                    self._hold(request.server_round - 1, cohort)
                 # The step begins with the very forward that is to be judged.
-                logits = self._train(chosen, tensors, place, request)
+                logits = self._train(chosen, tensors, place, request) if due else None
                 h = chosen.embed()
                 judged = chosen.evaluate(h) if logits is None else evaluate(chosen.batch, logits)
+                if due or request.is_last:  # else the message comes again, after the step
+                    self._note_figures(request, chosen, judged, contrast)
                 measured = measure(judged, contrast, request.settings.tau)
             not_saved = ""
             if request.checkpoint:
@@ -326,6 +282,21 @@ class EgoNetworkClient(EgoCohortClient):
         masked = time.perf_counter()
         seconds = trained - started, masked - trained
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
+
+    def _hold(self, server_round: int, cohort: EgoCohort) -> None:
+        """Hold the models as they are measured, where the best are to be kept: a step follows."""
+        if server_round:
+            self.outputs.candidate(server_round, lambda: self._taken(self._everyone(cohort)))
+
+    def _note_figures(
+        self, request: EgoRequest, chosen: ChosenEgos, judged: Metrics, contrast: Tensor | None
+    ) -> None:
+        """Write each client's figures of the round before, if there was one."""
+        loss, mu = judged.loss, request.settings.mu
+        if contrast is not None:
+            loss = loss + mu * contrast.nan_to_num(0.0)
+        if request.server_round > 1:
+            self._measured(request.server_round - 1, chosen, judged, loss)
 
     def _start_from(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
@@ -371,8 +342,7 @@ class EgoNetworkClient(EgoCohortClient):
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
     ) -> Tensor | None:
         """Take the round's local step, if there is one; return the logits from before it."""
-        due = bool((tensors[TRAINED][place] < request.server_round).any())
-        if request.is_last or not due:
+        if request.is_last:
             return None
         tensors[TRAINED][place] = request.server_round
         return None if request.variant == "minus" else chosen.train()
@@ -381,10 +351,3 @@ class EgoNetworkClient(EgoCohortClient):
 def model_of(parts: Sequence[NDArray[Any]]) -> ModelWeights:
     """Read a whole model from its two arrays."""
     return ModelWeights(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
-
-
-def _aligner(form: str, run_id: bytes, identities: Identities) -> Aligner:
-    if form == "psi":
-        return AlignmentClient(run_id, identities)
-    choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
-    return OPEN_ALIGNERS[form](identities)

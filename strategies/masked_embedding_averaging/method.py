@@ -104,14 +104,15 @@ class FedSCem(GraphMethod):
             return fed_sage.SageClient(
                 context, egos, num_classes=classes, device=config.device, checkpoint_dir=saved
             )
+        how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
+        how["classes"] = self.class_names(config, folder)
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            return EgoModelClient(context, egos, device=config.device, checkpoint_dir=saved)
+            return EgoModelClient(context, egos, **how)
         return EgoNetworkClient(
             context,
             egos,
-            device=config.device,
-            checkpoint_dir=saved,
+            **how,
             noise=embedding_noise(config) if config.privacy.is_on else None,
         )
 

@@ -21,12 +21,10 @@ from flower_graph.messages.fields import Resume
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
-from flower_graph.strategies.masked_embedding_averaging import cohort_client
+from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
-from flower_graph.strategies.masked_embedding_averaging.cohort_client import (
-    EgoNetworkClient,
-    EgoSecrets,
-)
+from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoNetworkClient
+from flower_graph.strategies.masked_embedding_averaging.ego_secrets import EgoSecrets
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoEnrolment,
     EgoReply,
@@ -176,7 +174,7 @@ FORMS = {
 
 
 def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cohort_client, "_LIVE", {})
+    monkeypatch.setattr(ego_secrets, "_LIVE", {})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -233,7 +231,7 @@ def test_nothing_is_there_before_and_after_nor_at_other_nodes(
     for _ in range(2):
         secret.drop()
     assert not list(context.state.keys())
-    assert cohort_client._LIVE == {}
+    assert ego_secrets._LIVE == {}
     with pytest.raises(ValueError, match="alignment: 'guess' is not one of psi"):
         secret.begin(RUN, "guess")
 

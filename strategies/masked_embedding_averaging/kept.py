@@ -1,0 +1,82 @@
+"""What ego-networks leave of a run: predictions, and models under the names that PyTorch gives.
+
+This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, role_of
+from flower_graph.strategies.masked_embedding_averaging.cohort import (
+    ChosenEgos,
+    EgoSettings,
+    split_rest,
+)
+
+MODULE = "flower_graph.strategies.masked_embedding_averaging.modules.EgoGCN"
+FIRST = "conv1.lin.weight"
+# Of the engine's parameters, whose matrices PyTorch has transposed
+NAMES = {
+    "bias-1": "conv1.bias",
+    "weight-2": "conv2.lin.weight",
+    "bias-2": "conv2.bias",
+    "classifier": "classifier.weight",
+    "classifier-bias": "classifier.bias",
+    "projection": "projection.weight",
+    "projection-bias": "projection.bias",
+}
+
+
+def predictions_of(
+    egos: Sequence[EgoNetwork], chosen: ChosenEgos, classes: Sequence[str] | None
+) -> Predictions:
+    """Read the clients' predictions for all nodes of theirs off their weights."""
+    of_client = {ego.client: ego for ego in egos}
+    egos = [of_client[client] for client in chosen.batch.clients]
+    return Predictions.of(
+        chosen.classify(chosen.embed()),
+        np.repeat([ego.client for ego in egos], [ego.y.numel() for ego in egos]),
+        [node for ego in egos for node in ego.called or ego.identities],
+        np.concatenate([role_of(e.train_mask, e.val_mask, e.test_mask) for e in egos]),
+        torch.cat([ego.y for ego in egos]),
+        classes,
+    )
+
+
+def own_models(chosen: ChosenEgos) -> SavedModels:
+    """Give the clients' models, of which only rows of features that a client has are its own."""
+    batch, (first, rest) = chosen.batch, chosen.weights()
+    rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
+    begun = {FIRST: chosen.begun().first.T}
+    own = _named(rest, chosen.settings)
+    return SavedModels(MODULE, _arguments(chosen.settings), list(batch.clients), begun, own, rows)
+
+
+def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
+    """Give one model that is the same at these clients; -1 stands for the server."""
+    rest = {name: part[0] for name, part in _named(model.rest[None], settings).items()}
+    return SavedModels(
+        MODULE, _arguments(settings), list(clients), {FIRST: model.first.T} | rest, {}
+    )
+
+
+def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
+    """Name rows ``[c, D]`` of parameters as PyTorch does, and lay out matrices as it does."""
+    parts = split_rest(rest, settings)
+    return {NAMES[name]: part.mT if part.dim() == 3 else part for name, part in parts.items()}
+
+
+def _arguments(settings: EgoSettings) -> dict[str, int]:
+    return {
+        "features": settings.num_features,
+        "hidden": settings.hidden,
+        "classes": settings.num_classes,
+        "projection": settings.projection,
+    }
