@@ -55,6 +55,11 @@ class ClientOutputs:
         self._context, self._shared = context, output_dir
 
     @property
+    def is_on(self) -> bool:
+        """Whether the run keeps anything: a snapshot may be asked for."""
+        return bool(self._said("run"))
+
+    @property
     def keeps_best(self) -> bool:
         """Whether the run keeps its best round: any that was just measured may be asked for."""
         return self._said("keep") == BEST
@@ -176,7 +181,7 @@ class ClientOutputs:
 
     def _write(self, folder: Path, found: Snapshot) -> None:
         models = found.models if self._said("save") == ALL else []
-        write_outputs(folder, found.predictions, models)
+        write_outputs(folder, found.predictions, models, found.embeddings)
 
     def _said(self, name: str) -> str:
         record = self._context.state.config_records.get(NAME)

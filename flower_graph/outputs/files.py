@@ -9,10 +9,10 @@ common once. Everything is its owner's alone. This file needs neither Flower nor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,15 +22,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flower_graph.errors import OutputError
+from flower_graph.outputs.weights import SavedModels, SparseRows
 from flower_graph.storage.checkpoint import replaced
 from flower_graph.storage.files import saying
 
 __all__ = [
     "ROLES",
+    "Embeddings",
     "Predictions",
     "SavedModels",
     "Snapshot",
     "SparseRows",
+    "read_embeddings",
     "read_models",
     "read_predictions",
     "write_outputs",
@@ -39,8 +42,10 @@ __all__ = [
 ROLES = ("none", "train", "val", "test")
 NO_CLIENT = -1  # whose predictions are the server's own
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
+EMBEDDINGS = "embeddings.npz"
 ONE, SEVERAL = "model", "models"
 Numbers = NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -135,88 +140,60 @@ def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
     return result
 
 
-class SparseRows(NamedTuple):
-    """Rows of one weight matrix that differ from the common one: those of features a client has.
+class Embeddings(NamedTuple):
+    """Where nodes lie in the spaces of their clients; one row for each node of each client.
 
     Attributes
     ----------
-    name : str
-        The weight's name in the ``state_dict``.
-    values : Tensor
-        ``[R, h]`` the rows of all clients, one client's behind the other's.
-    feature : Tensor
-        ``[R]`` int64, which feature each row is of.
-    ptr : Tensor
-        ``[c + 1]`` int64, where each client's rows begin.
-    transposed : bool
-        Whether the weight has features in columns, ``[h, f]``, as a ``Linear`` has.
+    client, node : ndarray
+        ``[r]`` as in ``Predictions``.
+    number : ndarray
+        ``[r]`` int64, the id that clients have of the node in common.
+    public : ndarray
+        ``[r]`` bool, whether other clients may have the node too.
+    embeddings : ndarray
+        ``[r, d]`` float32.
     """
 
-    name: str
-    values: Tensor
-    feature: Tensor
-    ptr: Tensor
-    transposed: bool = False
+    client: Numbers
+    node: Numbers
+    number: Numbers
+    public: Numbers
+    embeddings: Numbers
 
-
-@dataclass
-class SavedModels:
-    """Models of one form, of some clients.
-
-    Attributes
-    ----------
-    module : str
-        The dotted name of the module's class.
-    arguments : dict
-        What the module is made with; JSON can say it.
-    clients : list of int
-        The clients' numbers; -1 for a server's.
-    shared : dict of str to Tensor
-        Entries of the ``state_dict`` that are the same at all of them.
-    own : dict of str to Tensor
-        The others, stacked: ``[c, ...]``.
-    rows : SparseRows or None
-        What of ``shared[rows.name]`` each client has otherwise.
-    """
-
-    module: str
-    arguments: dict[str, Any]
-    clients: list[int]
-    shared: dict[str, Tensor]
-    own: dict[str, Tensor]
-    rows: SparseRows | None = None
-
-    def state_dict(self, client: int) -> dict[str, Tensor]:
-        """Give one client's weights, plain and dense, as its module takes them."""
-        if client not in self.clients:
-            raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
-        place = self.clients.index(client)
-        state = dict(self.shared) | {name: value[place] for name, value in self.own.items()}
-        if self.rows is not None:
-            name, values, feature, ptr, transposed = self.rows
-            begin, end = int(ptr[place]), int(ptr[place + 1])
-            dense = state[name].clone()
-            # A view: what is written into it is in `dense`.
-            by_feature = dense.T if transposed else dense
-            by_feature[feature[begin:end].long()] = values[begin:end].to(dense.dtype)
-            state[name] = dense
-        return state
+    def of_client(self, client: int) -> Embeddings:
+        """Give one client's rows."""
+        return Embeddings(*(values[self.client == client] for values in self))
 
 
 class Snapshot(NamedTuple):
-    """What some clients, or a server, have at one moment."""
+    """What some clients, or a server, have at one moment.
+
+    Attributes
+    ----------
+    predictions : Predictions or None
+        What their nodes were predicted to be.
+    models : list of SavedModels
+        Their models.
+    embeddings : Embeddings or None
+        Of a method whose result they are.
+    """
 
     predictions: Predictions | None
     models: list[SavedModels]
+    embeddings: Embeddings | None = None
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
 def write_outputs(
-    folder: Path, predictions: Predictions | None, models: Sequence[SavedModels]
+    folder: Path,
+    predictions: Predictions | None,
+    models: Sequence[SavedModels],
+    embeddings: Embeddings | None = None,
 ) -> None:
-    """Write predictions and models into a folder, each file whole or not at all.
+    """Write predictions, models and embeddings into a folder, each file whole or not at all.
 
     Raises
     ------
@@ -229,6 +206,8 @@ def write_outputs(
             _write_predictions(folder, predictions)
         if models:
             _write_models(folder, models)
+        if embeddings is not None:
+            _write_arrays(folder / EMBEDDINGS, embeddings._asdict())
 
 
 def private_folder(folder: Path) -> None:
@@ -242,14 +221,13 @@ def _write_predictions(folder: Path, found: Predictions) -> None:
     arrays = {name: v for name, v in vars(found).items() if isinstance(v, np.ndarray)}
     if found.classes is not None:
         arrays["classes"] = np.array(found.classes, np.str_)
-    with replaced(folder / PREDICTIONS) as part, part.open("wb") as file:
-        np.savez(file, **cast("dict[str, Any]", arrays))
+    _write_arrays(folder / PREDICTIONS, arrays)
     names = ["client", "node", "class", "probability", "role", "label"]
     columns = [
         map(str, found.client.tolist()),
         _texts(found.node),
         _classes(found.predicted, found.classes),
-        (f"{value:.6g}" for value in found.probability.tolist()),
+        ("" if value != value else f"{value:.6g}" for value in found.probability.tolist()),
         (ROLES[value] for value in found.role.tolist()),
         _classes(found.label, found.classes),
     ]
@@ -257,6 +235,11 @@ def _write_predictions(folder: Path, found: Predictions) -> None:
         names.append("fold")
         columns.append(map(str, found.fold.tolist()))
     write_lines(folder / TABLE, names, zip(*columns, strict=True))
+
+
+def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    with replaced(path) as part, part.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
@@ -330,17 +313,27 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def read_predictions(folder: Path) -> Predictions | None:
     """Read what ``write_outputs`` wrote; None where there are no predictions."""
-    path = Path(folder) / PREDICTIONS
+    return _read_arrays(Path(folder) / PREDICTIONS, _predictions)
+
+
+def _predictions(classes: Numbers | None = None, **arrays: Numbers) -> Predictions:
+    named = None if classes is None else tuple(classes.tolist())
+    return Predictions(**arrays, classes=named)
+
+
+def read_embeddings(folder: Path) -> Embeddings | None:
+    """Read what ``write_outputs`` wrote; None where there are no embeddings."""
+    return _read_arrays(Path(folder) / EMBEDDINGS, Embeddings)
+
+
+def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:
     if not path.is_file():
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        classes = arrays.pop("classes", None)
-        named = None if classes is None else tuple(classes.tolist())
-        return Predictions(**arrays, classes=named)
+            return make(**file)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise OutputError(f"{path}: not predictions of a run: {error}") from error
+        raise OutputError(f"{path}: not {path.stem} of a run: {error}") from error
 
 
 def read_models(folder: Path) -> list[SavedModels]:
@@ -378,8 +371,3 @@ def _names(nodes: Any) -> Numbers:
     """Take nodes' names as text, and their numbers as numbers."""
     values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
     return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)
-
-
-def _some(clients: Sequence[int]) -> str:
-    shown = ", ".join(map(str, clients[:5]))
-    return shown + (", ..." if len(clients) > 5 else "")

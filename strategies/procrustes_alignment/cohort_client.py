@@ -19,7 +19,15 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import ROLES, Snapshot
 from flower_graph.storage.files import atomic
+from flower_graph.strategies.procrustes_alignment.kept import (
+    forget,
+    recall,
+    remember,
+    snapshot_of,
+)
 from flower_graph.strategies.procrustes_alignment.messages import (
     NOT_FINITE,
     EmbeddingEnrolment,
@@ -215,6 +223,9 @@ class PublicNodeClient(NumPyClient):
         Folder for the embeddings after the last iteration, a file for each client.
     checkpoint_dir : Path, optional
         Where to save the models when the server asks for a checkpoint.
+    output_dir : Path, optional
+        Where predictions, models, embeddings and figures are left, if not in a place of the
+        SuperNode's own.
     """
 
     def __init__(
@@ -224,6 +235,7 @@ class PublicNodeClient(NumPyClient):
         *,
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
     ) -> None:
         if not members:
             raise ValueError("members: none is given; a SuperNode hosts at least one client")
@@ -231,7 +243,8 @@ class PublicNodeClient(NumPyClient):
         if len(self.members) != len(members):
             numbers = [member.number for member in members]
             raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
-        self._save_to = save_to
+        self._save_to, self._context = save_to, context
+        self.outputs = ClientOutputs(context, output_dir)
         self._state = ModelState(
             context, "public-node-client", list(self.members), checkpoint_dir, prefix=MODELS
         )
@@ -270,7 +283,15 @@ class PublicNodeClient(NumPyClient):
 
     def resume(self, resume: Resume) -> Tensors | None:
         """Go on from the checkpoint that the server names; return what else it has."""
-        return self._state.restore(resume, self._makers)
+        tensors = self._state.restore(resume, self._makers)
+        if tensors is not None:
+            forget(self._context)  # what was said of a later round
+        return tensors
+
+    def snapshot(self) -> Snapshot:
+        """Give what the clients have: embeddings, what was said of their nodes, models."""
+        models = self._state.look(self._makers)
+        return snapshot_of([*self.members.values()], models, recall(self._context))
 
     def round(self, request: PublicRequest) -> PublicReply:
         """Have every client that is asked take its targets, train, embed and measure."""
@@ -283,6 +304,8 @@ class PublicNodeClient(NumPyClient):
         if request.is_last and self._save_to is not None:
             for client, answer in by_client.items():
                 save_embeddings(self._save_to, self.members[client], answer.embeddings)
+        if self.outputs.is_on:
+            self._note(request.server_round, by_client)
         names = dict.fromkeys(name for answer in answers for name in answer.judged)
         return PublicReply(
             request,
@@ -292,6 +315,15 @@ class PublicNodeClient(NumPyClient):
             {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
             [f"client {c}: {NOT_FINITE}" for c, one in by_client.items() if one.shared is None],
         )
+
+    def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
+        """Write each client's figures, which stay here, and what was said of its nodes."""
+        judged = {client: one.judged for client, one in answers.items()}
+        accuracy = [[one.get(role, math.nan) for role in ROLES[1:]] for one in judged.values()]
+        nodes = [self.members[client].nodes.size for client in answers]
+        loss = [one.loss for one in answers.values()]
+        self.outputs.measured(server_round, [*answers], loss=loss, accuracy=accuracy, nodes=nodes)
+        remember(self._context, judged)
 
     def opened(self, *, follows: bool = False) -> AbstractContextManager[Models]:
         """Work with the models; what changed counts when the block ends well."""

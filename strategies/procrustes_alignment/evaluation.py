@@ -6,13 +6,15 @@ scikit-learn is imported where it is used: it takes half a second, and few runs 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import DataError
+from flower_graph.outputs.files import ROLES, role_of
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -21,6 +23,27 @@ if TYPE_CHECKING:
 
 CLASSIFIERS = ("svc", "mlp")
 SVC, MLP = CLASSIFIERS
+NOBODY = -1  # class and fold of a node that is not judged
+
+
+class Folds(NamedTuple):
+    """What a cross-validated classifier said of each node when it was not trained with it."""
+
+    predicted: NDArray[np.int64]  # [n]
+    fold: NDArray[np.int64]  # [n]
+
+    def score(self, y: NDArray[np.integer]) -> float:
+        """Return the mean of the folds' micro-F1, which with one class a node is accuracy."""
+        right = self.predicted == y
+        return float(np.mean([right[self.fold == one].mean() for one in np.unique(self.fold)]))
+
+
+class Judgement(dict[str, float]):
+    """Figures by name, and what the SVC said of which node; ``NOBODY`` where nothing."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.said = Folds(*(np.full(nodes, NOBODY, np.int64) for _ in Folds._fields))
 
 
 def judge_embeddings(
@@ -64,11 +87,21 @@ def judge_embeddings(
     if z.ndim != 2 or y.shape != z.shape[:1]:
         raise ValueError(f"z {z.shape} and y {y.shape} do not fit: allowed are [n, d] and [n]")
     labelled = y >= 0
-    y = y[labelled]
+    return cross_validated(z[labelled], y[labelled], folds, seed, classifier).score(y[labelled])
+
+
+def cross_validated(
+    z: NDArray[np.floating],
+    y: NDArray[np.integer],
+    folds: int,
+    seed: int,
+    classifier: str = SVC,
+) -> Folds:
+    """Classify each of some labelled nodes with the others; as ``judge_embeddings`` says."""
     problem = _problem(y, folds)
     if problem:
         raise ValueError(problem)
-    rows: NDArray[np.float64] = z[labelled].astype(np.float64)
+    rows: NDArray[np.float64] = z.astype(np.float64)
     if not np.isfinite(rows).all():
         row = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
         raise ValueError(f"z has a number that is not finite, in labelled row {row}")
@@ -96,57 +129,82 @@ def _problem(y: NDArray[np.integer], folds: int) -> str:
 
 def _cross_validate(
     z: NDArray[np.float64], y: NDArray[np.integer], folds: int, seed: int, classifier: str
-) -> float:
-    """Judge nodes that were checked."""
-    from sklearn import svm
+) -> Folds:
+    """Classify nodes that were checked."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
-    from sklearn.neural_network import MLPClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.model_selection import StratifiedKFold
     from threadpoolctl import threadpool_limits
 
-    if classifier not in CLASSIFIERS:
-        allowed = ", ".join(CLASSIFIERS)
-        raise ValueError(f"classifier: {classifier!r} is unknown; allowed are {allowed}")
-    untrained = svm.SVC() if classifier == SVC else MLPClassifier(random_state=seed)
-    pipeline = make_pipeline(StandardScaler(), untrained)
     parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    result = Folds(np.empty(len(y), np.int64), np.empty(len(y), np.int64))
     # Products of 200 × 16 by 16 × 100 take several threads longer than one.
     with threadpool_limits(1), warnings.catch_warnings():
         # The MLP ends after scikit-learn's 200 passes, on purpose, and scikit-learn warns of that
         # each time. A thousand passes take four times as long, and move validation micro-F1 by
         # +1 to +1.5 points (DeepWalk, Cora) or -1.4 to -1.9 (GAT, CiteSeer).
         warnings.simplefilter("ignore", ConvergenceWarning)
-        scores = cross_val_score(pipeline, z, y, cv=parts, scoring="f1_micro", error_score="raise")
-    return float(scores.mean())
+        for number, (others, here) in enumerate(parts.split(z, y)):
+            trained = untrained(classifier, seed).fit(z[others], y[others])
+            result.predicted[here], result.fold[here] = trained.predict(z[here]), number
+    return result
 
 
-def judge(
-    graph: OverlappingGraph,
-    config: PPFLConfig,
-    embeddings: NDArray[np.float32],
-    server_round: int,
-    is_last: bool,
-) -> Mapping[str, float]:
-    """Cross-validate classifiers among the nodes that the embedding did not learn from."""
+def untrained(classifier: str, seed: int = 0) -> Any:
+    """Make a classifier with scikit-learn's settings, on columns of mean 0 and deviation 1."""
+    from sklearn import svm
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if classifier not in CLASSIFIERS:
+        allowed = ", ".join(CLASSIFIERS)
+        raise ValueError(f"classifier: {classifier!r} is unknown; allowed are {allowed}")
+    chosen = svm.SVC() if classifier == SVC else MLPClassifier(random_state=seed)
+    return make_pipeline(StandardScaler(), chosen)
+
+
+class GraphJudge:
+    """Cross-validates classifiers among the nodes that the embedding did not learn from."""
+
     # Validation and test nodes are judged apart. The SVC's figures are the round's; after the last
     # round both classifiers' are given by their names.
-    if not is_last and server_round % config.judge.every:
-        return {}
-    masks = {"val": graph.val_mask, "test": graph.test_mask}
-    y, result = graph.y.numpy(), {}
-    for role, mask in masks.items():
-        chosen = (mask & (graph.y >= 0)).numpy()
-        if not chosen.any():
-            continue
-        seed = derive_seed(config.seed, "folds", graph.client, role) % 2**32
-        for name in (SVC, MLP) if is_last and config.judge.mlp else (SVC,):
-            result[f"{name}-{role}"] = judge_embeddings(
-                embeddings[chosen], y[chosen], config.judge.folds, seed, name
-            )
-        result[role] = result[f"{SVC}-{role}"]
-    return result
+
+    def __init__(
+        self, graph: OverlappingGraph, config: PPFLConfig, classes: Sequence[str] | None = None
+    ) -> None:
+        self._settings = config.judge
+        self._seed = partial(derive_seed, config.seed, "folds", graph.client)
+        self.labels: NDArray[np.int64] = graph.y.numpy()
+        self.roles = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
+        self.named = graph.nodes.numpy() if graph.called is None else np.array(graph.called)
+        self.classes = None if classes is None else tuple(classes)
+
+    def __call__(
+        self, embeddings: NDArray[np.float32], server_round: int, is_last: bool
+    ) -> Judgement:
+        """Measure in the rounds that ``judge.every`` names, and in the last."""
+        if not is_last and server_round % self._settings.every:
+            return Judgement(len(self.labels))
+        return self._judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
+
+    def again(self, embeddings: NDArray[np.float32]) -> Folds:
+        """Say of each node what the SVC says, where what it said is gone."""
+        return self._judge(embeddings, (SVC,)).said
+
+    def _judge(self, embeddings: NDArray[np.float32], classifiers: Sequence[str]) -> Judgement:
+        result = Judgement(len(self.labels))
+        for role in ("val", "test"):
+            chosen = (self.roles == ROLES.index(role)) & (self.labels >= 0)
+            if not chosen.any():
+                continue
+            z, y, seed = embeddings[chosen], self.labels[chosen], self._seed(role) % 2**32
+            for name in classifiers:
+                said = cross_validated(z, y, self._settings.folds, seed, name)
+                result[f"{name}-{role}"] = said.score(y)
+                if name == SVC:
+                    result.said.predicted[chosen], result.said.fold[chosen] = said
+            result[role] = result[f"{SVC}-{role}"]
+        return result
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:

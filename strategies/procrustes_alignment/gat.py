@@ -23,11 +23,14 @@ from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, w
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate
+from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import generator, seeded
 from flower_graph.strategies.procrustes_alignment.config import GATConfig
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
+
+MODULE = "flower_graph.strategies.procrustes_alignment.modules.GAT"
 
 
 @dataclass(kw_only=True)
@@ -119,8 +122,9 @@ class PublicGAT(nn.Module):
                 "labels and needs at least one"
             )
         self._y = graph.train_y[self._train]
-        x = pack_graphs([graph], self._device).x
-        n, features = graph.x.shape
+        batch = pack_graphs([graph], self._device)
+        x, self._feature = batch.x, batch.feature  # [r] which feature each row of weights is of
+        n, features = self._size = graph.x.shape
         self._inputs = Inputs(x, turn_of(x), attention_graph(graph.edge_index, n))
         self._shapes = _shapes(x.matrix.shape[1], settings)
         weight = _initial(features, self._shapes, generator(settings.seed, "gat", graph.client))
@@ -145,6 +149,39 @@ class PublicGAT(nn.Module):
         """Return the embeddings of all nodes, ``[n, d]``, as the model is now."""
         with torch.no_grad():
             return hidden_layer(self._split(self.weight), self._inputs).cpu().numpy()
+
+    def logits(self) -> Tensor:
+        """Return the logits of all nodes, ``[n, c]``, as the model is now."""
+        with torch.no_grad():
+            weights = self._split(self.weight)
+            return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
+
+    def saved(self) -> SavedModels:
+        """Give the weights as those of a module of PyG's layers."""
+        settings, weights = self.settings, self._split(self.weight.cpu().clone())
+        arguments = {"features": self._size[1], "dimension": settings.dimension}
+        arguments |= {"classes": settings.classes, "heads": settings.heads}
+        own = {
+            "conv1.att_src": weights.source_1[None],
+            "conv1.att_dst": weights.target_1[None],
+            "conv1.bias": weights.bias_1,
+            "conv2.lin.weight": weights.linear_2.T,
+            "conv2.att_src": weights.source_2[None],
+            "conv2.att_dst": weights.target_2[None],
+            "conv2.bias": weights.bias_2,
+        }
+        # A feature that the client never sees has no weight.
+        name, zeros = "conv1.lin.weight", torch.zeros(settings.dimension, self._size[1])
+        feature = self._feature.cpu()
+        ptr = torch.tensor([0, feature.numel()])
+        return SavedModels(
+            MODULE,
+            arguments | {"dropout": settings.dropout},
+            [self._client],
+            {name: zeros},
+            {key: value[None] for key, value in own.items()},
+            SparseRows(name, weights.linear_1, feature, ptr, transposed=True),
+        )
 
     def _aligned(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None

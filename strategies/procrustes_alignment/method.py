@@ -38,8 +38,8 @@ from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, Deep
 from flower_graph.strategies.procrustes_alignment.evaluation import (
     MLP,
     SVC,
+    GraphJudge,
     check_labels,
-    judge,
 )
 from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
 from flower_graph.strategies.procrustes_alignment.strategy import (
@@ -90,10 +90,11 @@ class PPFL(GraphMethod):
         here, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in here])
         classes = self.num_classes(config, folder)
-        members = [make_member(graph, config, classes) for graph in here]
-        where: dict[str, Path] = {}
+        names = self.class_names(config, folder)
+        members = [make_member(graph, config, classes, names) for graph in here]
+        where: dict[str, Path | None] = {"output_dir": out}
         if out is not None:
-            where = {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
+            where |= {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
         if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
             return secure_consensus.SecureConsensusClient(context, members, **where)
         return PublicNodeClient(context, members, **where)
@@ -177,7 +178,9 @@ class PPFL(GraphMethod):
 METHOD = PPFL()
 
 
-def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> EmbeddingClient:
+def make_member(
+    graph: OverlappingGraph, config: PPFLConfig, classes: int, names: Sequence[str] | None = None
+) -> EmbeddingClient:
     """Make a client of its graph: ids, public rows, model and judge."""
     check_clients([graph])
     return EmbeddingClient(
@@ -186,7 +189,7 @@ def make_member(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> Em
         rows=graph.public.nonzero().flatten().numpy(),
         dimension=config.model.dimension,
         build=partial(build_model, graph, config, classes),
-        judge=partial(judge, graph, config),
+        judge=GraphJudge(graph, config, names),
     )
 
 

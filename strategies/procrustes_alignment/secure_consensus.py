@@ -86,8 +86,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     members : sequence of EmbeddingClient
         The clients; their embedding models are those of ``PublicNodeClient``.
     **folders : Path, optional
-        ``save_to`` and ``checkpoint_dir``, as of ``PublicNodeClient``. Checkpoints have the
-        rotations too, and never keys.
+        ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
+        Checkpoints have the rotations too, and never keys.
     """
 
     def __init__(

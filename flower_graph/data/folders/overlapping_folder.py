@@ -71,7 +71,7 @@ def load_overlapping_folder(
     files = read_files(path, **how)
     labels = labels_of(path, files)
     done = prepared(path, files, features)
-    every_id = _ids(files)
+    every_id, words = _ids(files)
     held = [_held(*each) for each in zip(files, every_id, done.features, labels.y, strict=True)]
     if not any(each.edges.numel() for each in held):
         raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
@@ -85,16 +85,14 @@ def load_overlapping_folder(
         _check_roles(mine, client, masks, ratios)
         rng = generator(seed, "label-noise", client)
         noisy = noisy_labels(mine.y, masks.train, classes, label_noise, generator=rng)
-        graphs.append(
-            OverlappingGraph(
-                client, mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks, mine.called
-            )
-        )
+        called = tuple(words[number] for number in mine.ids.tolist()) if words else mine.called
+        parts = (mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks)
+        graphs.append(OverlappingGraph(client, *parts, called))
     return told(path, files, graphs, labels, done)
 
 
-def _ids(files: Sequence[ClientFile]) -> list[Tensor]:
-    """Give the nodes' ids, int64 ``[n]`` each; words are numbered in alphabetical order."""
+def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
+    """Give the nodes' ids, int64 ``[n]`` each; words are numbered in order, and given too."""
     who = identities_of(files)
     known = sorted({word for _, words in who for word in words or ()})
     number = {word: place for place, word in enumerate(known)}
@@ -103,7 +101,7 @@ def _ids(files: Sequence[ClientFile]) -> list[Tensor]:
         if words is None and int(ids.min()) < 0:
             raise DataError(f"{file.where}: identities have {int(ids.min())}: must be at least 0")
         result.append(torch.tensor([number[word] for word in words]) if words else ids)
-    return result
+    return result, known
 
 
 def _held(file: ClientFile, ids: Tensor, x: Tensor, y: Tensor) -> _Held:

@@ -1,0 +1,121 @@
+"""Models of clients as they are saved: what all have in common once, and what each has of its own.
+
+This file needs PyTorch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.errors import OutputError
+
+
+class SparseRows(NamedTuple):
+    """Rows of one weight matrix that differ from the common one: those of features a client has.
+
+    Attributes
+    ----------
+    name : str
+        The weight's name in the ``state_dict``.
+    values : Tensor
+        ``[R, h]`` the rows of all clients, one client's behind the other's.
+    feature : Tensor
+        ``[R]`` int64, which feature each row is of.
+    ptr : Tensor
+        ``[c + 1]`` int64, where each client's rows begin.
+    transposed : bool
+        Whether the weight has features in columns, ``[h, f]``, as a ``Linear`` has.
+    """
+
+    name: str
+    values: Tensor
+    feature: Tensor
+    ptr: Tensor
+    transposed: bool = False
+
+    def before(self, other: SparseRows) -> SparseRows:
+        """Put other clients' rows behind these."""
+        return self._replace(
+            values=torch.cat([self.values, other.values]),
+            feature=torch.cat([self.feature, other.feature]),
+            ptr=torch.cat([self.ptr, other.ptr[1:] + self.ptr[-1]]),
+        )
+
+
+@dataclass
+class SavedModels:
+    """Models of one form, of some clients.
+
+    Attributes
+    ----------
+    module : str
+        The dotted name of the module's class.
+    arguments : dict
+        What the module is made with; JSON can say it.
+    clients : list of int
+        The clients' numbers; -1 for a server's.
+    shared : dict of str to Tensor
+        Entries of the ``state_dict`` that are the same at all of them.
+    own : dict of str to Tensor
+        The others, stacked: ``[c, ...]``.
+    rows : SparseRows or None
+        What of ``shared[rows.name]`` each client has otherwise.
+    """
+
+    module: str
+    arguments: dict[str, Any]
+    clients: list[int]
+    shared: dict[str, Tensor]
+    own: dict[str, Tensor]
+    rows: SparseRows | None = None
+
+    def state_dict(self, client: int) -> dict[str, Tensor]:
+        """Give one client's weights, plain and dense, as its module takes them."""
+        if client not in self.clients:
+            raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
+        place = self.clients.index(client)
+        state = dict(self.shared) | {name: value[place] for name, value in self.own.items()}
+        if self.rows is not None:
+            name, values, feature, ptr, transposed = self.rows
+            begin, end = int(ptr[place]), int(ptr[place + 1])
+            dense = state[name].clone()
+            # A view: what is written into it is in `dense`.
+            by_feature = dense.T if transposed else dense
+            by_feature[feature[begin:end].long()] = values[begin:end].to(dense.dtype)
+            state[name] = dense
+        return state
+
+    @classmethod
+    def join(cls, parts: Sequence[SavedModels]) -> list[SavedModels]:
+        """Put models of one form that share the same weights together."""
+        result: list[SavedModels] = []
+        for one in parts:
+            same = next((known for known in result if known.is_like(one)), None)
+            if same is None:
+                result.append(replace(one))
+                continue
+            same.clients = [*same.clients, *one.clients]
+            same.own = {n: torch.cat([value, one.own[n]]) for n, value in same.own.items()}
+            if same.rows is not None and one.rows is not None:
+                same.rows = same.rows.before(one.rows)
+        return result
+
+    def is_like(self, other: SavedModels) -> bool:
+        """Whether the two differ in nothing but clients, their own entries and rows."""
+        rows = [None if one.rows is None else one.rows[::4] for one in (self, other)]
+        return (
+            (self.module, self.arguments) == (other.module, other.arguments)
+            and rows[0] == rows[1]
+            and self.shared.keys() == other.shared.keys()
+            and all(torch.equal(value, other.shared[n]) for n, value in self.shared.items())
+        )
+
+
+def _some(clients: Sequence[int]) -> str:
+    shown = ", ".join(map(str, clients[:5]))
+    return shown + (", ..." if len(clients) > 5 else "")

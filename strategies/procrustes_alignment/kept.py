@@ -1,0 +1,118 @@
+"""What PPFL-GNN's clients leave of a run: embeddings, what was said of their nodes, and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.messages.arrays import decode_array
+from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
+from flower_graph.strategies.procrustes_alignment.evaluation import Folds, GraphJudge, Judgement
+
+JUDGED = "public-node-judged"  # in Context.state: what the judges said last
+
+
+class Member(Protocol):
+    """What is read of an ``EmbeddingClient``."""
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+
+    @property
+    def nodes(self) -> NDArray[np.int64]:
+        """Ids of its nodes, ``[n]``."""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Which are public."""
+
+    @property
+    def judge(self) -> Any:
+        """Measures its embeddings, if anything does."""
+
+
+@runtime_checkable
+class Classifies(Protocol):
+    """What a model has besides if it classifies nodes itself, and can be saved."""
+
+    def logits(self) -> Tensor:
+        """Return the logits of all nodes, ``[n, k]``."""
+
+    def saved(self) -> SavedModels:
+        """Give the weights as a plain module's."""
+
+
+def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> None:
+    """Keep what judges said of each node, for who asks later; another process may."""
+    said = {str(c): Array(np.stack(one.said)) for c, one in judged.items()
+            if isinstance(one, Judgement) and one}  # fmt: skip
+    if said:
+        kept = context.state.array_records.get(JUDGED, ArrayRecord())
+        context.state[JUDGED] = ArrayRecord({**kept, **said})
+
+
+def recall(context: Context) -> dict[int, Folds]:
+    """Give what was kept, by client."""
+    record = context.state.array_records.get(JUDGED, ArrayRecord())
+    return {int(name): Folds(*decode_array(name, array)) for name, array in record.items()}
+
+
+def forget(context: Context) -> None:
+    """Drop what was kept."""
+    context.state.pop(JUDGED, None)
+
+
+def snapshot_of(
+    members: Sequence[Member], models: Mapping[int, Any], said: Mapping[int, Folds]
+) -> Snapshot:
+    """Give what clients have: predictions of judges, else of the model itself; models."""
+    placed, found, saved = [], [], []
+    for member in members:
+        model = models[member.number]
+        embeddings = np.asarray(model.embed(), np.float32)
+        placed.append(_placed(member, embeddings))
+        if isinstance(member.judge, GraphJudge):
+            folds = said.get(member.number) or member.judge.again(embeddings)
+            found.append(_predictions(member.number, member.judge, model, folds))
+        if isinstance(model, Classifies):
+            saved.append(model.saved())
+    return Snapshot(
+        Predictions.join(found) if found else None,
+        SavedModels.join(saved),
+        Embeddings(*map(np.concatenate, zip(*placed, strict=True))),
+    )
+
+
+def _placed(member: Member, embeddings: NDArray[np.float32]) -> Embeddings:
+    public = np.zeros(member.nodes.size, bool)
+    public[member.rows] = True
+    named = member.judge.named if isinstance(member.judge, GraphJudge) else member.nodes
+    client = np.full(member.nodes.size, member.number)
+    return Embeddings(client, named, member.nodes, public, embeddings)
+
+
+def _predictions(client: int, judge: GraphJudge, model: Any, said: Folds) -> Predictions:
+    """Give what the judge says where it says something, and what the model says elsewhere."""
+    n = len(judge.labels)
+    found = Predictions(
+        np.full(n, client),
+        judge.named,
+        said.predicted.copy(),
+        np.full(n, np.nan, np.float32),  # an SVC has no probability
+        judge.roles,
+        np.maximum(judge.labels, -1),
+        judge.classes,
+        said.fold,
+    )
+    if isinstance(model, Classifies):
+        itself = said.predicted < 0
+        share = model.logits().cpu().softmax(1).numpy()
+        found.predicted[itself] = share.argmax(1)[itself]
+        found.probability[itself] = share.max(1)[itself]
+    return found.rows(found.predicted >= 0)

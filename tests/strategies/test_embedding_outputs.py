@@ -1,0 +1,224 @@
+"""What PPFL-GNN's clients leave: judges' predictions, plain modules, embeddings, figures."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor
+
+from flower_graph.config.load import load_config
+from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.outputs.files import (
+    ROLES,
+    Predictions,
+    SavedModels,
+    read_embeddings,
+    read_models,
+    read_predictions,
+)
+from flower_graph.outputs.messages import BEGIN, FINISH, KeepRequest
+from flower_graph.strategies.procrustes_alignment.cohort_client import PublicNodeClient
+from flower_graph.strategies.procrustes_alignment.evaluation import GraphJudge
+from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
+from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
+from flower_graph.strategies.procrustes_alignment.method import make_member
+
+RUN, WIDTH, CLASSES = "0" * 32, 4, 3
+SETTINGS = ["judge.folds=2", "judge.mlp=false", f"model.dimension={WIDTH}", "gat.epochs=2"]
+
+
+def graph_of(client: int, nodes: int = 36) -> OverlappingGraph:
+    """Draw a graph: half its nodes are public, a third each trains, validates and tests."""
+    draw = torch.Generator().manual_seed(client)
+    x = (torch.rand(nodes, 7, generator=draw) < 0.4).float()
+    x[:, client] = 0  # a feature that the client never sees
+    upper = (torch.rand(nodes, nodes, generator=draw) < 0.2).triu(1)
+    place = torch.arange(nodes)
+    y = (place // 3) % CLASSES
+    role = place % 3
+    y[5] = role[5] = -1  # without a label, and in no part
+    ids = torch.where(place < 18, place, 1000 * (client + 1) + place)
+    called = tuple(f"p{number}" for number in ids.tolist())
+    edges = (upper | upper.T).nonzero().T
+    masks = [role == number for number in range(3)]
+    return OverlappingGraph(client, ids, place < 18, x, y, y, edges, *masks, called)
+
+
+def config_of(model: str) -> Any:
+    return load_config("ppfl/cora-linqs-gat", [f"model.name={model}", *SETTINGS])
+
+
+def host_of(
+    model: str, out: Path | None, state: RecordDict, *, every: int = 1
+) -> tuple[PublicNodeClient, list[OverlappingGraph]]:
+    config, graphs = config_of(model), [graph_of(0), graph_of(1)]
+    config.judge.every = every
+    members = [make_member(graph, config, CLASSES, ["a", "b", "c"]) for graph in graphs]
+    context = Context(1, 2, {}, state, {})
+    return PublicNodeClient(context, members, output_dir=out), graphs
+
+
+def ask(host: PublicNodeClient, number: int) -> PublicReply:
+    nodes = [member.public for member in host.members.values()]
+    return host.round(PublicRequest(number, [*host.members], nodes, [None, None], WIDTH))
+
+
+def keep(host: PublicNodeClient, action: str, server_round: int) -> str:
+    request = KeepRequest(RUN, server_round, server_round, action)
+    return host.outputs.keep(request, host.snapshot)
+
+
+def left(model: str, out: Path) -> tuple[PublicReply, list[OverlappingGraph], Path]:
+    """Answer two rounds, each in a process of its own as far as memory goes."""
+    state = RecordDict()
+    host, graphs = host_of(model, out, state)
+    keep(host, BEGIN, 0)
+    for number in (1, 2):
+        reply = ask(host_of(model, out, state)[0], number)
+    keep(host_of(model, out, state)[0], FINISH, 2)
+    return reply, graphs, out / "clients" / "0"
+
+
+def micro_f1(found: Predictions) -> float:
+    right = found.predicted == found.label
+    assert found.fold is not None
+    return float(np.mean([right[found.fold == one].mean() for one in np.unique(found.fold)]))
+
+
+@pytest.mark.parametrize("model", ["gat", "deepwalk"])
+def test_predictions_give_the_judges_figures_to_the_last_digit(model: str, tmp_path: Path) -> None:
+    reply, graphs, folder = left(model, tmp_path)
+    found = read_predictions(folder)
+    assert found is not None and found.classes == ("a", "b", "c")
+    for place, graph in enumerate(graphs):
+        own = found.of_client(graph.client)
+        for role in ("val", "test"):
+            judged = own.rows((own.role == ROLES.index(role)) & (own.label >= 0))
+            assert micro_f1(judged) == reply.judged[role][place]
+            assert np.isnan(judged.probability).all()  # an SVC has none
+        # What no judge says, a GAT says itself; a DeepWalk has no class for it.
+        itself = own.rows(own.fold < 0)
+        assert len(itself.node) == (13 if model == "gat" else 0)
+        assert (itself.probability >= 1 / CLASSES).all()
+    with (folder / "clients.csv").open() as file:
+        last = [row for row in csv.DictReader(file) if row["at"] == "last"]
+    assert [float(row["test-accuracy"]) for row in last] == reply.judged["test"]
+
+
+def test_who_asks_for_a_snapshot_does_not_judge_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+    real = GraphJudge.again
+
+    def again(judge: GraphJudge, embeddings: Any) -> Any:
+        asked.append(len(embeddings))
+        return real(judge, embeddings)
+
+    monkeypatch.setattr(GraphJudge, "again", again)
+    left("deepwalk", tmp_path / "one")
+    assert not asked
+    state = RecordDict()
+    host, _ = host_of("deepwalk", tmp_path / "other", state, every=5)
+    keep(host, BEGIN, 0)
+    reply = ask(host, 1)  # nobody judges in this round
+    assert not reply.judged
+    keep(host, FINISH, 1)
+    assert len(asked) == 2
+    assert read_predictions(tmp_path / "other" / "clients" / "0") is not None
+
+
+def test_without_outputs_nothing_is_kept() -> None:
+    state = RecordDict()
+    host, _ = host_of("gat", None, state)
+    ask(host, 1)
+    assert [name for name in state if "judged" in name or "outputs" in name] == []
+
+
+CODE = """
+import sys
+sys.modules["flwr"] = sys.modules["ray"] = None
+import torch
+from importlib import import_module
+from flower_graph.outputs.files import read_models
+(saved,), graphs = read_models(sys.argv[1]), torch.load(sys.argv[2])
+place, _, name = saved.module.rpartition(".")
+for client, graph in graphs.items():
+    module = getattr(import_module(place), name)(**saved.arguments)
+    module.load_state_dict(saved.state_dict(client))
+    module.eval()
+    for found, wanted in (
+        (module.embed(graph["x"], graph["edges"]), graph["embeddings"]),
+        (module(graph["x"], graph["edges"]), graph["logits"]),
+    ):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+"""
+
+
+def test_a_saved_gat_is_a_plain_module_where_there_is_no_flower(tmp_path: Path) -> None:
+    state = RecordDict()
+    host, graphs = host_of("gat", tmp_path, state)
+    keep(host, BEGIN, 0)
+    ask(host, 1)
+    keep(host, FINISH, 1)
+    folder, expected = tmp_path / "clients" / "0", dict[int, dict[str, Tensor]]()
+    with host.opened() as models:
+        for graph in graphs:
+            model = models[graph.client]
+            assert isinstance(model, PublicGAT)
+            expected[graph.client] = {
+                "x": graph.x,
+                "edges": graph.edge_index,
+                "embeddings": torch.from_numpy(model.embed()),
+                "logits": model.logits(),
+            }
+    torch.save(expected, tmp_path / "expected.pt")
+    # What each client has of features that it never sees is common, and zero.
+    (saved,) = read_models(folder)
+    assert saved.clients == [0, 1] and not saved.shared["conv1.lin.weight"].any()
+    assert not saved.state_dict(1)["conv1.lin.weight"][:, 1].any()
+    assert saved.state_dict(1)["conv1.lin.weight"][:, 0].any()
+    arguments = [str(folder), str(tmp_path / "expected.pt")]
+    subprocess.run([sys.executable, "-c", CODE, *arguments], check=True)
+
+
+def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:
+    _, graphs, folder = left("deepwalk", tmp_path)
+    found = read_embeddings(folder)
+    assert found is not None and read_models(folder) == []
+    for graph in graphs:
+        own = found.of_client(graph.client)
+        assert own.node.tolist() == list(graph.called or ())
+        assert own.number.tolist() == graph.nodes.tolist()
+        assert own.public.tolist() == graph.public.tolist()
+        assert own.embeddings.shape == (36, WIDTH) and own.embeddings.dtype == np.float32
+
+
+def test_models_of_one_form_are_put_together() -> None:
+    one, two, other = (
+        PublicGAT(replace(graph_of(client), x=graph_of(client).x[:, :width]), settings).saved()
+        for client, width, settings in ((0, 7, gat_of()), (1, 7, gat_of()), (2, 6, gat_of()))
+    )
+    joined = SavedModels.join([one, two, other])
+    assert [each.clients for each in joined] == [[0, 1], [2]]
+    for each in (one, two):
+        (client,) = each.clients
+        for name, value in each.state_dict(client).items():
+            assert torch.equal(joined[0].state_dict(client)[name], value)
+
+
+def gat_of() -> Any:
+    config = config_of("gat")
+    member = make_member(graph_of(0), config, CLASSES)
+    model = member.build()
+    assert isinstance(model, PublicGAT)
+    return model.settings
