@@ -73,7 +73,9 @@ class ModuleMethod(GraphMethod):
             self._settings(config),
             device=config.device,
             checkpoint_dir=None if out is None else out / CHECKPOINTS,
+            output_dir=out,
             how=config.strategy,
+            classes=self.class_names(config, folder),
         )
 
     def default_supernodes(self, config: Any) -> int | None:

@@ -28,6 +28,7 @@ Without masks (``strategy.masks: false``) a row of a table is named "no masks".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -129,6 +130,15 @@ class Masked(nn.Module):
         out: Tensor = functional_call(self.module, weights, (x, edge_index))
         return out
 
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """Return the module with masked matrices, which gives what this one does in evaluation."""
+        result = deepcopy(self.module)
+        for key, mask in self.masks.items():
+            kept = mask.masked_fill(mask.abs() < self.threshold, 0)
+            result.get_parameter(key.replace("-", ".")).mul_(kept)
+        return result
+
     def size(self) -> Tensor:
         """Return ``|mu|_1``."""
         return torch.stack([mask.abs().sum() for mask in self.masks.values()]).sum()
@@ -155,6 +165,10 @@ class FedPUBClient(ModuleClient):
         apart = torch.stack([(p - came.to(p.device)).square().sum() for p, came in pairs]).sum()
         total = super().loss(module, graph) + self.how.proximal * apart
         return total + self.how.l1 * module.size() if isinstance(module, Masked) else total
+
+    def exported(self, module: nn.Module) -> nn.Module:
+        """Return the GNN as it computes: masks multiplied in."""
+        return module.merged() if isinstance(module, Masked) else module
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Give the functional embedding (step 3)."""

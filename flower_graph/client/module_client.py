@@ -18,11 +18,15 @@ from torch.nn import functional
 
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.state import Tensors
+from flower_graph.data.graph import called
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.messages.averaging import Enrolment, Measured, RoundRequest, Trained
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, EXTRAS
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import Predictions, Snapshot, role_of
+from flower_graph.outputs.form import form_of, join_forms
 from flower_graph.rng import seeded
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
@@ -89,7 +93,8 @@ class ModuleClient(NumPyClient):
     each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for each.
 
     A subclass may say anew how a module is called (``logits``), what it learns by (``loss``), what
-    is sent (``arrays``, ``extras``) and what a client weighs (``examples``).
+    is sent (``arrays``, ``extras``), what a client weighs (``examples``), and which module stays
+    when the run is over (``exported``).
 
     Parameters
     ----------
@@ -104,10 +109,13 @@ class ModuleClient(NumPyClient):
         How they train.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    checkpoint_dir, output_dir : Path, optional
+        Where checkpoints are saved, and where predictions, models and figures are left, if not in
+        a place of the SuperNode's own (``state-dir``).
     how : optional
         The config's section ``strategy``, for a subclass.
+    classes : sequence of str, optional
+        Names of the classes, for predictions.
 
     Raises
     ------
@@ -124,13 +132,17 @@ class ModuleClient(NumPyClient):
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
         how: Any = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self.settings, self.graphs, self.how = settings, check_graphs(graphs), how
         self.device, self._make_module = resolve_device(device), make_module
-        clients = [graph.client for graph in self.graphs]
+        self.outputs, self._classes = ClientOutputs(context, output_dir), classes
         self._makers = Makers(self._start, self._build)
-        self._state = CohortState[list[Learner]](context, "module-client", clients, checkpoint_dir)
+        self._state = CohortState[list[Learner]](
+            context, "module-client", self._clients, checkpoint_dir
+        )
 
     # What a method may say anew
 
@@ -157,6 +169,10 @@ class ModuleClient(NumPyClient):
         """Return what a client weighs: its training nodes."""
         return int(graph.train_mask.sum())
 
+    def exported(self, module: nn.Module) -> nn.Module:
+        """Return what is saved when the run is over: a module that gives what this one gives."""
+        return module
+
     # Answers
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +180,7 @@ class ModuleClient(NumPyClient):
         self._state.restore(Resume.from_config(config), self._makers)
         processed = self._state.processed(self._makers)
         weight = sum(map(self.examples, self.graphs))
-        return Enrolment([g.client for g in self.graphs], processed, weight).to_config()
+        return Enrolment(self._clients, processed, weight).to_config()
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's arrays."""
@@ -185,8 +201,35 @@ class ModuleClient(NumPyClient):
                 self._take_over(learner.module, parameters)
             measured = torch.stack([self._measure(learner) for learner in learners])
         loss, train, val, test = measured.T
+        server_round = RoundRequest.from_config(config).server_round
+        nodes = [graph.y.numel() for graph in self.graphs]
+        self.outputs.measured(
+            server_round, self._clients, loss=loss, accuracy=measured[:, 1:], nodes=nodes
+        )
         said = Measured(weight=len(learners), cross_entropy=loss, train=train, val=val, test=test)
         return self._state.save_if_asked(config, said.answer(), self._makers)
+
+    def snapshot(self) -> Snapshot:
+        """Give predictions and models of all clients as they are now."""
+        learners = self._state.look(self._makers)
+        forms = [form_of(self.exported(one.module), self._make_module) for one in learners]
+        parts = [found for one in learners if (found := self._predicted(one)) is not None]
+        predictions = Predictions.join(parts) if parts else None
+        return Snapshot(predictions, join_forms(self._clients, forms))
+
+    @torch.no_grad()
+    def _predicted(self, learner: Learner) -> Predictions | None:
+        """Predict one client's nodes; None where its loss is no number."""
+        if not bool(self._measure(learner)[0].isfinite()):
+            return None
+        graph, client = learner.graph, learner.graph.client
+        nodes = called([one for one in self.graphs if one.client == client])
+        logits, roles = self.logits(learner.module, graph), role_of(*graph.masks.values())
+        return Predictions.of(logits, client, nodes, roles, graph.y.cpu(), self._classes)
+
+    @property
+    def _clients(self) -> list[int]:
+        return [graph.client for graph in self.graphs]
 
     def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[Any]]) -> None:
         local = self.arrays(module)
@@ -269,7 +312,7 @@ class ModuleClient(NumPyClient):
         """Give what clients keep before their first message."""
         module, device = first_module(self._make_module, self.settings.seed), self.device
         tensors: Tensors = {}
-        for client in (graph.client for graph in self.graphs):
+        for client in self._clients:
             for name, value in module.state_dict().items():
                 tensors[f"{client}/{name}"] = value.detach().clone().to(device)
             if self.settings.keep_optimiser:

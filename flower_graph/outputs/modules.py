@@ -29,8 +29,8 @@ class GCN(nn.Module):
         self.conv1 = GCNConv(features, hidden)
         self.conv2 = GCNConv(hidden, classes)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        x = functional.relu(self.conv1(x, edge_index))
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """Return logits ``[n, k]`` from features ``[n, f]``, edges ``[2, e]``, weights ``[e]``."""
+        x = functional.relu(self.conv1(x, edge_index, edge_weight))
         x = functional.dropout(x, self.dropout, self.training)
-        return self.conv2(x, edge_index)  # type: ignore[no-any-return]
+        return self.conv2(x, edge_index, edge_weight)  # type: ignore[no-any-return]

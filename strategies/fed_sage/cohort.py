@@ -51,6 +51,7 @@ GENERATOR_NAMES = parameter_names(ENCODER + FEATURES)
 FEATURE_NAMES = parameter_names(FEATURES)
 CLASSIFIER_NAMES = parameter_names(CLASSIFIER)
 NOT_YET = -1
+MEAN = "mean."  # of the classifier that all were last judged with
 
 
 class SageSettings(NamedTuple):
@@ -117,6 +118,9 @@ class SageCohort:
             state[f"step.{name}"] = torch.zeros(self.num_clients, device=self.device)
         state["round"] = torch.full((self.num_clients,), NOT_YET, dtype=torch.int64)
         state["epoch"] = torch.full((1,), NOT_YET, dtype=torch.int64)
+        state["averaged"] = torch.zeros(1, dtype=torch.int64)
+        for name in CLASSIFIER_NAMES:
+            state[f"{MEAN}{name}"] = state[name][0].clone()
         return state
 
     # The generator
@@ -241,18 +245,34 @@ class SageCohort:
     def score(self, shared: Tensors | None = None) -> Scores:
         """Judge every client's classifier, or one for all, on its own mended ego-network."""
         # shared [a, b]
-        graph, count = self.graph, self.num_clients
-        weights = {name: self.tensors[name] for name in CLASSIFIER_NAMES}
-        if shared is not None:
-            alike = {name: value.to(self.device) for name, value in shared.items()}
-            weights = {name: value.expand(count, *value.shape) for name, value in alike.items()}
+        self.tensors["averaged"].fill_(shared is not None)
+        for name, value in (shared or {}).items():
+            self.tensors[f"{MEAN}{name}"].copy_(value)
+        graph, logits = self.graph, self.logits()
         with torch.no_grad():
-            logits = classify(weights, self._mend_all())
             loss = class_loss(logits, graph.y, graph.masks[0], graph.ptr)
         right = logits.argmax(1) == graph.y
         correct = [group_sum((right & mask).long(), graph.ptr) for mask in graph.masks]
         size = [group_sum(mask.long(), graph.ptr) for mask in graph.masks]
         return Scores(loss, torch.stack(correct, 1), torch.stack(size, 1))
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether all were last judged with one classifier."""
+        return bool(self.tensors["averaged"])
+
+    def judged(self) -> Tensors:
+        """Return the classifier that all were last judged with, or the clients' own, stacked."""
+        start = MEAN if self.is_averaged else ""
+        return {name: self.tensors[f"{start}{name}"] for name in CLASSIFIER_NAMES}
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return what the classifiers say of the real nodes, ``[n, k]``."""
+        weights = self.judged()
+        if self.is_averaged:
+            weights = {n: w.expand(self.num_clients, *w.shape) for n, w in weights.items()}
+        return classify(weights, self._mend_all())
 
     def mean_weights(self, chosen: Tensor) -> tuple[dict[str, Tensor], int]:
         """Average some clients' classifiers by their training nodes, which are counted too."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.client import NumPyClient
 
 from flower_graph.client.cohort_state import CohortState, Makers
@@ -17,10 +17,14 @@ from flower_graph.client.state import Tensors
 from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
+from flower_graph.errors import StateLostError
 from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings, Upload
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import Snapshot
+from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings, Scores, Upload
+from flower_graph.strategies.fed_sage.kept import models_of, predictions_of
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
     GeneratorRequest,
@@ -31,9 +35,11 @@ from flower_graph.strategies.fed_sage.messages import (
     SageScores,
     read_settings,
     tensors_of,
+    write_settings,
 )
 
-COUNTERS = ("round", "epoch")  # bookkeeping, stays on the CPU
+SETTINGS = "sage-settings"  # in Context.state
+COUNTERS = ("round", "epoch", "averaged")  # bookkeeping, stays on the CPU
 Answer = tuple[list[Any], int, dict[str, Any]]
 
 
@@ -50,8 +56,11 @@ class SageClient(NumPyClient):
         Number of classes in the whole run.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    checkpoint_dir, output_dir : Path, optional
+        Where checkpoints are saved, and where predictions, models and figures are left, if not in
+        a place of the SuperNode's own (``state-dir``).
+    classes : sequence of str, optional
+        Names of the classes, for predictions.
     """
 
     actions = ("generate", "judge", "save", "finish")
@@ -64,6 +73,8 @@ class SageClient(NumPyClient):
         num_classes: int,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         numbers = [network.client for network in egos]
         if not numbers or len(set(numbers)) != len(numbers):
@@ -71,6 +82,8 @@ class SageClient(NumPyClient):
         check_clients(egos)
         self.clients = np.array(numbers, dtype=np.int64)
         self._networks, self._classes, self._device = egos, num_classes, resolve_device(device)
+        self._names, self._record = classes, context.state
+        self.outputs = ClientOutputs(context, output_dir)
         self._state = CohortState[SageCohort](context, "sage-client", numbers, checkpoint_dir)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +131,9 @@ class SageClient(NumPyClient):
                 cohort.set_weights(number, places, tensors_of(request.weights))
             cohort.train(number, places)
             if not request.weights:
-                scores = SageScores.of(number, cohort.score(), places)
+                result = cohort.score()
+                self._measured(number, places, result)
+                scores = SageScores.of(number, result, places)
                 return [], request.clients.size, scores.to_config()
             mean, size = cohort.mean_weights(places)
         entries = {SERVER_ROUND: number, ARRAY_NAMES: list(mean)}
@@ -133,6 +148,7 @@ class SageClient(NumPyClient):
         with self._opened(request.settings) as cohort:
             cohort.begin()
             result = cohort.score(tensors_of(request.weights))
+        self._measured(request.server_round, places, result)
         scores = SageScores.of(request.server_round, result, places)
         loss = float(np.array(scores.losses, np.float32).mean())
         return loss, request.clients.size, scores.to_config()
@@ -146,10 +162,31 @@ class SageClient(NumPyClient):
     def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Forget the run."""
         self._state.drop()
+        self._record.pop(SETTINGS, None)
         return [], self.clients.size, {}
+
+    def snapshot(self) -> Snapshot:
+        """Give predictions and models of all clients as they were last judged."""
+        if SETTINGS not in self._record:
+            raise StateLostError("what was kept of this run is not here")
+        settings = read_settings(dict(self._record.config_records[SETTINGS]))
+        cohort = self._state.look(self._makers(settings))
+        return Snapshot(predictions_of(cohort, self._networks, self._names), [models_of(cohort)])
+
+    def _measured(self, server_round: int, places: torch.Tensor, scores: Scores) -> None:
+        """Write the figures of some clients, which stay here."""
+        self.outputs.measured(
+            server_round,
+            self.clients[places],
+            loss=scores.loss[places],
+            accuracy=(scores.correct / scores.size)[places],  # of no nodes: NaN
+            nodes=[self._networks[place].y.numel() for place in places.tolist()],
+        )
 
     def _opened(self, settings: SageSettings) -> AbstractContextManager[SageCohort]:
         """Open the cohort for one message; it counts as handled when the block ends well."""
+        # Noted, as who asks for a snapshot later does not say what models are made with.
+        self._record[SETTINGS] = ConfigRecord(write_settings(settings))
         return self._state.opened(self._makers(settings))
 
     def _places(self, clients: IntArray) -> torch.Tensor:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
 
 LEARNER = "learner."  # keys of the learners' part of the state
+SHARED, SHARED_PARTS = "shared-", ("first", "rest")  # ... and of the models last received
 
 
 class Trained(NamedTuple):
@@ -89,11 +90,16 @@ class StructureCohort:
         self.kinds = torch.tensor(kinds)
         self.learners = self._learners(tensors)
         if tensors is None:
-            tensors = stacked_state(self.batch, initial_models(settings), kinds)
+            models = initial_models(settings)
+            tensors = stacked_state(self.batch, models, kinds)
+            for number, model in enumerate(models):
+                for part in SHARED_PARTS:
+                    tensors[f"{SHARED}{number}.{part}"] = getattr(model, part).to(device)
             if self.learners is not None:
                 result = self.learners.tensors().items()
                 tensors |= {LEARNER + name: value for name, value in result}
         self.weights, self._state = StackedWeights(tensors, self.batch, kinds=kinds), tensors
+        self.weights.start_from(*self.shared_models(), replace=False)
         self._graph: Adjacency | None = None
         self._distilled = torch.zeros(0)
         self._turn = turn_of(self.batch.x)
@@ -136,7 +142,19 @@ class StructureCohort:
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
         """Replace the networks' weights by the server's models; moments stay as they are."""
-        self.weights.start_from(*models)
+        # Whole, too: networks keep the rows of features that they have, and who uses a model
+        # later may have others.
+        for held, model in zip(self.shared_models(), models, strict=True):
+            for part in SHARED_PARTS:
+                getattr(held, part).copy_(getattr(model, part))
+        self.weights.start_from(*self.shared_models())
+
+    def shared_models(self) -> list[ModelWeights]:
+        """Return the models that the networks last began with: the server's, else the first."""
+        return [
+            ModelWeights(*(self._state[f"{SHARED}{number}.{part}"] for part in SHARED_PARTS))
+            for number in range(self.settings.num_models)
+        ]
 
     def mean_models(self, left_out: Sequence[int]) -> tuple[list[ModelWeights], list[float], int]:
         """Average the clients' models, weighted by nodes (equation 12)."""
@@ -154,13 +172,17 @@ class StructureCohort:
     def evaluate(self) -> Metrics:
         """Measure accuracy and loss of each client's GNN, or whatever it classifies with."""
         # Both are NaN where the loss is no number: then the largest logit says nothing.
-        first, rest = self.weights.weights()
-        logits = self._logits(self._hidden(first, rest), rest)
-        accuracy, loss = (part[: self.size] for part in evaluate(self.batch, logits))
+        accuracy, loss = (part[: self.size] for part in evaluate(self.batch, self.logits()))
         none = ~loss.isfinite()
         return Metrics(
             accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)
         )
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return what all networks say of all nodes, ``[n, k]``; the clients' own come first."""
+        first, rest = self.weights.weights()
+        return self._logits(self._hidden(first, rest), rest)
 
     @torch.no_grad()
     def class_sums(self, left_out: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -229,8 +251,8 @@ class StructureCohort:
             lifted = propagate(self.batch.x, first)
         places = self._graphless
         encoders = slice(self.size + places.start, self.size + places.stop)
-        ptr, gnn = self._bounds(places), self._split(rest[places])
-        local = self._split(rest[encoders])
+        ptr, gnn = self._bounds(places), split_rest(rest[places], self.settings)
+        local = split_rest(rest[encoders], self.settings)
         features = F.relu(grouped_add(lifted[self._nodes(encoders)], local[0], ptr))
         z = grouped_linear(features, local[1], local[2], ptr).detach()
         x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
@@ -282,11 +304,11 @@ class StructureCohort:
         """First layer of all networks, ``[n, h]``; ``kept`` is dropout on the features."""
         x = self.batch.x if kept is None else with_dropout(self.batch.x, self._turn, kept)
         lifted = propagate(self._adjacency(), propagate(x, first))
-        return F.relu_(grouped_add(lifted, self._split(rest)[0], self.batch.ptr))
+        return F.relu_(grouped_add(lifted, split_rest(rest, self.settings)[0], self.batch.ptr))
 
     def _logits(self, hidden: Tensor, rest: Tensor) -> Tensor:
         """Second layer, ``H`` and ``Z``, ``[n, k]``."""
-        _, weight, bias = self._split(rest)
+        _, weight, bias = split_rest(rest, self.settings)
         # Weights after the neighbours' sum give the same and take the bias along.
         return grouped_linear(propagate(self._adjacency(), hidden), weight, bias, self.batch.ptr)
 
@@ -334,8 +356,9 @@ class StructureCohort:
             self.weights.restart(places, *initial_models(self.settings))
         return sorted({self.batch.clients[place] for place in places})
 
-    def _split(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cut rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
-        h, k = self.settings.hidden, self.settings.num_classes
-        bias, weight, last = rest.split([h, h * k, k], dim=1)
-        return bias, weight.unflatten(1, (h, k)), last
+
+def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+    h, k = settings.hidden, settings.num_classes
+    bias, weight, last = rest.split([h, h * k, k], dim=1)
+    return bias, weight.unflatten(1, (h, k)), last

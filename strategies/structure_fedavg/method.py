@@ -131,7 +131,15 @@ class FedGLS(GraphMethod):
         settings = structure_settings(config, folder)
         saved = None if out is None else out / CHECKPOINTS
         make = KINDS[config.strategy.name].client
-        return make(context, graphs, settings, device=config.device, checkpoint_dir=saved)
+        return make(
+            context,
+            graphs,
+            settings,
+            device=config.device,
+            checkpoint_dir=saved,
+            output_dir=out,
+            classes=self.class_names(config, folder),
+        )
 
     def hosted(
         self, config: FedGLSConfig, context: Context

@@ -309,14 +309,20 @@ def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
     feature, clients, device = batch.feature, batch.size, batch.feature.device
     parts = {"first": torch.ones(feature.numel(), settings.layers, device=device)}
     if settings.encoder == "mlp":
-        rng, w = generator(settings.seed, "graph-learner"), settings.width
-        first, rest = torch.empty(batch.num_features, w), torch.empty(settings.layers - 1, w, w)
-        for matrix in (first, *rest):
-            nn.init.xavier_uniform_(matrix, generator=rng)
+        first, rest = initial_matrices(batch.num_features, settings)
         parts = {"first": first.to(device)[feature]}
         if rest.numel():
             parts["rest"] = rest.reshape(1, -1).to(device).repeat(clients, 1)
     return untrained(parts, clients)
+
+
+def initial_matrices(features: int, settings: LearnerSettings) -> tuple[Tensor, Tensor]:
+    """Draw an MLP encoder: ``[f, w]`` for all features, and ``[L - 1, w, w]``."""
+    rng, w = generator(settings.seed, "graph-learner"), settings.width
+    first, rest = torch.empty(features, w), torch.empty(settings.layers - 1, w, w)
+    for matrix in (first, *rest):
+        nn.init.xavier_uniform_(matrix, generator=rng)
+    return first, rest
 
 
 def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:

@@ -50,9 +50,12 @@ from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.messages.averaging import Enrolment, RoundRequest, mean_of
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAYS
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_replies import ClientReply, Combined
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
+from flower_graph.strategies.structure_fedavg.kept import snapshot_of
 from flower_graph.strategies.structure_fedavg.messages import (
     SHARE_END,
     SharedModels,
@@ -81,9 +84,14 @@ class StructureClient(NumPyClient):
         Models and training, the same at all clients and at the server.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where checkpoints are saved, if not in a place of the SuperNode's own (``state-dir``).
+    checkpoint_dir, output_dir : Path, optional
+        Where checkpoints are saved, and where predictions, models and figures are left, if not in
+        a place of the SuperNode's own (``state-dir``).
+    classes : sequence of str, optional
+        Names of the classes, for predictions.
     """
+
+    has_mean = True  # whether clients classify with the server's models
 
     def __init__(
         self,
@@ -93,12 +101,15 @@ class StructureClient(NumPyClient):
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         check_graphs(graphs)
         self.graphs, self.settings = list(graphs), settings
         for graph in graphs:
             check_sizes(graph, settings.num_features, settings.num_classes)
-        self._device = resolve_device(device)
+        self._device, self._classes = resolve_device(device), classes
+        self.outputs = ClientOutputs(context, output_dir)
         clients = [graph.client for graph in self.graphs]
         self._makers = Makers(self._start, self._build)
         self._state = CohortState[StructureCohort](
@@ -131,6 +142,8 @@ class StructureClient(NumPyClient):
             self.receive(cohort, parameters)
             metrics, graphs = cohort.evaluate(), cohort.structure() or {}
         train, val, test = metrics.accuracy.T
+        number, figures = RoundRequest.from_config(config).server_round, metrics._asdict()
+        self.outputs.measured(number, cohort.clients, nodes=cohort.nodes, **figures)
         said = StructureMeasured(
             weight=cohort.size,
             cross_entropy=metrics.loss,
@@ -140,6 +153,11 @@ class StructureClient(NumPyClient):
             **{name.replace("-", "_"): values for name, values in graphs.items()},
         )
         return self._state.save_if_asked(config, said.answer(), self._makers)
+
+    def snapshot(self) -> Snapshot:
+        """Give predictions and models of all clients as they are now."""
+        cohort = self._state.look(self._makers)
+        return snapshot_of(cohort, shared=self.has_mean, classes=self._classes)
 
     def receive(self, cohort: StructureCohort, parameters: list[NDArray[Any]]) -> None:
         """Let the clients begin with what the server sent."""
@@ -163,6 +181,8 @@ class StructureClient(NumPyClient):
 
 class LocalClient(StructureClient):
     """Clients that train alone (Local-GNN_k): no array travels."""
+
+    has_mean = False
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train every client's own model."""

@@ -1,0 +1,111 @@
+"""What FedGLS and its baselines leave: modules that compute what the cohort does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from plain_structure import FEDGLS
+from structure_helpers import built, settings_of, toy_clients
+from torch import Tensor
+
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.kept import models_of, predictions_of
+from flower_graph.strategies.structure_fedavg.method import KINDS
+from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
+from flower_graph.strategies.structure_fedavg.strategy import LocalClient
+
+LEARNERS: list[dict[str, Any]] = [
+    {},
+    {"similarity": "euclidean", "layers": 1},
+    {"encoder": "mlp"},
+    {"encoder": "mlp", "layers": 1, "similarity": "inner"},
+]
+
+
+def trained(method: str, settings: StructureSettings) -> StructureCohort:
+    """Give a cohort after three rounds, of which a server with others' weights was a part."""
+    cohort = StructureCohort(toy_clients(), settings)
+    for server_round in (1, 2, 3):
+        if is_shared(method):
+            cohort.start_from(initial_models(settings._replace(seed=server_round)))
+        cohort.train(server_round)
+    if is_shared(method):
+        cohort.start_from(cohort.mean_models([])[0])
+    return cohort
+
+
+def is_shared(method: str) -> bool:
+    return not issubclass(KINDS[method].client, LocalClient)
+
+
+def logits_of(cohort: StructureCohort, client: int) -> Tensor:
+    place = cohort.clients.index(client)
+    return cohort.logits()[cohort.batch.ptr[place] : cohort.batch.ptr[place + 1]]
+
+
+@pytest.mark.parametrize(
+    ("method", "learner"),
+    [*((method, {}) for method in KINDS), *((FEDGLS, learner) for learner in LEARNERS[1:])],
+)
+def test_modules_compute_what_the_cohort_does(method: str, learner: dict[str, Any]) -> None:
+    settings = settings_of(method)
+    settings = settings._replace(learner=settings.learner._replace(**learner))
+    cohort = trained(method, settings)
+    forms = models_of(cohort, shared=is_shared(method))
+    assert sorted(c for form in forms for c in form.clients) == [20, 21, 22, 23, 24, 25]
+    for graph in toy_clients():
+        (form,) = (form for form in forms if graph.client in form.clients)
+        edges = graph.hidden_edges if method == "fed-gnn" and graph.is_graphless else None
+        edges = graph.edge_index if edges is None else edges
+        x = graph.x.to_dense() if graph.x.layout != torch.strided else graph.x
+        said = built(form, graph.client)(x, edges)
+        torch.testing.assert_close(said, logits_of(cohort, graph.client), atol=1e-5, rtol=1e-5)
+
+
+def test_a_mean_is_there_once_and_whole() -> None:
+    settings = settings_of(FEDGLS)
+    cohort = trained(FEDGLS, settings)
+    mean = cohort.mean_models([])[0]
+    with_edges, graphless = models_of(cohort, shared=True)
+    assert with_edges.clients == [20, 22, 25] and not with_edges.own and with_edges.rows is None
+    # Nobody has the last feature: its row is of the model that the server sent.
+    assert torch.equal(with_edges.shared["gnn.conv1.lin.weight"][:, -1], mean[0].first[-1])
+    assert graphless.rows is not None and graphless.rows.name == "learner.weight"
+    phi = graphless.state_dict(24)["learner.weight"]
+    assert torch.equal(phi[:, [0, -1]], torch.ones(2, 2)) and bool((phi[:, 1:-1] != 1).all())
+    names = {*with_edges.state_dict(20), *graphless.state_dict(21)}
+    assert not [name for name in names if "first" in name or "rest" in name]
+
+
+def test_models_of_their_own_are_those_of_each_client() -> None:
+    cohort = trained("local-gnn-knn", settings_of("local-gnn-knn"))
+    with_edges, graphless = models_of(cohort, shared=False)
+    assert set(with_edges.own) == {"conv1.bias", "conv2.lin.weight", "conv2.bias"}
+    start = initial_models(cohort.settings)[0].first
+    for form, name in ((with_edges, "conv1.lin.weight"), (graphless, "gnn.conv1.lin.weight")):
+        states = [form.state_dict(client)[name] for client in form.clients]
+        assert all(torch.equal(state[:, -1], start[-1]) for state in states)
+        assert not torch.equal(states[0], states[1])
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_predictions_give_the_accuracies(method: str) -> None:
+    cohort = trained(method, settings_of(method))
+    found, accuracy = predictions_of(cohort, ("a", "b", "c", "d")), cohort.evaluate().accuracy
+    assert found.classes == ("a", "b", "c", "d")
+    for place, client in enumerate(cohort.clients):
+        own = found.of_client(client)
+        assert own.node.tolist() == [100 * client + n for n in range(len(own.node))]
+        for role in (1, 2, 3):
+            chosen = own.role == role
+            share = (own.predicted == own.label)[chosen].mean() if chosen.any() else torch.nan
+            wanted = float(accuracy[place, role - 1])
+            assert share == wanted or (share != share and wanted != wanted)
+
+
+def test_who_diverged_has_no_predictions() -> None:
+    cohort = trained("local-gnn-knn", settings_of("local-gnn-knn"))
+    cohort.tensors()["weight.rest"][0] = torch.nan
+    assert set(predictions_of(cohort).client.tolist()) == set(cohort.clients[1:])
