@@ -25,6 +25,7 @@ from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients, load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.graph import Graph
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import Mod
@@ -133,6 +134,10 @@ class Method:
         """Give what ``result.json`` has and the rounds do not say."""
         return {}
 
+    def as_graph(self, config: Any) -> Graph:
+        """Give the data of all clients as one graph, for what is said of them before a run."""
+        return cached_data(config)
+
     def baselines(self, config: Any) -> Figures:
         """Give figures to hold the run's accuracies against, in a simulation.
 
@@ -238,6 +243,10 @@ class GraphMethod(Method):
     def class_names(self, config: Any, folder: RunFolder | None = None) -> Sequence[str] | None:
         """Name the run's classes, by their numbers; None where the numbers are their names."""
         return Clients.of(self.graphs(config)).classes if folder is None else folder.class_names
+
+    def as_graph(self, config: Any) -> Graph:
+        """Give the data of all clients as one graph: the one that they were cut out of, if any."""
+        return Clients.of(self.graphs(config)).as_graph()
 
     def num_features(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the features of a node."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.run import run
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
@@ -58,6 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_method_with_data_of_its_own_reads_no_other(tmp_path: Path) -> None:
     config = load_config("own.yaml", ["data.name=no-such-set", "device=cpu"])
+    assert "15 nodes, 12 edges" in short_form(config)[0][0]
     run(config, tmp_path / "out")
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["clients"] == 3 and "classes" not in result

@@ -15,7 +15,7 @@ from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import is_file_name, list_configs, load_config, to_dict
 from flower_graph.config.registry import known_apps, method_of
-from flower_graph.data.survey import Survey, lines, short_survey, survey
+from flower_graph.data.survey import Survey, lines, survey, survey_graph
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.rounds import format_bytes
@@ -43,7 +43,8 @@ def check_command(args: argparse.Namespace) -> int:
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Say in a few lines which data a run has, and separately what to beware of."""
-    found, method = short_survey(config), method_of(config)
+    method = method_of(config)
+    found = survey_graph(method.as_graph(config))
     nodes, _, *others = lines(found)  # notes say of features what was done to them
     clients = f"{method.num_clients(config):,} {method.clients}"
     return [f"{clients}: {nodes}", *others], found.warnings

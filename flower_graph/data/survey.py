@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,15 +10,14 @@ from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
 from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import load_folder
+from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.graph import Graph
 from flower_graph.data.partition.statistics import PARTS, counts
-from flower_graph.data.sources.datasets import cached_data, load_graph
+from flower_graph.data.sources.datasets import load_graph
 
 DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
 FEW = 0.5  # share of labelled nodes below which a warning says so
 LEAST = 100  # nodes below which accuracies are coarse
-RATIOS = (0.6, 0.2, 0.2)
 
 
 class Survey(NamedTuple):
@@ -49,20 +47,12 @@ def survey(config: RunConfig) -> Survey:
     path = clients_path(data.name)
     if path is None:
         graph = load_graph(data, seed=config.seed)
-        return describe_graph(graph, graph.notes)
+        return survey_graph(graph)
     clients = load_folder(path, RATIOS, config.seed, no_features=data.no_features)
-    return describe_graph(_joined(clients, clients.classes), clients.notes)
+    return survey_graph(clients.as_graph())
 
 
-def short_survey(config: RunConfig) -> Survey:
-    """Describe the data as the run has them, which are read already."""
-    if clients_path(config.data.name) is not None:
-        return survey(config)
-    graph = cached_data(config)
-    return describe_graph(graph, graph.notes)
-
-
-def describe_graph(graph: Graph, notes: Sequence[str] = ()) -> Survey:
+def survey_graph(graph: Graph) -> Survey:
     """Describe a graph."""
     n, (source, target) = graph.num_nodes, graph.edge_index
     degree = torch.bincount(source, minlength=n)
@@ -99,7 +89,7 @@ def describe_graph(graph: Graph, notes: Sequence[str] = ()) -> Survey:
         alike = torch.bincount(source[both], weights=same.double(), minlength=n)
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
         distributions["neighbours of its own class (%)"] = counts(percent)
-    return Survey(figures, distributions, list(notes), list(_warnings(figures, graph.x)))
+    return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
 
 
 def count_components(edge_index: Tensor, n: int) -> int:
@@ -172,17 +162,3 @@ def _warnings(f: dict[str, Any], x: Tensor) -> list[str]:
 def _rarest(sizes: dict[str, int]) -> str:
     name, size = min(sizes.items(), key=lambda one: one[1])
     return f"{name} ({size} labelled nodes)"
-
-
-def _joined(graphs: Sequence[Any], classes: tuple[str, ...] | None) -> Graph:
-    """Put clients' graphs side by side as one, without an edge between them."""
-    ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
-    for graph in graphs:
-        if graph.edge_index is not None:
-            ends.append(graph.edge_index + start)
-        start += graph.y.numel()
-    y = torch.cat([graph.y for graph in graphs])
-    masks = [torch.cat([getattr(graph, f"{part}_mask") for graph in graphs]) for part in PARTS]
-    count = len(classes) if classes else 1 + int(y.max())
-    x, edges = torch.cat([graph.x for graph in graphs]), torch.cat(ends, 1)
-    return Graph(x, edges, y, count, masks[0], masks[1], masks[2], classes=classes)

@@ -5,29 +5,33 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from app_helpers import MakeConfig, own_graph
 
+from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
 from flower_graph.config.load import load_config
-from flower_graph.data.graph import Graph, to_undirected
-from flower_graph.data.survey import count_components, describe_graph
+from flower_graph.config.registry import method_of
+from flower_graph.data.folders import client_folder
+from flower_graph.data.graph import PARTS, Graph, to_undirected
+from flower_graph.data.survey import count_components, survey_graph
 
 Captured = pytest.CaptureFixture[str]
 # A path of four nodes, and one node alone; node 3 has no label
 PATH = to_undirected(torch.tensor([[0, 1, 2], [1, 2, 3]]), 5)
 
 
-def path_graph(**changes: torch.Tensor) -> Graph:
+def path_graph(**changes: Any) -> Graph:
     x, y = torch.tensor([[0.0], [2], [0], [0], [-1]]), torch.tensor([0, 0, 1, -1, 1])
     return Graph(**{"x": x, "edge_index": PATH, "y": y, "num_classes": 2, **changes})
 
 
 def test_figures_of_a_graph_by_hand() -> None:
-    found = describe_graph(path_graph(), ["a note"])
+    found = survey_graph(path_graph(notes=("a note",)))
     assert found.figures == {
         **{"nodes": 5, "edges": 3, "neighbours": 1.2, "most-neighbours": 2, "isolated": 1},
         **{"components": 2, "features": 1, "least-feature": -1.0, "largest-feature": 2.0},
@@ -60,7 +64,7 @@ def test_components_of_paths_and_of_no_edges(n: int) -> None:
     ],
 )
 def test_what_to_beware_of(changes: dict[str, torch.Tensor], said: str) -> None:
-    found = describe_graph(path_graph(**changes)).warnings
+    found = survey_graph(path_graph(**changes)).warnings
     assert sum(said in warning for warning in found) == 1
 
 
@@ -68,7 +72,7 @@ def test_a_graph_without_faults_has_no_warning() -> None:
     n = 200
     edges = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
     graph = Graph(torch.rand(n, 2), to_undirected(edges, n), (torch.arange(n) > n // 2).long(), 2)
-    assert describe_graph(graph).warnings == []
+    assert survey_graph(graph).warnings == []
 
 
 def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
@@ -117,6 +121,34 @@ def test_a_run_says_first_which_data_it_has(
     assert main(["run", "own.yaml", "rounds=1", "--out", "b", "--quiet"]) == 0
     quiet = capsys.readouterr().err.splitlines()
     assert quiet and all(line.startswith("data  warning: ") for line in quiet)
+
+
+@pytest.mark.parametrize(
+    ("app", "changes"),
+    [
+        ("fedgls", ["data.name=graph.pt", "partition.method=random", "partition.clients=3"]),
+        ("fedgls", ["data.name=clients/"]),
+        ("fedscem", ["data.name=clients/"]),
+    ],
+)
+def test_a_run_says_first_how_many_nodes_its_clients_train_on(
+    app: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(own_graph(), "graph.pt")
+    (tmp_path / "clients").mkdir()
+    for client in range(2):
+        given = own_graph(n_id=torch.arange(30) + 20 * client)
+        for part in PARTS:
+            del given[part]
+        torch.save(given, tmp_path / "clients" / f"{client}.pt")
+    graphless = ["strategy.name=fed-gnn"] if app == "fedgls" else []
+    ratios = "partition.ratios=[0.2,0.4,0.4]"
+    config = load_config(f"{app}/own-graph", [*changes, ratios, *graphless])
+    method: Any = method_of(config)
+    trained = sum(int(graph.train_mask.sum()) for graph in method.graphs(config))
+    monkeypatch.setattr(client_folder, "read_files", lambda *_: pytest.fail("read again"))
+    assert f"labelled nodes; train {trained}, val " in " ".join(short_form(config)[0])
 
 
 def test_estimates_are_within_a_factor_of_what_a_run_takes(

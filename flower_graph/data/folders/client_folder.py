@@ -27,7 +27,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import Prepared, prepare_features
 from flower_graph.data.folders.client_files import client_graphs
-from flower_graph.data.graph import Graph, Treatment
+from flower_graph.data.graph import PARTS, Graph, Treatment
 from flower_graph.data.labels import Labels, check_entries, number_classes
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
@@ -85,6 +85,36 @@ class Clients(list[T]):
         if isinstance(graphs, cls):
             return graphs
         return cls(graphs, 1 + max(int(graph.y.max()) for graph in graphs))
+
+    def as_graph(self) -> Graph:
+        """Give all clients as one graph: the one that they were cut out of, or side by side.
+
+        Its masks are the clients': a node is for what it is for at any client.
+        """
+        every: list[Any] = list(self)
+        if self.whole is not None:
+            n = self.whole.num_nodes
+            masks: dict[str, Any] = {part: torch.zeros(n, dtype=torch.bool) for part in PARTS}
+            for graph in every:
+                for part, mask in masks.items():
+                    mask[graph.nodes[getattr(graph, part)]] = True
+            return replace(self.whole, **masks)
+        ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
+        for graph in every:
+            if graph.edge_index is not None:
+                ends.append(graph.edge_index + start)
+            start += graph.y.numel()
+        sides: dict[str, Any] = {
+            part: torch.cat([getattr(graph, part) for graph in every])
+            for part in ("x", "y", *PARTS)
+        }
+        return Graph(
+            **sides,
+            edge_index=torch.cat(ends, 1),
+            num_classes=self.num_classes,
+            classes=self.classes,
+            notes=self.notes,
+        )
 
 
 class ClientFile(NamedTuple):
