@@ -25,7 +25,7 @@ from flower_graph.data.description import (
     saying,
     tell,
 )
-from flower_graph.data.features import Prepared, prepare_features
+from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import client_graphs
 from flower_graph.data.graph import PARTS, Graph, Treatment
 from flower_graph.data.labels import Labels, check_entries, number_classes
@@ -118,7 +118,7 @@ class Clients(list[T]):
 
 
 class ClientFile(NamedTuple):
-    """What one file holds, in canonical form but for its labels."""
+    """What one file holds, in canonical form."""
 
     where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
     values: SimpleNamespace
@@ -129,19 +129,30 @@ def load_folder(
     path: Path | str, ratios: Sequence[float], seed: int, *, features: str = AS_IS, **how: Any
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder; ``how`` as for ``describe_graph``."""
-    files = read_files(path, needs_edges=False, **how)
-    labels = labels_of(path, files)
-    done = prepared(path, files, features)
+    files = read_clients(path, features, needs_edges=False, **how)
     graphs = []
-    for client, (file, x, y) in enumerate(zip(files, done.features, labels.y, strict=True)):
+    for client, file in enumerate(files):
         with saying(file.where):
-            found = replace(file.found, x=x, labels=y)
-            graphs.append(_client_graph(client, found, ratios, seed, done.notes))
-    return told(path, files, graphs, labels, done)
+            graphs.append(_client_graph(client, file.found, ratios, seed, files.notes))
+    return told(path, files, graphs)
 
 
-def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
-    """Read the clients' graphs, which have equally many features."""
+def read_clients(path: Path | str, features: str, **how: Any) -> Clients[ClientFile]:
+    """Read the clients' graphs, their labels numbered and features prepared together."""
+    files = _read_files(path, **how)
+    labels = _labels_of(path, files)
+    with saying(f"folder {path}"):
+        done = prepare_features([each.found.x for each in files], features)
+    found = [
+        each._replace(found=replace(each.found, x=x, labels=y))
+        for each, x, y in zip(files, done.features, labels.y, strict=True)
+    ]
+    notes = (*labels.notes, *done.notes)
+    return Clients(found, labels.num_classes, labels.classes, notes, done.treatment)
+
+
+def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
+    """Read the clients' graphs, which have equally many features; labels are as they are given."""
     if how.get("no_features") == "one-hot":
         raise DataError(
             f"data.no_features='one-hot' with data.name={str(path)!r}: numbers of nodes mean "
@@ -163,7 +174,7 @@ def read_files(path: Path | str, **how: Any) -> list[ClientFile]:
     return files
 
 
-def labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
+def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Give the labels of all clients together; the largest ``num_classes`` of a file counts."""
     known = [count for each in files if (count := _declared(each)) is not None]
     numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
@@ -185,18 +196,9 @@ def _declared(file: ClientFile) -> int | None:
     return count
 
 
-def prepared(path: Path | str, files: Sequence[ClientFile], features: str) -> Prepared:
-    """Do with all clients' features together what ``data.features`` says."""
-    with saying(f"folder {path}"):
-        return prepare_features([each.found.x for each in files], features)
-
-
-def told(
-    path: Path | str, files: Sequence[ClientFile], graphs: list[T], labels: Labels, done: Prepared
-) -> Clients[T]:
+def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
     """Give the clients of a folder; log what was done to all their data, and to whose alone."""
-    notes = (*labels.notes, *done.notes)
-    clients = Clients(graphs, labels.num_classes, labels.classes, notes, done.treatment)
+    clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
     tell(f"data {path}", clients.notes)
     for each in files:
         tell(each.where, [*getattr(each.values, "notes", ()), *each.found.notes])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from flower_graph.data.folders.client_folder import (
     Clients,
     ego_of,
     identities_of,
-    labels_of,
-    prepared,
-    read_files,
+    read_clients,
     told,
 )
 from flower_graph.data.folders.overlapping_folder import Holder, common_roles
@@ -63,17 +60,14 @@ def load_ego_folder(
     DataError
         If something is missing or malformed; names file, client and what would be right.
     """
-    files = read_files(path, **how)
-    labels = labels_of(path, files)
-    done = prepared(path, files, features)
+    files = read_clients(path, features, **how)
     egos: list[EgoNetwork] = []
-    who = identities_of(files)
-    for client, (file, x, y) in enumerate(zip(files, done.features, labels.y, strict=True)):
+    for client, (file, who) in enumerate(zip(files, identities_of(files), strict=True)):
         with saying(file.where):
-            egos.append(ego_of(client, replace(file.found, x=x, labels=y), who[client]))
+            egos.append(ego_of(client, file.found, who))
     egos = _split(files, egos, split, ratios, seed)
     _warn(path, egos)
-    return told(path, files, egos, labels, done)
+    return told(path, files, egos)
 
 
 def _split(

@@ -6,7 +6,6 @@ Clients are numbered in the order of the files' names, and each one's nodes in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,10 +19,8 @@ from flower_graph.data.folders.client_folder import (
     ClientFile,
     Clients,
     identities_of,
-    labels_of,
     masks_of_client,
-    prepared,
-    read_files,
+    read_clients,
     told,
 )
 from flower_graph.data.graph import to_undirected
@@ -68,11 +65,9 @@ def load_overlapping_folder(
     **how: Any,
 ) -> Clients[OverlappingGraph]:
     """Load one client, whose graph overlaps with others', from each graph of a folder."""
-    files = read_files(path, **how)
-    labels = labels_of(path, files)
-    done = prepared(path, files, features)
+    files = read_clients(path, features, **how)
     every_id, words = _ids(files)
-    held = [_held(*each) for each in zip(files, every_id, done.features, labels.y, strict=True)]
+    held = [_held(*each) for each in zip(files, every_id, strict=True)]
     if not any(each.edges.numel() for each in held):
         raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
     every = torch.cat([each.y for each in held])
@@ -88,7 +83,7 @@ def load_overlapping_folder(
         called = tuple(words[number] for number in mine.ids.tolist()) if words else mine.called
         parts = (mine.ids, public, mine.x, mine.y, noisy, mine.edges, *masks)
         graphs.append(OverlappingGraph(client, *parts, called))
-    return told(path, files, graphs, labels, done)
+    return told(path, files, graphs)
 
 
 def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
@@ -104,18 +99,18 @@ def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
     return result, known
 
 
-def _held(file: ClientFile, ids: Tensor, x: Tensor, y: Tensor) -> _Held:
+def _held(file: ClientFile, ids: Tensor) -> _Held:
     """Check what one file says of others, and put its nodes in the order of their ids."""
-    found = replace(file.found, labels=y)
+    found, y = file.found, file.found.labels
     with saying(file.where):
-        public, masks = _checked_public(file.values, y), masks_of_client(found)
-    order, names = ids.argsort(), file.found.names
+        public, masks = _checked_public(file.values, ids.numel()), masks_of_client(found)
+    order, names = ids.argsort(), found.names
     named = any(mask is not None for mask in found.masks.values())
-    assert found.edge_index is not None
+    assert found.edge_index is not None and isinstance(y, Tensor)
     return _Held(
         where=file.where,
         ids=ids[order],
-        x=x[order],
+        x=found.x[order],
         y=y[order],
         edges=to_undirected(order.argsort()[found.edge_index], ids.numel()),
         public=None if public is None else public[order],
@@ -124,13 +119,13 @@ def _held(file: ClientFile, ids: Tensor, x: Tensor, y: Tensor) -> _Held:
     )
 
 
-def _checked_public(values: SimpleNamespace, y: Tensor) -> Tensor | None:
+def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
     """Give ``public`` if it is there."""
     if getattr(values, "public", None) is None:
         return None
-    public = read_mask("public", values.public, y.numel(), [])
+    public = read_mask("public", values.public, n, [])
     if public is None or public.dim() > 1:
-        raise DataError(f"public is of several splits: must be bool [{y.numel()}]")
+        raise DataError(f"public is of several splits: must be bool [{n}]")
     return public
 
 
