@@ -110,8 +110,6 @@ def as_graph(data: Any, *, num_classes: int | None = None, no_features: str = "r
     """
     found = describe_graph(data, no_features=no_features)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
-    if isinstance(declared, Tensor) and declared.numel() == 1:
-        declared = int(declared)
     labels = number_classes([found.labels], declared, getattr(data, "classes", None))
     assert found.edge_index is not None
     kept = tuple(getattr(data, "notes", ()))

@@ -28,7 +28,7 @@ class Labels(NamedTuple):
 
 def number_classes(
     labels: Sequence[Tensor | list[str | None]],
-    declared: int | None = None,
+    declared: object = None,
     classes: Sequence[str] | None = None,
 ) -> Labels:
     """Give labels as numbers of classes: those of one graph, or of all clients' together.
@@ -37,7 +37,7 @@ def number_classes(
     ----------
     labels
         Of each graph, a number or a word for each node.
-    declared
+    declared : int or Tensor, optional
         Number of classes, if known: labels are then numbers below it and stay as they are.
     classes
         Names of the classes, if known; they declare their number.
@@ -50,6 +50,7 @@ def number_classes(
     if classes is not None:
         classes = tuple(str(name) for name in listed("classes", classes))
         declared = len(classes)
+    declared = declared_classes(declared)
     numbers = [one for one in labels if isinstance(one, Tensor)]
     if len(numbers) == len(labels):
         y = [one.clamp(min=-1) for one in numbers]
@@ -101,10 +102,17 @@ def _check_number(count: int) -> None:
         )
 
 
-def _check_declared(y: Sequence[Tensor], declared: object) -> None:
-    if not isinstance(declared, int) or isinstance(declared, bool) or declared < 1:
-        shown = " ".join(repr(declared).split())
-        raise DataError(f"num_classes is {shown:.60}: must be a whole number above 0")
+def declared_classes(count: object) -> int | None:
+    """Give the number of classes that a graph says it has, None where it says none."""
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = count.item()
+    if count is None or (type(count) is int and count >= 1):
+        return count
+    shown = " ".join(repr(count).split())
+    raise DataError(f"num_classes is {shown:.60}: must be a whole number above 0")
+
+
+def _check_declared(y: Sequence[Tensor], declared: int) -> None:
     for one in y:
         if (one >= declared).any():
             node = int((one >= declared).nonzero()[0])

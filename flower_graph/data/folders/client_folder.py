@@ -28,7 +28,7 @@ from flower_graph.data.description import (
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import client_graphs
 from flower_graph.data.graph import PARTS, Graph, Treatment
-from flower_graph.data.labels import Labels, check_entries, number_classes
+from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.splits import Masks
@@ -176,24 +176,17 @@ def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
 
 def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Give the labels of all clients together; the largest ``num_classes`` of a file counts."""
-    known = [count for each in files if (count := _declared(each)) is not None]
+    known = []
+    for each in files:
+        with saying(each.where):
+            known.append(declared_classes(getattr(each.values, "num_classes", None)) or 0)
     numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
     words = [each.where for each in files if each.where not in numbers]
     if numbers and words:
         said = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
         tell(f"folder {path}", [said], logging.WARNING)
     with saying(f"folder {path}"):
-        return number_classes([each.found.labels for each in files], max(known, default=None))
-
-
-def _declared(file: ClientFile) -> int | None:
-    """Give the number of classes that a graph says it has."""
-    count = getattr(file.values, "num_classes", None)
-    if isinstance(count, Tensor) and count.numel() == 1:
-        count = count.item()
-    if count is not None and (type(count) is not int or count < 1):
-        raise DataError(f"{file.where}: num_classes is {count!r}: must be a whole number above 0")
-    return count
+        return number_classes([each.found.labels for each in files], max(known) or None)
 
 
 def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
