@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -234,9 +234,9 @@ def _supernodes(job: Job, args: argparse.Namespace, otherwise: int) -> int:
 
 def _paths(config: RunConfig) -> list[str]:
     """Give paths, which are in full by now: Flower runs the app in another working directory."""
-    given = {"data.root": config.data.root, "data.name": config.data.name}
+    given = {key: value for key, value in asdict(config.data).items() if isinstance(value, str)}
     # A JSON string is a YAML string, whatever signs the path has.
-    return [f"{key}={json.dumps(path)}" for key, path in given.items() if path and path[0] == "/"]
+    return [f"data.{key}={json.dumps(path)}" for key, path in given.items() if path[:1] == "/"]
 
 
 class RoundPrinter:

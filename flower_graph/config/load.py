@@ -98,7 +98,7 @@ def _located(settings: dict[str, Any], source: str) -> dict[str, Any]:
     # So a run can be gone on with, and Flower can run it, from anywhere.
     folder = Path(source).expanduser().parent if is_file_name(source) else Path()
     found = dict(settings)
-    for key, full in (("data.name", located), ("data.root", in_full)):
+    for key, full in (("data.name", located), ("data.add", in_full), ("data.root", in_full)):
         if isinstance(found.get(key), str):
             found[key] = full(found[key], folder)
     return found

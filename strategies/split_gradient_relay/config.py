@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import RunConfig, StrategySection
+from flower_graph.config.common import DataConfig, RunConfig, StrategySection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,
@@ -20,6 +20,18 @@ APP = "nfedgnn"
 STRATEGIES = ("split-gradient-relay",)
 MODELS = ("gcn", "gat", "sage")
 AVERAGE_OVER = ("holders", "all")
+
+
+@dataclass
+class UserData(DataConfig):
+    """The graph of the users; they may come and go when a run goes on."""
+
+    add: str | None = setting(
+        None,
+        help="a file, or a folder with tables, of the grown graph: old users by name, or first; "
+        "docs/own-data.md",
+    )
+    remove: list[str] = setting([], help="names or numbers of all users who have left")
 
 
 @dataclass
@@ -50,6 +62,9 @@ class StrategyConfig(StrategySection):
     average_over: str = setting(
         "holders", choice(*AVERAGE_OVER), help="who counts in a feature row's mean"
     )
+    newcomers_alone: int = setting(
+        0, at_least(0), help="rounds in which those whom `data.add` brings train alone, all frozen"
+    )
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
@@ -67,6 +82,7 @@ class NFedGNNConfig(RunConfig):
     """Everything that a run of nFedGNN needs to be repeated."""
 
     app: str = APP
+    data: UserData = section(UserData)
     model: ModelConfig = section(ModelConfig)
     strategy: StrategyConfig = section(StrategyConfig)
 

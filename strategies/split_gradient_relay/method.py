@@ -11,10 +11,18 @@ from flwr.app import Context
 from torch import Tensor
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data import load_graph
-from flower_graph.data.baselines import graph_baselines
-from flower_graph.data.folders.party import USERS, client_folder, node_data, read_matrix, share
+from flower_graph.data.baselines import Figures, graph_baselines
+from flower_graph.data.folders.party import (
+    PARTITION,
+    PARTITIONS,
+    USERS,
+    client_folder,
+    node_data,
+    read_matrix,
+    share,
+)
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.graph import take_rows
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.memory import first_layer_bytes
 from flower_graph.flower_compat import Mod
@@ -23,6 +31,11 @@ from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
 from flower_graph.strategies.split_gradient_relay.config import APP, NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.newcomers import (
+    hosted_by,
+    users_graph,
+    users_left,
+)
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
 if TYPE_CHECKING:
@@ -42,7 +55,7 @@ class NFedGNN(Method):
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
     ) -> SplitGradientRelay:
         """Build the server's half."""
-        data = cached_data(config) if folder is None else _server_data(folder)
+        data = users_graph(config) if folder is None else _server_data(folder)
         model = build_server_model(
             config.model.name,
             hidden=config.model.hidden,
@@ -52,7 +65,7 @@ class NFedGNN(Method):
             seed=config.seed,
         )
         how = config.strategy
-        return SplitGradientRelay(
+        strategy = SplitGradientRelay(
             data,
             model,
             latent_size=model.latent_size,
@@ -68,6 +81,10 @@ class NFedGNN(Method):
             min_nodes=how.min_nodes,
             **checkpoint_settings(config, out),
         )
+        if config.data.add is not None or config.data.remove:
+            left = users_left(config, data.y.numel(), getattr(data, "names", None))
+            strategy.grow(data, left=left, alone=how.newcomers_alone)
+        return strategy
 
     def build_client(self, config: NFedGNNConfig, context: Context, out: Path | None) -> NodeClient:
         """Build the client of one SuperNode: its share of the users, assigned by its partition."""
@@ -77,11 +94,17 @@ class NFedGNN(Method):
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         """Count the users."""
-        return int(cached_data(config).num_nodes) if folder is None else folder.manifest.num_clients
+        if folder is not None:
+            return folder.manifest.num_clients
+        return users_graph(config).num_nodes - len(set(config.data.remove))
+
+    def baselines(self, config: NFedGNNConfig) -> Figures:
+        """Give figures to hold the run's accuracies against: those of all users."""
+        return graph_baselines(users_graph(config))
 
     def least_memory(self, config: NFedGNNConfig) -> int:
         """Count the rows of features that users have: dense features take the most."""
-        x, model = cached_data(config).x, config.model
+        x, model = users_graph(config).x, config.model
         entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
         size = model.hidden * (model.heads if model.name == "gat" else 1)
         # Averaged over all, one matrix stands for the users of a cohort.
@@ -92,7 +115,7 @@ class NFedGNN(Method):
         """Give each user its node."""
         from flower_graph.data.partition.statistics import node_statistics
 
-        graph = load_graph(config.data, seed=config.seed)
+        graph = users_graph(config)
         return Partition(node_statistics(graph), node_data(graph), baselines=graph_baselines(graph))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
@@ -121,9 +144,16 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     folder = client_folder(config, context)
     if folder is not None:
         return read_matrix("x", folder.tensors), folder.tensors[USERS]
-    x = cached_data(config).x
-    here = share(context, x.shape[0])
-    return x[here], torch.arange(here.start, here.stop)
+    graph, before = users_graph(config), cached_data(config).num_nodes
+    here = share(context, before)
+    part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
+    newcomers = hosted_by(part, parts, before, graph.num_nodes)
+    if not newcomers.numel() and not config.data.remove:
+        return graph.x[here], torch.arange(here.start, here.stop)
+    users = torch.cat([torch.arange(here.start, here.stop), newcomers])
+    left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
+    users = users[~torch.isin(users, left)]
+    return take_rows(graph.x, users), users
 
 
 def _server_data(folder: RunFolder) -> SimpleNamespace:

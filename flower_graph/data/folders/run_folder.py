@@ -40,6 +40,8 @@ HINT = {
 }
 _NUMBERS = ("format", "num_clients", "features", "classes")
 CLASS_NAMES = "class-names"
+# Keys of ``data`` that do not change what a party has: where it lies, and who came and went since
+_OTHERS = ("root", "add", "remove")
 _OVERLAP_KEYS = ("draws", "drawn_share")
 _TABLES = ("settings", "details", "files", "versions")
 
@@ -106,7 +108,8 @@ class RunFolder:
 
 def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings that decide what each party's data are, by dotted key."""
-    result = {f"data.{key}": value for key, value in config["data"].items() if key != "root"}
+    data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
+    result = {f"data.{key}": value for key, value in data.items()}
     name = str(config["data"]["name"])
     if name.endswith(("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):
         result["data.name"] = PurePath(name).name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,7 +252,8 @@ class _Asked:
 def cached_data(config: RunConfig) -> Graph:
     """Load the run's graph once a process; clients are built anew for every message."""
     # JSON, because writing YAML takes longer than a client's whole answer.
-    settings = json.dumps(asdict(config.data))
+    own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
+    settings = json.dumps(own)  # without a method's own keys
     return _cached_data(settings, config.seed, saved_at(config.data.name))
 
 

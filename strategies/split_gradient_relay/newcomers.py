@@ -1,0 +1,166 @@
+"""nFedGNN: the graph of a run whose users come and go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.description import read_mask, saying, tell
+from flower_graph.data.graph import PARTS, Graph
+from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
+from flower_graph.data.sources.datasets import DRAWN, cached_data, saved_at
+from flower_graph.data.splits import labelled_split
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig, UserData
+
+
+def users_graph(config: NFedGNNConfig) -> Graph:
+    """Give the graph of all users that ever were: those of ``data.name``, then newcomers."""
+    return cached_data(config) if config.data.add is None else _grown(_Asked(config))
+
+
+class _Asked:
+    """Which grown graph is wanted; equal questions have one answer."""
+
+    def __init__(self, config: NFedGNNConfig) -> None:
+        self.config, data = config, config.data
+        assert data.add is not None
+        saved = saved_at(data.name), saved_at(data.add)
+        self.key = json.dumps([asdict(data), config.seed, *saved])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=2)
+def _grown(asked: _Asked) -> Graph:
+    old, data = cached_data(asked.config), asked.config.data
+    assert data.add is not None and old.treatment is not None
+    path = Path(data.add)
+    if not path.exists():
+        raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
+    form = DataForm(old.treatment, old.num_classes, old.classes, data.no_features)
+    new = read_new_graph(path, form)
+    with saying(f"data.add {path}"):
+        graph, notes = grown(old, new, data)
+    tell(f"data.add {path}", notes)
+    return graph
+
+
+def grown(old: Graph, new: NewGraph, data: UserData) -> tuple[Graph, list[str]]:
+    """Join a run's graph and the grown one that a file has.
+
+    Parameters
+    ----------
+    old
+        The run's graph so far, whose users keep numbers, features, labels and roles.
+    new
+        The whole grown graph: old users by their names, or as its first nodes; and newcomers.
+    data
+        Settings: who left, and how newcomers' roles are drawn where `new` has none.
+
+    Returns
+    -------
+    tuple
+        All users, newcomers last, with the edges of `new`; and what was done, a phrase each.
+
+    Raises
+    ------
+    DataError
+        If an old user is missing or another, or there is no edge or no newcomer.
+    """
+    if new.edge_index is None:
+        raise DataError("has no edges; it must be the whole grown graph")
+    number = _numbers(old, new, data.remove)
+    count, n = new.x.size(0), old.num_nodes
+    come = (number >= n).nonzero().flatten()
+    if not come.numel():
+        raise DataError(f"has {count} nodes, and none that is not in the run")
+    masks, drawn = _roles(new, come, data)
+    total = n + come.numel()
+    parts = {part: torch.cat([getattr(old, part), masks[part]]) for part in PARTS}
+    y = torch.cat([old.y, new.y[come]])
+    names = None if new.names is None else _all_names(old, new, come)
+    x = torch.cat([old.x, new.x[come]])
+    graph = replace(old, x=x, y=y, edge_index=_sorted(number[new.edge_index], total), names=names)
+    said = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
+    return replace(graph, **parts), [f"{n} users of the run, {come.numel()} new: {said}{drawn}"]
+
+
+def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
+    """Give the nodes of a file their numbers: old users the ones they have, newcomers the next."""
+    n, count = old.num_nodes, new.x.size(0)
+    number = torch.arange(count)
+    if old.names is not None and new.names is not None:
+        place = {name: user for user, name in enumerate(old.names)}
+        missing = [name for name in place.keys() - set(new.names) if name not in left]
+        if missing:
+            raise DataError(
+                f"has no node {min(missing)!r}, who is in the run: give the whole grown graph, or "
+                "name who left in data.remove"
+            )
+        known = torch.tensor([place.get(name, -1) for name in new.names])
+        return torch.where(known < 0, n - 1 + (known < 0).cumsum(0), known)
+    if count < n:
+        raise DataError(
+            f"has {count} nodes, the run {n}: give the whole grown graph, old users first"
+        )
+    if "x" in new.values:
+        other = (new.x[:n] != old.x).any(1)
+        if other.any():
+            raise DataError(
+                f"node {int(other.nonzero()[0])} has other features than in the run: old users "
+                "come first, in the order of the run"
+            )
+    return number
+
+
+def _roles(new: NewGraph, come: Tensor, data: UserData) -> tuple[dict[str, Tensor], str]:
+    """Read who of the newcomers trains, or draw it."""
+    notes: list[str] = []
+    read = {part: read_mask(part, new.values.get(part), new.x.size(0), notes) for part in PARTS}
+    there = {part: mask[come] for part, mask in read.items() if mask is not None}
+    if len(there) == len(PARTS):
+        if any(mask.dim() != 1 for mask in there.values()):
+            raise DataError("masks of several splits: give one")
+        return there, ""
+    if there:
+        missing = ", ".join(part for part in PARTS if part not in there)
+        raise DataError(f"has {', '.join(there)}, but not {missing}: give it all three, or none")
+    draw = torch.Generator().manual_seed(data.split_seed)
+    masks = labelled_split(new.y[come], data.ratios or DRAWN, generator=draw)
+    return dict(zip(PARTS, masks, strict=True)), f", drawn with seed {data.split_seed}"
+
+
+def _all_names(old: Graph, new: NewGraph, come: Tensor) -> tuple[str, ...]:
+    assert new.names is not None
+    before = old.names or new.names[: old.num_nodes]
+    return (*before, *(new.names[row] for row in come.tolist()))
+
+
+def _sorted(edges: Tensor, count: int) -> Tensor:
+    """Sort edges by source, then by target."""
+    return edges[:, torch.argsort(edges[0] * count + edges[1])]
+
+
+def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -> list[int]:
+    """Give the numbers of the users whom ``data.remove`` names."""
+    known = {name: user for user, name in enumerate(names or map(str, range(count)))}
+    for name in config.data.remove:
+        if name not in known:
+            raise ConfigError(f"data.remove: {name!r} is no user of this run")
+    return sorted({known[name] for name in config.data.remove})
+
+
+def hosted_by(part: int, parts: int, before: int, total: int) -> Tensor:
+    """Say which newcomers a SuperNode hosts: in turn, so that nobody moves as more come."""
+    return torch.arange(before + part, max(total, before + part), parts)

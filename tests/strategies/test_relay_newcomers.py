@@ -1,0 +1,154 @@
+"""`data.add` and `data.remove`: the graph of a run whose users come and go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from relay_helpers import small_graph
+from torch_geometric.data import Data
+
+from flower_graph.apps.cli.main import main
+from flower_graph.apps.run import run
+from flower_graph.config.load import load_config
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.storage import checkpoint
+from flower_graph.strategies.split_gradient_relay.newcomers import (
+    hosted_by,
+    users_graph,
+    users_left,
+)
+
+# name, class, part and the numbers of two features; friends are who stands beside whom
+PEOPLE = {
+    "anna": ("cat", "train", 1, 0),
+    "bert": ("dog", "train", 0, 1),
+    "cora": ("cat", "val", 3, 1),
+    "dora": ("dog", "test", 1, 3),
+}
+NEW = {"eva": ("cat", "test", 1, 1), "fred": ("", "", 0, 5)}
+FRIENDS = [("anna", "cora"), ("bert", "dora"), ("cora", "dora")]
+NEW_FRIENDS = [("eva", "anna"), ("fred", "bert"), ("fred", "eva")]
+
+
+def tables(folder: Path, people: dict[str, Any], friends: list[tuple[str, str]]) -> str:
+    """A folder with a graph; `role` says who trains."""
+    folder.mkdir(parents=True)
+    lines = [f"{name},{','.join(map(str, said))}" for name, said in people.items()]
+    (folder / "nodes.csv").write_text("\n".join(["name,label,split,age,size", *lines]) + "\n")
+    lines = ["source,target", *(f"{a},{b}" for a, b in friends)]
+    (folder / "edges.csv").write_text("\n".join(lines) + "\n")
+    return str(folder)
+
+
+def config_of(folder: Path, *more: str) -> Any:
+    first = folder / "first"
+    if not first.exists():
+        tables(first, PEOPLE, FRIENDS)
+    return load_config(
+        "nfedgnn/own-graph", [f"data.name={first}", "data.features=standardise", *more]
+    )
+
+
+def test_old_users_stay_as_they_are_wherever_the_file_has_them(tmp_path: Path) -> None:
+    old = users_graph(config_of(tmp_path))
+    shuffled = dict(reversed((PEOPLE | NEW).items()))
+    file = tables(tmp_path / "grown", shuffled, FRIENDS + NEW_FRIENDS)
+    graph = users_graph(config_of(tmp_path, f"data.add={file}"))
+    assert graph.names == ("anna", "bert", "cora", "dora", "fred", "eva")
+    assert torch.equal(graph.x[:4], old.x), "mean and deviation are those of the old users"
+    assert torch.equal(graph.y[:4], old.y) and graph.y[4:].tolist() == [-1, 0]
+    assert graph.test_mask is not None and graph.test_mask.tolist() == [0, 0, 0, 1, 0, 1]
+    pairs = {(a, b) for a, b in graph.edge_index.t().tolist() if a < b}
+    assert pairs == {(0, 2), (1, 3), (2, 3), (0, 5), (1, 4), (4, 5)}
+    mean, deviation = torch.tensor([5 / 4, 5 / 4]), torch.tensor([1, 0, 3, 1.0]).std(correction=0)
+    expected = (torch.tensor([[0.0, 5], [1, 1]]) - mean)[:, 0] / deviation
+    torch.testing.assert_close(graph.x[4:, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("people", "friends", "said"),
+    [
+        (PEOPLE, FRIENDS, "none that is not in the run"),
+        ({"anna": PEOPLE["anna"]} | NEW, [("eva", "anna")], "has no node 'bert'"),
+        (PEOPLE | {"eva": ("cow", "test", 1, 1)}, FRIENDS, "'cow': the run's classes are cat, dog"),
+    ],
+)
+def test_a_graph_that_is_no_grown_one_is_refused(
+    people: dict[str, Any], friends: list[tuple[str, str]], said: str, tmp_path: Path
+) -> None:
+    file = tables(tmp_path / "grown", people, friends)
+    with pytest.raises(DataError, match=said):
+        users_graph(config_of(tmp_path, f"data.add={file}"))
+
+
+def test_who_left_may_be_missing_and_must_have_been_there(tmp_path: Path) -> None:
+    stay = {name: one for name, one in PEOPLE.items() if name != "bert"}
+    file = tables(tmp_path / "grown", stay | NEW, [("eva", "anna"), ("cora", "dora")])
+    config = config_of(tmp_path, f"data.add={file}", "data.remove=[bert]")
+    graph = users_graph(config)
+    assert graph.names is not None and graph.names[:4] == tuple(PEOPLE)
+    assert users_left(config, 6, graph.names) == [1]
+    with pytest.raises(ConfigError, match="'zoe' is no user of this run"):
+        users_left(config_of(tmp_path, "data.remove=[zoe]"), 4, tuple(PEOPLE))
+
+
+def save(data: Data, path: Path) -> None:
+    torch.save(dict(data.to_dict()), path)
+
+
+def test_without_names_old_users_come_first(tmp_path: Path) -> None:
+    whole = small_graph(24)
+    save(whole.subgraph(torch.arange(18)), tmp_path / "old.pt")
+    save(whole, tmp_path / "whole.pt")
+
+    def grown(file: str) -> Any:
+        words = [f"data.name={tmp_path / 'old.pt'}", f"data.add={tmp_path / file}"]
+        return users_graph(load_config("nfedgnn/own-graph", words))
+
+    graph = grown("whole.pt")
+    assert graph.num_nodes == 24 and torch.equal(graph.test_mask, whole.test_mask)
+    whole.x = whole.x.flip(0)
+    save(whole, tmp_path / "other.pt")
+    with pytest.raises(DataError, match="node 0 has other features than in the run"):
+        grown("other.pt")
+    with pytest.raises(DataError, match="there is no such file"):
+        grown("none.pt")
+
+
+def test_nobody_moves_to_another_supernode_as_more_come() -> None:
+    for total in (5, 6, 9):
+        parts = [hosted_by(part, 3, 5, total).tolist() for part in range(3)]
+        assert sorted(user for part in parts for user in part) == list(range(5, total))
+    assert hosted_by(1, 3, 5, 9).tolist() == [6]
+    assert hosted_by(0, 3, 5, 9).tolist() == [5, 8]
+
+
+def test_a_run_is_gone_on_with_by_the_command_line(tmp_path: Path, monkeypatch: Any) -> None:
+    """Twice: newcomers come and train alone, then one leaves."""
+    monkeypatch.chdir(tmp_path)
+    file = tables(tmp_path / "grown", PEOPLE | NEW, FRIENDS + NEW_FRIENDS)
+    first = tables(tmp_path / "first", PEOPLE, FRIENDS)
+    words = [f"data.name={first}", "rounds=3", "checkpoint_every=1", "--out", "out", "--quiet"]
+    assert main(["run", "nfedgnn/own-graph", *words, "--supernodes", "2"]) == 0
+    again = ["run", "--resume", "out", "--supernodes", "2", "--quiet"]
+    grown = [f"data.add={Path(file).name}", "strategy.newcomers_alone=2", "rounds=6"]
+    assert main([*again, *grown]) == 0
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["answered"] for line in lines] == [4, 4, 4, 2, 2, 6]
+    assert main([*again, "data.remove=[eva]", "rounds=7"]) == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["clients"] == 5
+    for server_round in checkpoint.complete_rounds(tmp_path / "out" / "checkpoints"):
+        state = checkpoint.load_server(tmp_path / "out" / "checkpoints", server_round)
+        assert not state["server"]["latent"][4].any()
+
+
+def test_beginning_with_a_grown_graph_trains_all_from_the_start(tmp_path: Path) -> None:
+    file = tables(tmp_path / "grown", PEOPLE | NEW, FRIENDS + NEW_FRIENDS)
+    config = config_of(tmp_path, f"data.add={file}", "rounds=2")
+    result = run(config, tmp_path / "out")
+    assert result["clients"] == 6
