@@ -7,6 +7,7 @@ then are all that the file has.
 from __future__ import annotations
 
 import argparse
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from benchmarks.newcomers.common import START, Row, write
+from benchmarks.newcomers.common import FOLDER, START, Row, write
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.config.load import load_config
@@ -32,13 +33,14 @@ from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradie
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 
 DATA = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
-SHARE, STEPS = 0.1, (0, 1, 5, 20, 50)
+SHARE, STEPS, CHOSEN_AFTER = 0.1, (0, 1, 5, 20, 50), 20
 ALONE, ALL, BEFORE = "newcomers train alone", "everybody trains", "before they came"
 ABOUT = """A tenth of the users, drawn with the seed, signs up after the 200 rounds of the paper,
 with labels and edges as the data have them; settings are those of `nfedgnn/<data>`. *Rounds* counts
 the steps that newcomers have taken: 0 is the exchange in which they first answer, with weights from
-the seed. Accuracy is over the nodes that neither train nor validate. Validation accuracy of the
-newcomers after 20 rounds, by which one would choose: """
+the seed. Accuracy is over the nodes that neither train nor validate, in the round with the best
+validation accuracy of those so far (since they came). That validation accuracy after 20 rounds, by
+which one would choose: """
 Validation = dict[tuple[str, str], list[float]]
 
 
@@ -54,7 +56,7 @@ class Held:
         later = torch.arange(n) >= self.old
         judged = ~(self.whole.train_mask | self.whole.val_mask)
         self.parts = {"newcomers": later & judged, "others": ~later & judged}
-        self.parts["validation"] = later & self.whole.val_mask
+        self.parts["validation"] = self.whole.val_mask
 
     def strategy(self, graph: Graph, folder: Path | None) -> SplitGradientRelay:
         """Build the server's half for the graph that is there."""
@@ -90,6 +92,21 @@ class Held:
         return {name: float(right[part].double().mean()) for name, part in parts.items()}
 
 
+class Best:
+    """The figures of the round with the best validation accuracy so far."""
+
+    def __init__(self, held: Held, strategy: SplitGradientRelay) -> None:
+        self.held, self.strategy, self.sent = held, strategy, 0
+        self.found = {"validation": -1.0}
+
+    def note(self, report: RoundReport) -> None:
+        """Judge a round."""
+        found = self.held.figures(self.strategy)
+        if found["validation"] > self.found["validation"]:
+            self.found = found
+        self.sent = sum(report.wire_bytes.values())
+
+
 def _first(graph: Graph, nodes: Tensor) -> Graph:
     """Give the graph of some nodes, in their order."""
     place = torch.full((graph.num_nodes,), -1)
@@ -108,7 +125,7 @@ def run(
     *,
     folder: Path | None = None,
     resume: bool = False,
-    on_round: Callable[[RoundReport], None] | None = None,
+    on_round: Callable[[RoundReport], None],
 ) -> None:
     """Run a strategy in process, on one SuperNode."""
     users = torch.arange(graph.num_nodes)
@@ -118,13 +135,9 @@ def run(
 
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=1)
     try:
-        strategy.start(grid, num_rounds=rounds, resume=resume, on_round=on_round or _silent)
+        strategy.start(grid, num_rounds=rounds, resume=resume, on_round=on_round)
     finally:
         forget_run(grid.run.run_id)
-
-
-def _silent(report: RoundReport) -> None:
-    pass
 
 
 def measure(name: str, seed: int, validation: Validation) -> Iterator[Row]:
@@ -134,56 +147,47 @@ def measure(name: str, seed: int, validation: Validation) -> Iterator[Row]:
     held, rounds = Held(config), config.rounds
     later = held.whole.num_nodes - held.old
 
-    def row(setting: str, count: int, found: dict[str, float], sent: int) -> Row:
-        return Row(
-            DATA[name], seed, later, setting, count, found["newcomers"], found["others"], sent
-        )
+    def row(setting: str, count: int, best: Best, before: int = 0) -> Row:
+        figures = best.found["newcomers"], best.found["others"], best.sent - before
+        return Row(DATA[name], seed, later, setting, count, *figures)
 
     with tempfile.TemporaryDirectory() as place:
         trained = Path(place) / "trained"
         first = held.strategy(held.before, trained)
-        reports: list[RoundReport] = []
-        run(first, held.before, rounds, folder=trained, on_round=reports.append)
-        before = sum(reports[-1].wire_bytes.values())
-        yield row(BEFORE, rounds, held.figures(first), before)
+        best = Best(held, first)
+        run(first, held.before, rounds, folder=trained, on_round=best.note)
+        yield row(BEFORE, rounds, best)
         for setting, alone in ((ALONE, STEPS[-1] + 1), (ALL, 0)):
             folder = Path(place) / "grown"
             shutil.copytree(trained, folder)
-            said = validation.setdefault((DATA[name], setting), [])
-            yield from _grown(held, folder, setting, alone, before, row, said)
+            for step, came in _grown(held, folder, alone):
+                yield row(setting, step, came, best.sent)
+                if step == CHOSEN_AFTER:
+                    said = validation.setdefault((DATA[name], setting), [])
+                    said.append(came.found["validation"])
             shutil.rmtree(folder)
     everybody = held.strategy(held.whole, None)
-    found: list[Row] = []
+    best, ends = Best(held, everybody), list[Row]()
 
     def note(report: RoundReport) -> None:
+        best.note(report)
         if report.round in (rounds, rounds + STEPS[-1]):
-            sent = sum(report.wire_bytes.values())
-            found.append(row(START, report.round, held.figures(everybody), sent))
+            ends.append(row(START, report.round, best))
 
     run(everybody, held.whole, rounds + STEPS[-1], on_round=note)
-    yield from found
+    yield from ends
 
 
-def _grown(
-    held: Held,
-    folder: Path,
-    setting: str,
-    alone: int,
-    before: int,
-    row: Callable[[str, int, dict[str, float], int], Row],
-    validation: list[float],
-) -> list[Row]:
-    """Go on with all users from a checkpoint of the old ones."""
+def _grown(held: Held, folder: Path, alone: int) -> list[tuple[int, Best]]:
+    """Go on with all users from a checkpoint of the old ones; give what so many steps came to."""
     strategy, rounds = held.strategy(held.before, folder), held.config.rounds
     strategy.grow(held.whole, alone=alone)
-    result: list[Row] = []
+    best, result = Best(held, strategy), list[tuple[int, Best]]()
 
     def note(report: RoundReport) -> None:
-        step = report.round - rounds - 1
-        if step in STEPS:
-            found = held.figures(strategy)
-            result.append(row(setting, step, found, sum(report.wire_bytes.values()) - before))
-            validation.extend([found["validation"]] if step == 20 else [])
+        best.note(report)
+        if (step := report.round - rounds - 1) in STEPS:
+            result.append((step, copy.copy(best)))
 
     last = rounds + STEPS[-1] + 1
     run(strategy, held.whole, last, folder=folder, resume=True, on_round=note)
@@ -195,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the file and the page")
     chosen = parser.parse_args(arguments)
     rows, validation = list[Row](), Validation()
     for name in chosen.data:
@@ -203,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(found, flush=True)
                 rows.append(found)
             said = [f"{data}, {how}: {100 * fmean(v):.1f}" for (data, how), v in validation.items()]
-            write("nFedGNN", f"{ABOUT}{'; '.join(said)}.", rows)
+            write("nFedGNN", f"{ABOUT}{'; '.join(said)}.", rows, folder=chosen.out)
 
 
 if __name__ == "__main__":

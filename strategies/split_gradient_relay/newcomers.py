@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ def grown(old: Graph, new: NewGraph, data: UserData) -> tuple[Graph, list[str]]:
         raise DataError(f"has {count} nodes, and none that is not in the run")
     masks, drawn = _roles(new, come, data)
     total = n + come.numel()
-    parts = {part: torch.cat([getattr(old, part), masks[part]]) for part in PARTS}
+    parts: dict[str, Any] = {part: torch.cat([getattr(old, part), masks[part]]) for part in PARTS}
     y = torch.cat([old.y, new.y[come]])
     names = None if new.names is None else _all_names(old, new, come)
     x = torch.cat([old.x, new.x[come]])
