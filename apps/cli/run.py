@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -132,32 +133,24 @@ def _check_all(jobs: Sequence[Job], args: argparse.Namespace) -> None:
         for job in jobs:
             check_run(job.config, args.supernodes)
     said, warnings = short_form(jobs[0].config) if jobs else ([], [])
-    place = f"data {jobs[0].config.data.name}: " if jobs else ""
-    told = [note.getMessage().removeprefix(place) for note in notes]
-    shown = [] if args.quiet else [*said, *told]
-    shown += [f"warning: {warning}" for warning in warnings]
+    place = f"data {jobs[0].config.data.name.rstrip('/')}: " if jobs else ""
+    for note in notes:
+        kind = warnings if note.levelno >= logging.WARNING else said
+        kind.append(note.getMessage().removeprefix(place))
+    shown = [] if args.quiet else said
+    shown = shown + [f"warning: {warning}" for warning in warnings]
     print(*(f"data  {line}\n" for line in shown), sep="", end="", file=sys.stderr, flush=True)
-
-
-class _Collector(logging.Handler):
-    def __init__(self, records: list[logging.LogRecord]) -> None:
-        super().__init__()
-        self._records = records
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._records.append(record)
 
 
 @contextmanager
 def _notes() -> Iterator[list[logging.LogRecord]]:
     """Collect what is said of data: where these are refused, the reason alone is printed."""
-    result: list[logging.LogRecord] = []
-    log, handler = logging.getLogger("flower_graph.data"), _Collector(result)
+    log, handler = logging.getLogger("flower_graph.data"), BufferingHandler(sys.maxsize)
     before, log.propagate = log.level, False
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield result
+        yield handler.buffer
     finally:
         log.removeHandler(handler)
         log.setLevel(before)

@@ -123,6 +123,20 @@ def test_a_run_says_first_which_data_it_has(
     assert quiet and all(line.startswith("data  warning: ") for line in quiet)
 
 
+def test_a_run_that_is_quiet_says_what_a_loader_warns_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clients").mkdir()
+    for client in range(2):  # no two hold the same node
+        given = own_graph(n_id=torch.arange(30) + 30 * client)
+        torch.save(given, tmp_path / "clients" / f"{client}.pt")
+    words = ["run", "fedscem/own-graph", "data.name=clients/", "rounds=1", "device=cpu"]
+    assert main([*words, "--out", "a", "--quiet"]) == 0
+    said = capsys.readouterr().err
+    assert "data  warning: no two clients hold the same node" in said and "60 nodes, " not in said
+
+
 @pytest.mark.parametrize(
     ("app", "changes"),
     [
