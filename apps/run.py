@@ -17,27 +17,34 @@ from flwr.serverapp import Grid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
-from flower_graph.config.load import to_dict
+from flower_graph.config.load import to_dict, to_yaml
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import client_folder
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
+from flower_graph.data.new_graph import DataForm
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.memory import refuse_too_large
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable
+from flower_graph.messages.keys import CONFIG as MESSAGE_CONFIG
+from flower_graph.outputs.client import own_outputs
+from flower_graph.outputs.messages import FINISH, KeepRequest
+from flower_graph.outputs.messages import TYPE as KEEP
+from flower_graph.outputs.run import CONFIG, write_data_form
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.report.result import describe_baselines
 from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
+from flower_graph.storage.checkpoint import replaced
 
 
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     """Build the ClientApp of a run."""
     method = method_of(config)
     mods, train_mods = method.mods(config)
-    mods = [partial(_tell_baselines, config), *mods]
+    mods = [partial(_tell_baselines, config), partial(_keep_settings, config), *mods]
 
     def client_fn(context: Context) -> NumPyClient:
         return method.build_client(config, context, out)
@@ -56,6 +63,26 @@ def _tell_baselines(
     figures = {} if folder is None else method_of(config).own_baselines(config, folder)
     for line in describe_baselines({"baselines": figures}):  # none without labels to judge by
         logging.getLogger("flwr").info("what clients here reach alone, told to nobody: %s", line)
+    return reply
+
+
+def _keep_settings(
+    config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    """Put beside outputs that a SuperNode keeps in its own place what they are read with."""
+    reply = call_next(message, context)
+    if message.metadata.message_type != KEEP or reply.has_error():
+        return reply
+    asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
+    place = own_outputs(context, asked.run) if asked.action == FINISH else None
+    if place is not None:
+        folder = client_folder(config, context)
+        with replaced(place / CONFIG) as part:
+            part.write_text(to_yaml(config), encoding="utf-8")
+        if folder is None:
+            write_data_form(place, method_of(config).data_form(config))
+        elif DATA_FORM in folder.manifest.details:  # folders of older versions have none
+            write_data_form(place, DataForm.from_json(folder.detail(DATA_FORM, dict)))
     return reply
 
 
@@ -92,6 +119,8 @@ def run_server(
         final |= final_privacy(config) | known
         if names := method.class_names(config, folder):
             final["classes"] = list(names)
+        if folder is None:
+            write_data_form(out, method.data_form(config))
         return writer.finish(
             final | method.final_figures(config, strategy, folder), strategy.weights()
         )

@@ -13,6 +13,7 @@ __path__.append(str(Path(__file__).resolve().parent.parent))
 
 TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as long as the rest
 if TYPE_CHECKING:
+    from flower_graph.apps.in_python import run
     from flower_graph.client.adaptor import make_client_app
     from flower_graph.client.module_client import ModuleClient
     from flower_graph.config import load_config
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
         alignment_precision,
         consensus,
         orthogonal_procrustes,
+        procrustes,
     )
+    from flower_graph.outputs.run import Run, load_run
+    from flower_graph.secure.sum import service as secure_sum
     from flower_graph.secure.sum.service import SecureSum, SecureSumClient
     from flower_graph.server.averaging import ReportedFedAvg
     from flower_graph.server.exchange import Exchange
@@ -101,6 +105,7 @@ __all__ = [
     "PrototypeClient",
     "PublicNodeClient",
     "ReportedFedAvg",
+    "Run",
     "SageClient",
     "SecureConsensus",
     "SecureConsensusClient",
@@ -124,12 +129,16 @@ __all__ = [
     "load_config",
     "load_data",
     "load_graph",
+    "load_run",
     "make_client_app",
     "orthogonal_procrustes",
     "overlapping_graphs",
     "partition_egos",
     "partition_graph",
+    "procrustes",
     "public_rows",
+    "run",
+    "secure_sum",
 ]
 
 

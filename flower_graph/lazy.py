@@ -21,7 +21,10 @@ def attach(package: str) -> Callable[[str], Any]:
         if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, there = declared(package)[name]
-        return getattr(import_module(module), there)
+        found = import_module(module)
+        return (
+            getattr(found, there) if hasattr(found, there) else import_module(f"{module}.{there}")
+        )
 
     return getattr_
 

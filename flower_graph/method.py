@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
+from torch import Tensor
 
 from flower_graph.config.common import RunConfig
 from flower_graph.data.baselines import (
@@ -26,14 +28,18 @@ from flower_graph.data.folders.client_folder import Clients, load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import Graph
+from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod
+from flower_graph.outputs.build import build_module
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.outputs.files import SavedModels
     from flower_graph.report.rounds import RoundReport
 
 __all__ = ["GraphMethod", "Method", "Partition"]
@@ -160,6 +166,36 @@ class Method:
         """Name the run's classes, by their numbers; None where the numbers are their names."""
         return cached_data(config).classes if folder is None else folder.class_names
 
+    def data_form(self, config: Any) -> DataForm | None:
+        """Say what a new graph must be like; None where nobody knows what was done to features."""
+        return form_of(cached_data(config), config)
+
+    def predict(self, config: Any, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
+        """Predict the classes of nodes that the run has not seen, by one client's saved model.
+
+        By default the model is called with features and edges; a method whose newcomers do
+        something first (learn a graph, align) says so here.
+
+        Parameters
+        ----------
+        models : SavedModels
+            Those among which the client's is; ``build_module`` makes it.
+        graph : NewGraph
+            Features treated as the run's, edges if there are any.
+        client : int
+            Whose model; -1 for a server's.
+
+        Returns
+        -------
+        Tensor
+            Probabilities ``[n, k]``.
+        """
+        edges = graph.edge_index
+        if edges is None or not edges.numel():
+            raise DataError(f"the graph has no edges, which the models of {config.app} need")
+        with torch.no_grad():
+            return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
+
     def paper_figures(self, config: Any) -> dict[str, int]:
         """Give what the paper says of a partition, where the config asks for one of the paper's."""
         return {}
@@ -248,6 +284,10 @@ class GraphMethod(Method):
         """Give the data of all clients as one graph: the one that they were cut out of, if any."""
         return Clients.of(self.graphs(config)).as_graph()
 
+    def data_form(self, config: Any) -> DataForm | None:
+        """Say what a new graph must be like: as the graph of all, or as the clients' own."""
+        return form_of(Clients.of(cached_clients(self.load_graphs, config)), config)
+
     def num_features(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the features of a node."""
         if folder is not None:
@@ -264,7 +304,14 @@ class GraphMethod(Method):
 
     def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
         """Cut the data into clients, each of which is given its graph."""
-        graphs = Clients.of(self.load_graphs(config))
+        graphs = Clients.of(cached_clients(self.load_graphs, config))
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
         figures = client_baselines(graphs)
         return Partition(self.statistics(config, graphs), data, baselines=figures)
+
+
+def form_of(data: Any, config: RunConfig) -> DataForm | None:
+    """Say what a graph must be like that comes after a run's graph or clients."""
+    if data.treatment is None:
+        return None
+    return DataForm(data.treatment, data.num_classes, data.classes, config.data.no_features)

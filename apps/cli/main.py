@@ -1,4 +1,4 @@
-"""The command ``flower-graph``: run, list, show, check, partition, reproduce, audit.
+"""The command ``flower-graph``: run, predict, list, show, check, partition, reproduce, audit.
 
 Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
 complaint about a setting come at once.
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flower-graph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="train with a config", allow_abbrev=False))
+    _add_predict(commands.add_parser("predict", help="predict with what a run left"))
     commands.add_parser("list", help="list apps, configs and data sets")
     show = commands.add_parser("show", help="print a config, complete and resolved")
     _add_config(show)
@@ -134,6 +135,19 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are assigned over"
     )
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("run", type=Path, metavar="RUN", nargs="?", help="output folder of a run")
+    help_folder = "a client's data folder: of the last run that it took part in"
+    place.add_argument("--data-folder", type=Path, metavar="DIR", help=help_folder)
+    help_client = "this client's alone; with --data, by its model"
+    parser.add_argument("--client", type=int, metavar="N", help=help_client)
+    help_data = "predict the nodes of this graph, a file or a folder with tables"
+    parser.add_argument("--data", type=Path, metavar="FILE", help=help_data)
+    help_out = "table to write; default: it is printed"
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help=help_out)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -220,6 +234,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 # Modules are imported by the command that needs them.
 _COMMANDS = {
     "run": "flower_graph.apps.cli.run:run_command",
+    "predict": "flower_graph.apps.cli.predict:predict_command",
     "list": f"{__name__}:_list",
     "show": f"{__name__}:_show",
     "check": "flower_graph.apps.cli.check:check_command",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +100,14 @@ def _write_folders(
 ) -> str:
     """Write the data folders of one seed, and say what came of it."""
     from flower_graph.data.folders.party import write_run
-    from flower_graph.data.folders.run_folder import deciding_settings
+    from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
 
     if cut is None:
         return f"none: {len(configs)} seeds; they are written for one seed"
-    data = cut.data
+    # For nodes that come later; the server holds no features, and is told nothing of them.
+    form = method_of(configs[0]).data_form(configs[0])
+    told = {} if form is None else {DATA_FORM: form.to_json()}
+    data = replace(cut.data, client_details=cut.data.client_details | told)
     count = data.num_clients if args.supernodes is None else args.supernodes
     if count > MOST_FOLDERS:
         return (

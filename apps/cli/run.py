@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain, count
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,22 @@ class Job:
 
 def run_command(args: argparse.Namespace) -> int:
     """Do all runs of one command, one after another, and print what came out."""
+    try:
+        top, jobs, figures = run_all(args)
+    except KeyboardInterrupt as stop:
+        print(*getattr(stop, "__notes__", ["interrupted"]), file=sys.stderr)
+        return 130
+    except EngineFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    method = method_of(jobs[0].config)
+    called = (method.client, method.clients)
+    print(describe_result(jobs[0].name, figures, top, called), flush=True)
+    return 0
+
+
+def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, Any]]:
+    """Do all runs of a command; return where, which, and the result or the summary of seeds."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
     top, jobs = _plan(args)
@@ -52,23 +69,19 @@ def run_command(args: argparse.Namespace) -> int:
         for job in jobs:
             try:
                 results.append(done.get(job.config.seed) or _run(job, args))
-            except KeyboardInterrupt:
-                print(_interrupted(job, top), file=sys.stderr)
-                return 130
-            except EngineFailedError as error:
-                print(f"error: {error}", file=sys.stderr)
-                return 1
-    figures = summarise(top, results) if len(jobs) > 1 else results[0]
-    method = method_of(jobs[0].config)
-    called = (method.client, method.clients)
-    print(describe_result(jobs[0].name, figures, top, called), flush=True)
-    return 0
+            except KeyboardInterrupt as stop:
+                stop.add_note(_interrupted(job, top))
+                raise
+    return top, jobs, summarise(top, results) if len(jobs) > 1 else results[0]
 
 
 def default_folder(name: str) -> Path:
     """Name a new folder for the outputs of a config: ``runs/<config>-<UTC time>``."""
     stem = Path(name).stem if is_file_name(name) else name.replace("/", "-")
-    return Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    place = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Python can do two runs within a second.
+    others = (place.with_name(f"{place.name}-{number}") for number in count(2))
+    return next(one for one in chain([place], others) if not one.exists())
 
 
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:

@@ -8,9 +8,10 @@ type or impossible is refused here, before data are read or a client is asked.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -169,6 +170,39 @@ def read_override(override: str) -> dict[str, Any]:
     # Behind "value=" the text is read by the rules that OmegaConf has for values.
     tree = _plain(lambda: OmegaConf.from_dotlist([f"value={text}"]), f"override {override!r}")
     return dict(_flatten({key.strip(): tree["value"]}))
+
+
+def as_overrides(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+    """Write settings as overrides.
+
+    Parameters
+    ----------
+    given : mapping, sequence of str or None
+        ``{"rounds": 20, "model": {"name": "gat"}}``, ``{"model.name": "gat"}``, or
+        ``["rounds=20"]``.
+
+    Returns
+    -------
+    list of str
+        One ``key=value`` each, which `load_config` reads and checks.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these, or a value is nothing that a YAML file can say.
+    """
+    if given is None or not isinstance(given, Mapping):
+        if isinstance(given, str) or not all(isinstance(one, str) for one in given or ()):
+            raise ConfigError(f"overrides {given!r:.60}: give a mapping or a list of key=value")
+        return list(given or ())
+    try:
+        # A JSON value is a YAML value, whatever signs a text has.
+        return [
+            f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
+            for key, value in _flatten(dict(given))
+        ]
+    except TypeError as error:
+        raise ConfigError(f"overrides {given!r:.60}: {error}") from error
 
 
 def parse_overrides(text: str) -> list[str]:

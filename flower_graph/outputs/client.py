@@ -202,20 +202,26 @@ class ClientOutputs:
 
     @property
     def _folder(self) -> Path:
-        run, config = self._said("run"), self._context.node_config
-        # The token comes with a message: it may name a folder here and no other.
-        if not re.fullmatch(r"[0-9a-f]{32}", run):
-            raise MalformedReplyError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
-        if data := str(config.get(DATA_FOLDER, "")):
-            return Path(data).expanduser() / FOLDER / run
-        if (own := own_place(self._context)) is not None:
-            return own / FOLDER / run / node_name(self._context)
+        own = own_outputs(self._context, self._said("run"))
+        if own is not None:
+            return own
         if self._shared is None:
             raise OutputError(
                 "there is no place for outputs: neither data-folder nor state-dir in the node's "
                 "config, and no output folder in the run's"
             )
         return self._shared / IN_RUN / node_name(self._context)
+
+
+def own_outputs(context: Context, run: str) -> Path | None:
+    """Say where a SuperNode that has a place of its own keeps a run's outputs."""
+    # The token comes with a message: it may name a folder here and no other.
+    if not re.fullmatch(r"[0-9a-f]{32}", run):
+        raise MalformedReplyError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
+    if data := str(context.node_config.get(DATA_FOLDER, "")):
+        return Path(data).expanduser() / FOLDER / run
+    own = own_place(context)
+    return None if own is None else own / FOLDER / run / node_name(context)
 
 
 def count_traffic(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -222,8 +223,13 @@ def _write_predictions(folder: Path, found: Predictions) -> None:
     if found.classes is not None:
         arrays["classes"] = np.array(found.classes, np.str_)
     _write_arrays(folder / PREDICTIONS, arrays)
+    write_lines(folder / TABLE, *table_of(found))
+
+
+def table_of(found: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
+    """Give predictions as a table of text: names of its columns, and lines."""
     names = ["client", "node", "class", "probability", "role", "label"]
-    columns = [
+    columns: list[Iterable[str]] = [
         map(str, found.client.tolist()),
         _texts(found.node),
         _classes(found.predicted, found.classes),
@@ -234,7 +240,7 @@ def _write_predictions(folder: Path, found: Predictions) -> None:
     if found.fold is not None:
         names.append("fold")
         columns.append(map(str, found.fold.tolist()))
-    write_lines(folder / TABLE, names, zip(*columns, strict=True))
+    return names, zip(*columns, strict=True)
 
 
 def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
@@ -245,8 +251,12 @@ def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
 def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
     """Write lines of text, whole or not at all, as a file that spreadsheets read."""
     with replaced(path) as part:
-        text = "\n".join(map(",".join, [names, *lines]))
-        part.write_text(text + "\n", encoding="utf-8")
+        part.write_text(table_text(names, lines), encoding="utf-8")
+
+
+def table_text(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Write lines of text one below the other."""
+    return "\n".join(map(",".join, [names, *lines])) + "\n"
 
 
 def _texts(values: Numbers) -> Iterable[str]:
@@ -332,7 +342,7 @@ def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             return make(**file)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
         raise OutputError(f"{path}: not {path.stem} of a run: {error}") from error
 
 

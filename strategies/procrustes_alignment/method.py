@@ -113,7 +113,7 @@ class PPFL(GraphMethod):
         return cached_clients(self._checked, config, config.judge.folds)
 
     def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        graphs = self.load_graphs(config)
+        graphs = cached_clients(self.load_graphs, config)
         check_labels(graphs, config.judge.folds)
         return graphs
 

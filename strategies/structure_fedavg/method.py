@@ -155,7 +155,7 @@ class FedGLS(GraphMethod):
         return cached_clients(self._checked, config, config.strategy.name)
 
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
-        graphs = self.load_graphs(config)
+        graphs = cached_clients(self.load_graphs, config)
         _check_mix(len(graphs), sum(graph.is_graphless for graph in graphs), config)
         _check_each(graphs, config)
         return graphs
@@ -166,7 +166,7 @@ class FedGLS(GraphMethod):
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
         """Cut the graph into communities, or read the clients of a folder."""
-        graphs = Clients.of(self.load_graphs(config))
+        graphs = Clients.of(cached_clients(self.load_graphs, config))
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""

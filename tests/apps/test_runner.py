@@ -70,6 +70,7 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     assert names == {"config.yaml", "metrics.jsonl", "result.json", "curves.png"} | {
         "participation.png",
         "weights.safetensors",
+        "data.json",
         CHECKPOINTS,
     }
 

@@ -39,7 +39,7 @@ HINT = {
     ),
 }
 _NUMBERS = ("format", "num_clients", "features", "classes")
-CLASS_NAMES = "class-names"
+CLASS_NAMES, DATA_FORM = "class-names", "data-form"
 # Keys of ``data`` that do not change what a party has: where it lies, and who came and went since
 _OTHERS = ("root", "add", "remove")
 _OVERLAP_KEYS = ("draws", "drawn_share")

@@ -1,0 +1,65 @@
+"""``flower_graph.run``: the command ``flower-graph run`` for Python."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flower_graph.apps.cli.run import run_all
+from flower_graph.config.load import as_overrides
+from flower_graph.outputs.run import Run, load_run
+
+__all__ = ["run"]
+
+
+def run(
+    config: str,
+    overrides: Mapping[str, Any] | Sequence[str] | None = None,
+    *,
+    seed: int | Sequence[int] | None = None,
+    out: Path | str | None = None,
+    supernodes: int | None = None,
+    quiet: bool = True,
+) -> Run:
+    """Train with a config in this process, as ``flower-graph run`` does, with the same checks.
+
+    Parameters
+    ----------
+    config : str
+        A shipped config, such as ``"fedgls/cora-linqs"``, or the path of a YAML file.
+    overrides : mapping or sequence of str, optional
+        Settings that differ, nested or by dotted key: ``{"rounds": 20, "model.name": "gat"}``; or
+        words as the command takes them: ``["rounds=20"]``.
+    seed : int or sequence of int, optional
+        Of the run, or of several; default: the config's.
+    out : Path or str, optional
+        A new folder for all outputs; default: ``runs/CONFIG-TIME``.
+    supernodes : int, optional
+        SuperNodes that the clients are assigned over.
+    quiet : bool
+        Whether rounds are shown on stderr.
+
+    Returns
+    -------
+    Run
+        What the run left, read from its folder.
+
+    Raises
+    ------
+    ConfigError, DataError, OutputError
+        As the command says them.
+    """
+    seeds = [seed] if isinstance(seed, int) else seed
+    args = Namespace(
+        config=config,
+        overrides=as_overrides(overrides),
+        seeds=None if seeds is None else list(seeds),
+        out=None if out is None else Path(out),
+        resume=None,
+        supernodes=supernodes,
+        engine="in-process",
+        quiet=quiet,
+    )
+    return load_run(run_all(args)[0])

@@ -1,0 +1,349 @@
+"""What a run left, read from its folder: figures, predictions, models; and predicting with them.
+
+Nothing here needs Flower but ``Run.predict``, which asks the run's method.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
+from flower_graph.errors import OutputError
+from flower_graph.outputs.build import build_module
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Predictions,
+    SavedModels,
+    read_models,
+    read_predictions,
+)
+from flower_graph.storage.checkpoint import replaced
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from flower_graph.config.common import RunConfig
+
+__all__ = ["Rounds", "Run", "latest_in", "load_run"]
+
+CONFIG, RESULT, SUMMARY = "config.yaml", "result.json", "summary.json"
+METRICS, DATA, CLIENTS, OUTPUTS = "metrics.jsonl", "data.json", "clients", "outputs"
+SHOWN = 8  # clients that an error lists
+
+
+class Rounds(list[dict[str, Any]]):
+    """The lines of ``metrics.jsonl``: a mapping for each round."""
+
+    def to_pandas(self) -> Any:
+        """Give a data frame with a line for each round, nested keys joined by dots."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        return pandas.json_normalize(list(self))
+
+
+class Run:
+    """One run, or one for each of several seeds, as ``load_run`` reads it.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    seeds : dict of int to Run
+        The run of each seed; of a single run this one by its own seed.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        folders = {
+            int(one.name.removeprefix("seed-")): one
+            for one in self.path.glob("seed-*")
+            if one.name.removeprefix("seed-").isdigit() and one.is_dir()
+        }
+        self._several = {seed: Run(folders[seed]) for seed in sorted(folders)}
+
+    def __repr__(self) -> str:
+        """Name the folder."""
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def seeds(self) -> dict[int, Run]:
+        """The run of each seed."""
+        return self._several or {self.config.seed: self}
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What ``result.json`` holds; of several seeds ``summary.json``."""
+        name = SUMMARY if self._several else RESULT
+        hint = "the run is not complete (`flower-graph run --resume` goes on with it)"
+        return _read_json(self.path / name, hint)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The run's settings; of several seeds those of the first."""
+        place = next(iter(self._several.values()), self).path / CONFIG
+        if not place.is_file():
+            raise OutputError(f"{place}: there is no such file, so nobody knows what the run was")
+        return load_config(str(place))
+
+    @cached_property
+    def metrics(self) -> Rounds:
+        """What each round gave, by the keys of ``metrics.jsonl``."""
+        path = self._one().path / METRICS
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise OutputError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            # The last line of a run that was killed may be cut short.
+            is_whole = [
+                number < len(lines) or _is_json(line) for number, line in enumerate(lines, 1)
+            ]
+            return Rounds(
+                json.loads(line) for line, good in zip(lines, is_whole, strict=True) if good
+            )
+        except ValueError as error:
+            raise OutputError(f"{path}: a line is not a round's report ({error})") from error
+
+    # What it left
+
+    def predictions(self, client: int | None = None) -> Predictions:
+        """Give what nodes were predicted to be.
+
+        Parameters
+        ----------
+        client : int, optional
+            Of this client alone; default: of all that are here.
+
+        Returns
+        -------
+        Predictions
+            Arrays with a row for each node of each client.
+
+        Raises
+        ------
+        OutputError
+            If there are none, of this client none, or a file is damaged.
+        """
+        parts = [found for one in self._places if (found := read_predictions(one)) is not None]
+        if not parts:
+            raise OutputError(f"{self.path}: no predictions{self._why_none()}")
+        found = Predictions.join(parts)
+        if client is None:
+            return found
+        if client not in found.client:
+            raise OutputError(
+                f"client {client}: no predictions of it in {self.path}; "
+                f"there are those of {_listed(found.client.tolist())}"
+            )
+        return found.of_client(client)
+
+    def model(self, client: int | None = None) -> nn.Module:
+        """Build a client's model, a plain module of PyG's layers, in evaluation mode.
+
+        Parameters
+        ----------
+        client : int, optional
+            Whose; needed where models differ. A server that has a model is None.
+
+        Returns
+        -------
+        torch.nn.Module
+            Called as ``model(x, edge_index)``, with features as the run treated them
+            (``run.data.treatment.apply(x)``).
+
+        Raises
+        ------
+        OutputError
+            If there is none, of this client none, or a file is damaged.
+        """
+        saved, client = self._saved(client)
+        return build_module(saved, client)
+
+    def predict(self, x: Any, edge_index: Any = None, *, client: int | None = None) -> Tensor:
+        """Predict the classes of nodes that the run has not seen.
+
+        Parameters
+        ----------
+        x : Tensor or ndarray
+            ``[n, f]`` features as they were given to the run: they are treated as its own were.
+        edge_index : Tensor or ndarray, optional
+            ``[2, e]`` edges, in one direction or both; None where they are not known.
+        client : int, optional
+            Whose model; needed where models differ.
+
+        Returns
+        -------
+        Tensor
+            ``[n, k]`` probabilities of the classes.
+
+        Raises
+        ------
+        DataError, OutputError
+            If the graph is unfit for the run, or there is no model.
+        """
+        return self.predict_graph(new_graph(x, edge_index, self.data), client)
+
+    def predict_graph(self, graph: NewGraph, client: int | None = None) -> Tensor:
+        """Predict the nodes of a graph that ``read_new_graph`` read; otherwise as ``predict``."""
+        saved, client = self._saved(client)
+        result: Tensor = method_of(self.config).predict(self.config, saved, graph, client)
+        return result
+
+    @cached_property
+    def data(self) -> DataForm:
+        """What a new graph must be like: features, what was done to them, classes."""
+        path = self._one().path / DATA
+        record = _read_json(path, f"the run says of no new graph how to read it{self._why_none()}")
+        try:
+            return DataForm.from_json(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise OutputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+
+    # Helpers
+
+    def _one(self) -> Run:
+        """Refuse to choose among several seeds."""
+        if self._several:
+            one = f"seed-{min(self._several)}"
+            raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
+        return self
+
+    @cached_property
+    def _places(self) -> list[Path]:
+        """List the folders that have predictions or models: the server's, each SuperNode's."""
+        clients = self._one().path / CLIENTS
+        return [self.path, *sorted(one for one in clients.glob("*") if one.is_dir())]
+
+    @cached_property
+    def _models(self) -> list[SavedModels]:
+        return [one for place in self._places for one in read_models(place)]
+
+    def _saved(self, client: int | None) -> tuple[SavedModels, int]:
+        """Find the models that a client's is among; without a client, the only one that there is.
+
+        A server's model is the run's where it has one.
+        """
+        if not self._models:
+            raise OutputError(f"{self.path}: no models{self._why_none()}")
+        known = [number for one in self._models for number in one.clients]
+        if client is None and NO_CLIENT in known:
+            client = NO_CLIENT
+        if client is None:
+            if len(known) > 1 and not self._is_one_model:
+                raise OutputError(
+                    f"{self.path}: each client has a model of its own; say which "
+                    f"(client=, --client): {_listed(known)}"
+                )
+            client = known[0]
+        for one in self._models:
+            if client in one.clients:
+                return one, client
+        raise OutputError(
+            f"client {client}: no model of it in {self.path}; there are those of {_listed(known)}"
+        )
+
+    @property
+    def _is_one_model(self) -> bool:
+        """Whether all clients have the same weights."""
+        first = self._models[0].shared
+        return all(
+            not one.own
+            and one.rows is None
+            and one.shared.keys() == first.keys()
+            and all(bool((value == first[name]).all()) for name, value in one.shared.items())
+            for one in self._models
+        )
+
+    def _why_none(self) -> str:
+        """Say why something is not there, as far as the settings tell."""
+        try:
+            save = getattr(self.config, "save", "all")
+        except (OutputError, ValueError):
+            return ""
+        if save == "none":
+            return ": the run was told to keep none (save=none)"
+        if not (self.path / RESULT).is_file() and (self.path / METRICS).is_file():
+            return ": the run is not complete"
+        return f": clients keep them where they live (save={save})"
+
+
+def load_run(path: Path | str) -> Run:
+    """Read what a run left.
+
+    Parameters
+    ----------
+    path : Path or str
+        The output folder of a run, or of several seeds; or a folder in which a SuperNode keeps what
+        its clients have, such as ``<data-folder>/outputs/<run>``.
+
+    Returns
+    -------
+    Run
+        Files are read when they are asked for.
+
+    Raises
+    ------
+    OutputError
+        If the folder is not there, or is none of these.
+    """
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        raise OutputError(f"{path}: no run; there is no such folder")
+    run = Run(place)
+    names = (CONFIG, RESULT, METRICS, "predictions.npz", "model.json", "models.json")
+    if not run._several and not any((place / name).is_file() for name in names):
+        raise OutputError(f"{path}: no run; it has none of {', '.join(names[:3])}")
+    return run
+
+
+def write_data_form(folder: Path, form: DataForm | None) -> None:
+    """Write what a new graph must be like, for its owner alone, where it is known."""
+    if form is None:
+        return
+    with replaced(folder / DATA) as part:
+        part.write_text(json.dumps(form.to_json()) + "\n", encoding="utf-8")
+
+
+def latest_in(data_folder: Path | str) -> Run:
+    """Read what a SuperNode's clients keep, in ``<data-folder>/outputs``, of their last run."""
+    place = Path(data_folder).expanduser()
+    if not place.is_dir():
+        raise OutputError(f"data folder {data_folder}: there is no such folder")
+    runs = [one for one in (place / OUTPUTS).glob("*") if one.is_dir()]
+    if not runs:
+        raise OutputError(f"data folder {data_folder}: its clients keep no run (no {OUTPUTS}/)")
+    return load_run(max(runs, key=lambda one: (one.stat().st_mtime_ns, one.name)))
+
+
+def _read_json(path: Path, hint: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise OutputError(f"{path}: there is no such file: {hint}") from error
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise OutputError(f"{path}: damaged (it is no mapping)")
+    return found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _listed(clients: list[int]) -> str:
+    known = sorted(set(clients))
+    shown = ", ".join(map(str, known[:SHOWN]))
+    return shown if len(known) <= SHOWN else f"{shown}, ... {known[-1]}"

@@ -1,0 +1,69 @@
+"""Folders as runs leave them, made by hand: two clients, three features, two classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flower_graph.config.load import load_config, to_yaml
+from flower_graph.data.graph import Treatment
+from flower_graph.data.new_graph import DataForm
+from flower_graph.outputs.files import Predictions, SavedModels, write_outputs
+from flower_graph.outputs.modules import GCN
+
+CLASSES = ("cat", "dog")
+GRAPH: dict[str, Any] = {
+    "x": torch.tensor([[2.0, 0, 0], [0, 1, 3], [0, 4, 0]]),
+    "edge_index": torch.tensor([[0, 1], [1, 2]]),
+}
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    """Draw a model's weights."""
+    torch.manual_seed(seed)
+    return GCN(3, 4, 2).state_dict()
+
+
+def make_run(
+    out: Path, *overrides: str, own: bool = True, models: bool = True, names: bool = False
+) -> Path:
+    """Write a run of two clients on two SuperNodes; `own`: each has weights of its own."""
+    out.mkdir(parents=True)
+    text = to_yaml(load_config("fedgta/cora-linqs", ["data.features=row", *overrides]))
+    (out / "config.yaml").write_text(text, encoding="utf-8")
+    (out / "metrics.jsonl").write_text('{"round": 1, "bytes": {"up": {"weights": 8}}}\n{"rou')
+    (out / "result.json").write_text('{"seed": 0, "rounds": 1, "test-accuracy": 0.5}')
+    form = DataForm(Treatment("row", 3), 2, CLASSES, "refuse")
+    (out / "data.json").write_text(json.dumps(form.to_json()))
+    for client in (0, 1):
+        nodes = [f"anna-{client}", "b,c"] if names else [2 * client, 2 * client + 1]
+        logits = torch.tensor([[0.0, 1], [2, 0]])
+        said = Predictions.of(logits, client, nodes, [1, 3], [1, -1], CLASSES)
+        state = weights(client if own else 0)
+        module, arguments = (
+            "flower_graph.outputs.modules.GCN",
+            {
+                "features": 3,
+                "hidden": 4,
+                "classes": 2,
+            },
+        )
+        saved = SavedModels(module, arguments, [client], state, {})
+        write_outputs(out / "clients" / str(client), said, [saved] if models else [])
+    return out
+
+
+def by_hand(seed: int, x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Compute what a client's model says of ``GRAPH`` with these features, in numpy."""
+    state = {name: value.double().numpy() for name, value in weights(seed).items()}
+    a = np.eye(3) + np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    root = np.diag(a.sum(1) ** -0.5)
+    a = root @ a @ root
+    h = a @ x.double().numpy() @ state["conv1.lin.weight"].T + state["conv1.bias"]
+    z = a @ np.maximum(h, 0) @ state["conv2.lin.weight"].T + state["conv2.bias"]
+    exp = np.exp(z)
+    return exp / exp.sum(1, keepdims=True)  # type: ignore[no-any-return]

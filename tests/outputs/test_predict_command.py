@@ -1,0 +1,146 @@
+"""``flower-graph predict``: tables of a run's predictions and of new nodes; what it refuses."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_folders import GRAPH, by_hand, make_run
+from test_reading_runs import ROW
+
+from flower_graph.apps.cli.main import main
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """Read a table."""
+    return list(csv.DictReader(text.splitlines()))
+
+
+def saved(folder: Path, **changes: Any) -> str:
+    """Save a new graph; None leaves something out."""
+    content = {key: value for key, value in (GRAPH | changes).items() if value is not None}
+    torch.save(content, folder / "new.pt")
+    return str(folder / "new.pt")
+
+
+def test_predictions_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", names=True)
+    assert main(["predict", str(run), "--client", "1"]) == 0
+    rows = table(capsys.readouterr().out)
+    assert [row["node"] for row in rows] == ["anna-1", "b,c"]
+    assert [row["class"] for row in rows] == ["dog", "cat"]
+    assert [row["role"] for row in rows] == ["train", "test"]
+    assert [row["label"] for row in rows] == ["dog", ""]
+    assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
+    assert len(table((tmp_path / "all.csv").read_text())) == 4
+
+
+def test_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = make_run(tmp_path / "run"), tmp_path / "out.csv"
+    words = ["predict", str(run), "--client", "1", "--out", str(out), "--data"]
+    assert main([*words, saved(tmp_path, y=["cat", None, "dog"], names=["a", "b", "c"])]) == 0
+    expected = by_hand(1, ROW)
+    rows = table(out.read_text())
+    assert [row["node"] for row in rows] == ["a", "b", "c"]
+    assert [row["class"] for row in rows] == [["cat", "dog"][k] for k in expected.argmax(1)]
+    said = [float(row["probability"]) for row in rows]
+    np.testing.assert_allclose(said, expected.max(1), atol=1e-5)
+    right = np.mean([expected[0].argmax() == 0, expected[2].argmax() == 1])
+    assert f"{right:.3f} of the 2 with a label are right" in capsys.readouterr().err
+    tables = tmp_path / "people"  # without labels
+    tables.mkdir()
+    (tables / "nodes.csv").write_text("name,a,b,c\nu,2,0,0\nv,0,1,3\nw,0,4,0\n")
+    (tables / "edges.csv").write_text("source,target\nu,v\nv,w\n")
+    assert main([*words, str(tables)]) == 0
+    again = table(out.read_text())
+    assert [row["probability"] for row in again] == [row["probability"] for row in rows]
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        for path in run.rglob(name):
+            path.write_bytes(path.read_bytes()[:20])
+
+    return damage
+
+
+def gone(name: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        for path in run.rglob(name):
+            path.unlink()
+
+    return damage
+
+
+X = GRAPH["x"]
+NAN = X.clone()
+NAN[1, 2] = torch.nan
+REFUSED: dict[str, tuple[dict[str, Any] | None, Callable[[Path], None] | None, list[str], str]] = {
+    "wrong width": ({"x": X[:, :2]}, None, [], "x has 2 features: must be the 3 of the run"),
+    "no x": ({"x": None}, None, [], "the graph has no x"),
+    "no edges": ({"edge_index": None}, None, [], "the graph has no edges, which"),
+    "none of the edges": ({"edge_index": torch.zeros(2, 0).long()}, None, [], "has no edges"),
+    "an edge to nowhere": ({"edge_index": torch.tensor([[0], [3]])}, None, [], "must be 0 to 2"),
+    "NaN": ({"x": NAN}, None, [], "x[1, 2] is nan: must be finite"),
+    "unknown class": ({"y": ["cat", "cow", None]}, None, [], "y has 'cow': the run's classes are"),
+    "unknown number": ({"y": torch.tensor([0, 2, -1])}, None, [], "y[1] is 2: the run has 2 cla"),
+    "no such client": ({}, None, ["--client", "7"], "client 7: no model of it in"),
+    "which client": ({}, None, ["--client"], "each client has a model of its own; say which"),
+    "no predictions of a client": (None, None, ["--client", "7"], "there are those of 0, 1"),
+    "predictions cut short": (None, cut("predictions.npz"), [], "not predictions of a run"),
+    "no predictions": (None, gone("predictions.npz"), [], "no predictions"),
+    "models cut short": ({}, cut("model.safetensors"), [], "not models of a run"),
+    "models' form cut short": ({}, cut("model.json"), [], "not models of a run"),
+    "weights gone": ({}, gone("model.safetensors"), [], "not models of a run"),
+    "no models": ({}, gone("model.*"), [], "no models"),
+    "no settings": ({}, gone("config.yaml"), [], "nobody knows what the run was"),
+    "no form of data": ({}, gone("data.json"), [], "data.json: there is no such file"),
+    "form of data cut short": ({}, cut("data.json"), [], "data.json: cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_said_in_a_line_and_nothing_is_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes, damage, more, why = REFUSED[name]
+    run, out = make_run(tmp_path / "run"), tmp_path / "out.csv"
+    if damage is not None:
+        damage(run)
+    words = ["predict", str(run), "--out", str(out)]
+    if changes is not None:
+        words += ["--data", saved(tmp_path, **changes)]
+        more = {"--client": []}.get(" ".join(more), more or ["--client", "1"])
+    before = sorted(tmp_path.rglob("*"))
+    assert main([*words, *more]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and why in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["none"], "no run; there is no such folder"),
+        (["empty"], "no run; it has none of"),
+        (["--data-folder", "none"], "there is no such folder"),
+        (["--data-folder", "empty"], "its clients keep no run"),
+    ],
+)
+def test_folders_that_are_no_runs(
+    words: list[str],
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and why in said
