@@ -26,6 +26,7 @@ from flower_graph.data.labels import as_tensor, read_labels
 from flower_graph.errors import DataError
 
 HELD = ("y", "edge_index", *PARTS)  # besides x, which a data folder's reader makes anew
+LAYOUTS = (torch.strided, torch.sparse_csr)
 _fit: dict[tuple[Any, ...], tuple[weakref.ref[Any], ...]] = {}
 
 
@@ -83,15 +84,7 @@ def check_rows(x: Tensor, what: str = "x") -> None:
     """Check features that are rows of somebody's: a finite float32 matrix, dense or CSR."""
     if _is_fit([x]):
         return
-    if (
-        x.dim() != 2
-        or x.dtype != torch.float32
-        or x.layout
-        not in (
-            torch.strided,
-            torch.sparse_csr,
-        )
-    ):
+    if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
         raise DataError(
             f"{what} is {x.dtype} {list(x.shape)} ({x.layout}): must be float32 [nodes, features], "
             "dense or CSR"

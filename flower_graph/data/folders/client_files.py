@@ -72,18 +72,8 @@ def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Cut one graph into the clients that its nodes name, with the edges within each."""
-    given = values.get(CLIENT)
-    if given is None:
-        raise DataError(f"file {path}: no node has a {CLIENT}, which says whose it is")
     with saying(f"file {path}"):
-        check_entries(SimpleNamespace(**values), (CLIENT, *OF_NODES))
-        who = given.tolist() if isinstance(given, Tensor) else list(given)
-        if any(isinstance(one, list) for one in who) or all(one is None for one in who):
-            raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
-    for key in (CLIENT, *OF_NODES):
-        if values.get(key) is not None and len(values[key]) != len(who):
-            count = len(values[key])
-            raise DataError(f"file {path}: {key} has {count} entries, and client {len(who)}")
+        who = _owners(values)
     clients = sorted({one for one in who if one is not None}, key=_order)
     number = {one: place for place, one in enumerate(clients)}
     owner = torch.tensor([number.get(one, -1) for one in who])
@@ -104,6 +94,21 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
             inner = edges[:, owner[edges[0]] == client]
             part["edge_index"] = torch.searchsorted(rows, inner)
         yield f"file {path}, client {name}", part
+
+
+def _owners(values: dict[str, Any]) -> list[Any]:
+    """Give the client of each node, None of nobody's."""
+    given = values.get(CLIENT)
+    if given is None:
+        raise DataError(f"no node has a {CLIENT}, which says whose it is")
+    check_entries(SimpleNamespace(**values), (CLIENT, *OF_NODES))
+    who = given.tolist() if isinstance(given, Tensor) else list(given)
+    if any(isinstance(one, list) for one in who) or all(one is None for one in who):
+        raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
+    for key in (CLIENT, *OF_NODES):
+        if values.get(key) is not None and len(values[key]) != len(who):
+            raise DataError(f"{key} has {len(values[key])} entries, and client {len(who)}")
+    return who
 
 
 def _order(client: Any) -> tuple[bool, int, str]:
