@@ -31,6 +31,7 @@ from flower_graph.outputs.client import own_outputs
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
 from flower_graph.outputs.run import CONFIG, write_data_form
+from flower_graph.outputs.server import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.report.result import describe_baselines
 from flower_graph.report.rounds import RoundReport
@@ -113,9 +114,21 @@ def run_server(
             if on_round is not None:
                 on_round(entry)
 
-        rounds, timeout = config.rounds, config.strategy.timeout
-        strategy.start(grid, num_rounds=rounds, timeout=timeout, on_round=report, resume=resume)
+        kept = {"save": config.save, "keep": config.keep, "every": config.every}
+        strategy.start(
+            grid,
+            num_rounds=config.rounds,
+            timeout=config.strategy.timeout,
+            on_round=report,
+            resume=resume,
+            patience=config.patience,
+            output_dir=out,
+            **kept,
+        )
         final = {"clients": method.num_clients(config, folder), "engine": engine}
+        # What clients withhold stays in the folder of each
+        if not config.privacy.withholds and (differ := merge_clients(out)):
+            final["spread"] = differ
         final |= final_privacy(config) | known
         if names := method.class_names(config, folder):
             final["classes"] = list(names)
@@ -166,7 +179,8 @@ def simulate_whole(
     method = method_of(config)
     with _grid(config, supernodes, None) as grid:
         strategy = method.build_strategy(config, None)
-        strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
+        how = {"num_rounds": config.rounds, "patience": config.patience}
+        strategy.start(grid, on_round=reports.append, **how)
         return reports, method.final_figures(config, strategy)
 
 

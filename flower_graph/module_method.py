@@ -57,7 +57,6 @@ class ModuleMethod(GraphMethod):
             self._settings(config),
             participation=how.participation,
             min_nodes=how.min_nodes,
-            patience=how.patience,
             how=how,
             classes=self.num_classes(config, folder),
             **checkpoint_settings(config, out),

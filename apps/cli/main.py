@@ -134,6 +134,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are assigned over"
     )
+    help_every = "write curves of each client, a point every N rounds: the setting every=N"
+    parser.add_argument("--every", metavar="N", help=help_every)
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
 
 

@@ -21,6 +21,9 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import check_settings, section, setting
 from flower_graph.errors import ConfigError
 
+# What a run keeps, and of which round
+ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
+LAST, BEST = KEEP = ("last", "best")
 SPLITS = ("auto", "public", "geom-gcn", "random")
 AUTO, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
     "auto", "as-is", "row", "presence", "presence-row", "standardise",
@@ -264,17 +267,6 @@ class StrategySection:
 
 
 @dataclass
-class PatientSection(StrategySection):
-    """The same, for methods on ``ReportedFedAvg``, which may end before the last round."""
-
-    patience: int = setting(
-        0,
-        at_least(0),
-        help="rounds without a better validation accuracy after which the run ends; 0: never",
-    )
-
-
-@dataclass
 class RunConfig:
     """What the schemas of all methods start with."""
 
@@ -289,6 +281,26 @@ class RunConfig:
     checkpoint_every: int = setting(
         0, at_least(0), help="rounds between checkpoints, of which the last two are kept; 0: none"
     )
+    patience: int = setting(
+        0,
+        at_least(0),
+        help="rounds without a better validation accuracy after which the run ends; 0: never",
+    )
+    save: str = setting(
+        ALL,
+        choice(*SAVE),
+        help="what clients and server keep, each where it lives, to be used after the run: "
+        "predictions, models and figures of each client; `predictions`: without models",
+    )
+    keep: str = setting(
+        LAST,
+        choice(*KEEP),
+        help="the round that predictions and models are of; `best`: that of the highest validation "
+        "accuracy, for which each keeps one more on its disk",
+    )
+    every: int = setting(
+        0, at_least(0), help="rounds between points of each client's curves; 0: none are written"
+    )
     data: DataConfig = section(DataConfig)
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
@@ -297,6 +309,15 @@ class RunConfig:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         check_settings(self)
         self.privacy.refuse_checkpoints(self.checkpoint_every)
+        if self.every and self.save == NOTHING:
+            raise ConfigError(
+                f"every: {self.every} is not allowed with save={NOTHING}, which keeps no figures "
+                "of clients; set every=0"
+            )
+
+
+# Keys that have another name now: it says the same
+RENAMED = {"strategy.patience": "patience"}
 
 
 def moved(key: str, value: object) -> str:
@@ -311,6 +332,8 @@ def moved(key: str, value: object) -> str:
         ("data.normalize", "True"): f"set data.features={ROW}, or {PRESENCE_ROW} with presence",
         ("data.normalize", "False"): f"set data.features={AS_IS}, or {PRESENCE} with presence",
     }
+    if key in RENAMED:
+        return f"set {RENAMED[key]}"
     if key in ("data.presence", "data.normalize"):
         return now.get((key, str(value)), f"set data.features, one of {', '.join(FEATURES)}")
     if key == "data.features" and isinstance(value, int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, PartitionSection, PatientSection, RunConfig
+from flower_graph.config.common import DataConfig, PartitionSection, RunConfig, StrategySection
 from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 
@@ -19,7 +19,7 @@ class GCNSection:
 
 
 @dataclass
-class TrainingSection(PatientSection):
+class TrainingSection(StrategySection):
     """How clients train; a method adds its own keys."""
 
     local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")

@@ -7,10 +7,7 @@ in its ``state-dir``; in a simulation ``clients/<SuperNode>`` of the run's outpu
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flower_graph.client.state import DATA_FOLDER, node_name, own_place
+from flower_graph.config.common import BEST
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError
-from flower_graph.outputs.figures import FigureLog, write_figures
-from flower_graph.outputs.files import Snapshot, private_folder, write_outputs
-from flower_graph.outputs.messages import ALL, BEGIN, BEST, FINISH, TYPE, KeepRequest
+from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.kept import KeptFolder
+from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
 from flower_graph.server.ledger import count_bytes
-from flower_graph.storage.checkpoint import replaced, round_folder, rounds_of
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -32,11 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientOutputs", "Snapshot", "count_traffic"]
 
-LOG = logging.getLogger(__name__)
 NAME = "outputs"  # in Context.state
 FOLDER = "outputs"  # in a place of the SuperNode's own
 IN_RUN = "clients"  # in a run's output folder
-SNAPSHOTS, CANDIDATE, LOG_FILE, SAID = "snapshots", "candidate", "measured.bin", "outputs.json"
 UP, DOWN = "up", "down"
 
 
@@ -86,7 +81,7 @@ class ClientOutputs:
             figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
             local = {name: np.asarray(value, np.float64) for name, value in figures.items()}
             traffic = self._traffic(len(local["accuracy"]))
-            self._log.add(server_round, np.asarray(clients), **local, traffic=traffic)
+            self._kept.log.add(server_round, np.asarray(clients), **local, traffic=traffic)
 
     def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
         """Hold a round that was just measured, if the run keeps its best round.
@@ -94,10 +89,7 @@ class ClientOutputs:
         For clients whose state moves on in the message that measures: they call it in between.
         """
         if self.keeps_best:
-            snapshots = self._folder / SNAPSHOTS
-            for old in snapshots.glob(f"{CANDIDATE}-*"):
-                shutil.rmtree(old)
-            self._write(snapshots / f"{CANDIDATE}-{server_round}", snapshot())
+            self._kept.candidate(server_round, snapshot)
 
     def keep(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
         """Do what the server asks; return what could not be done, or nothing."""
@@ -105,13 +97,15 @@ class ClientOutputs:
             self._begin(request)
         elif self._said("run") != request.run:
             raise StateLostError("what was begun for this run's outputs is gone")
-        elif request.action == FINISH:
-            return self._finish(request, snapshot)
+        elif request.action == SNAPSHOT:
+            self._kept.hold(request, snapshot)
         else:
-            self._hold(request, snapshot)
+            # Figures first, for they need no model
+            self._kept.figures(request, {way: self._count(way) for way in (UP, DOWN)})
+            missing = self._kept.finish(request, snapshot)
+            self._context.state.pop(NAME)
+            return missing
         return ""
-
-    # What the server asks
 
     def _begin(self, request: KeepRequest) -> None:
         from flwr.app import ConfigRecord
@@ -120,68 +114,14 @@ class ClientOutputs:
         before = self._context.state.config_records.get(NAME)
         self._context.state[NAME] = ConfigRecord({**said, UP: 0, DOWN: 0})
         try:
-            private_folder(self._folder)
-            # What a run that was stopped noted after the round that this one goes on from
-            self._log.cut(request.server_round)
+            self._kept.begin(request.server_round)
         except BaseException:
             self._context.state.pop(NAME)
             if before is not None:
                 self._context.state[NAME] = before
             raise
 
-    def _hold(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> None:
-        """Hold a snapshot of the round that is the best so far."""
-        snapshots, number = self._folder / SNAPSHOTS, request.server_round
-        target, found = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
-        if found.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-            found.rename(target)
-        else:
-            self._write(target, snapshot())
-        for old in rounds_of(snapshots.glob("round-*")):
-            if old not in (number, *request.protected):
-                shutil.rmtree(round_folder(snapshots, old))
-
-    def _finish(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
-        """Write what stays: figures first, for they need no model."""
-        folder, last = self._folder, request.server_round
-        self._write_figures(request)
-        wanted = request.best_round or last if request.keep == BEST else last
-        held, missing = round_folder(folder / SNAPSHOTS, wanted), ""
-        if held.is_dir() and request.keep == BEST:
-            for path in held.iterdir():
-                shutil.copy(path, folder / path.name)
-        else:
-            if wanted != last:
-                missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
-                LOG.warning("%s: %s", folder, missing)
-            self._write(folder, snapshot())
-        said = {"run": request.run, "round": last if missing else wanted, "last-round": last}
-        said |= {"best-round": request.best_round, "keep": request.keep, "save": request.save}
-        with replaced(folder / SAID) as part:
-            part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-        if not request.protected:  # else somebody may go on with the run
-            shutil.rmtree(folder / SNAPSHOTS, ignore_errors=True)
-            (folder / LOG_FILE).unlink(missing_ok=True)
-        self._context.state.pop(NAME)
-        return missing
-
-    def _write_figures(self, request: KeepRequest) -> None:
-        rows = self._log.read(request.server_round)
-        if not rows.size:
-            return
-        # What came and went since the last measurement
-        is_last = rows["round"] == rows["round"].max()
-        rows[UP][is_last] += self._count(UP) / is_last.sum()
-        rows[DOWN][is_last] += self._count(DOWN) / is_last.sum()
-        at = {"last": request.server_round, "best": request.best_round}
-        write_figures(self._folder, rows, at, request.every)
-
     # Helpers
-
-    def _write(self, folder: Path, found: Snapshot) -> None:
-        models = found.models if self._said("save") == ALL else []
-        write_outputs(folder, found.predictions, models, found.embeddings)
 
     def _said(self, name: str) -> str:
         record = self._context.state.config_records.get(NAME)
@@ -197,8 +137,8 @@ class ClientOutputs:
         return shares
 
     @property
-    def _log(self) -> FigureLog:
-        return FigureLog(self._folder / LOG_FILE)
+    def _kept(self) -> KeptFolder:
+        return KeptFolder(self._folder, self._said("save"))
 
     @property
     def _folder(self) -> Path:

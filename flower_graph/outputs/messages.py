@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from flower_graph.config.common import ALL, LAST
 from flower_graph.messages.codec import Message
 from flower_graph.messages.fields import Numbers, Said, Whole, Word
 from flower_graph.messages.keys import RUN_TOKEN, SERVER_ROUND
 
 BEGIN, SNAPSHOT, FINISH = ACTIONS = ("begin", "snapshot", "finish")
-ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
-LAST, BEST = KEEP = ("last", "best")
 TYPE = "query.keep"
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from torch import Tensor
 from flower_graph.config.common import Robust
 from flower_graph.errors import CheckpointError
 from flower_graph.messages.fields import read_not_saved
+from flower_graph.outputs.server import BestRound
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging_round import CheckedFedAvg, SoFar
@@ -41,7 +41,7 @@ PLAIN = (*SCALARS, np.ndarray, np.generic, list, dict, ArrayRecord)
 RECORD = "array-record"  # key of a dict that stands for one
 # What a checkpoint has under a name of its own, and what lasts a run or a round only
 OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
-OWN |= {"_round", "_kept", "_config", "_evaluate_config"}
+OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs"}
 
 
 class OneClientEach(Membership):
@@ -72,9 +72,6 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         Of the choice of SuperNodes.
     checkpoint_dir, checkpoint_every : Path or None, int
         Where and every how many rounds to save everything; 0 for never.
-    patience : int
-        Rounds without a better validation accuracy after which ``start`` ends; 0 for never. The
-        model is then the last one; the reports tell the best round.
     **more
         Arguments of another strategy that a subclass puts in the place of ``FedAvg``.
 
@@ -82,7 +79,7 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
     ----------
     arrays : ArrayRecord
         The model: what was sent last.
-    best_round : int
+    best : BestRound
         The first round of the highest validation accuracy so far.
     own_arrays : dict of int to ArrayRecord
         With ``personal``: what each client was given last.
@@ -103,11 +100,8 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         seed: int = 0,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        patience: int = 0,
         **more: Any,
     ) -> None:
-        if patience < 0:
-            raise ValueError(f"patience is {patience}, must be at least 0")
         # Whom to wait for and whom to ask is decided here; Flower takes all that it is shown.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
@@ -123,11 +117,10 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        self.patience = patience
         self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.central``
         self.robust: Robust | None = None  # see ``flower_graph.server.robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
-        self.best_round, self.best_accuracy = 0, -math.inf  # of validation
+        self.best = BestRound()
         self._round = SoFar()
         self._kept: StrategyState | None = None  # while ``start`` runs
 
@@ -177,7 +170,7 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         """Begin anew, as often as one likes."""
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
-        self.own_arrays, self.best_round, self.best_accuracy = {}, 0, -math.inf
+        self.own_arrays = {}
         self.session.renew(type(self.session.members)(self.question()))
         self._kept = StrategyState(self, OWN)
         self.summary()
@@ -194,8 +187,6 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         self.aggregate_evaluate(server_round, session.relay(messages, server_round))
         report = self._round.report
         assert report is not None
-        if report.val_accuracy > self.best_accuracy:  # not where nobody could measure
-            self.best_round, self.best_accuracy = report.round, report.val_accuracy
         return report
 
     def trained(self, report: RoundReport) -> MetricRecord:
@@ -205,17 +196,6 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
     def measured(self, report: RoundReport) -> MetricRecord:
         """Give its accuracies beside Flower's means of what clients measured."""
         return MetricRecord({**self._round.evaluated, **super().measured(report)})
-
-    def is_over(self, last_round: int) -> bool:
-        """Whether the validation accuracy has not risen for as long as the run is patient."""
-        ends = self._is_hopeless(last_round)
-        if ends:
-            LOG.info(
-                "the run ends after round %d: since round %d no validation accuracy was better",
-                last_round,
-                self.best_round,
-            )
-        return ends
 
     def finish(self, server_round: int) -> None:
         """End: Flower's own loop saves nothing."""
@@ -227,16 +207,11 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         how = self.session.min_nodes, self.session.share, self.session.seed
         LOG.info("SuperNodes: wait for %d, %g of them train, drawn by seed %d", *how)
 
-    def _is_hopeless(self, last_round: int) -> bool:
-        return 0 < self.patience <= last_round - self.best_round
-
     # Checkpoints
 
     def saves(self, server_round: int) -> bool:
         """Whether the clients are to save the round; never where Flower's own loop runs it."""
-        # It is their turn before anybody knows how good the round is: also one that may be the last
-        last = server_round if self._is_hopeless(server_round) else self.session.rounds
-        return self._kept is not None and self.session.checkpoints.is_due(server_round, last)
+        return self._kept is not None and self.session.is_due(server_round)
 
     def is_due(self, server_round: int) -> bool:
         """Whether the clients were asked to save the round."""

@@ -208,6 +208,7 @@ class Exchange:
         timeout: float,
         read: Callable[[int, RecordDict], T],
         max_reply_bytes: int | None = None,
+        called: str = "left out",
     ) -> Replies[T]:
         """Send one message to each node and gather the replies until all came or time is up.
 
@@ -216,7 +217,7 @@ class Exchange:
         requests : Mapping[int, RecordDict]
             Node id to content. Nodes may share one content.
         message_type : str
-            ``train``, ``evaluate``, ``query`` or ``train.<action>``.
+            ``train``, ``evaluate``, ``query``, or one of them and an action, as ``train.finish``.
         server_round : int
             The round; travels as the message's group id, and a reply must carry it too.
         timeout : float
@@ -226,6 +227,8 @@ class Exchange:
             when the reply cannot be used. Any other exception leaves the node out as well.
         max_reply_bytes : int or None
             Replies larger than this (as `count_bytes` counts) are refused unread.
+        called : str
+            What the log calls a node without a good reply.
 
         Returns
         -------
@@ -260,7 +263,7 @@ class Exchange:
             gathering.reject(node_id, f"no reply within {timeout:g} s")
         self._remember(gathering.open, server_round)
         replies = gathering.replies.in_order(requests)
-        log_rejected(LOG, server_round, "left out", replies.rejected)
+        log_rejected(LOG, server_round, called, replies.rejected)
         log_rejected(LOG, server_round, "ignored", replies.strays)
         return replies
 

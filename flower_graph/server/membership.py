@@ -6,7 +6,7 @@ A method whose clients say more of themselves, or are asked more, makes a subcla
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +37,7 @@ class Membership:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # what those that say so weigh
         self.absent = set[int]()  # clients that no SuperNode hosts any more
+        self.greet: Callable[[list[int]], None] | None = None  # tells newcomers of the run
         self.resume = Resume()  # what clients are told of the run, and where it goes on from
         self._homes: dict[int, int] = {}  # SuperNode of each client
         self._lost: set[int] = set()
@@ -113,6 +114,8 @@ class Membership:
                 LOG.warning("node %d takes no part: %s", node, reason)
                 refused.append(Rejected(node, reason))
         self._warn_of_weight()
+        if self.greet is not None:
+            self.greet([node for node in new if node in self.clients])
         return refused
 
     def _read(self, node: int, content: RecordDict) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -23,13 +24,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from flower_graph.config.common import LAST, NOTHING
+from flower_graph.config.rules import at_least
 from flower_graph.messages.keys import CONFIG
+from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.server import BestRound, KeptOutputs, Wanted
 from flower_graph.report.rounds import RoundReport, format_round
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import Participation
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)
+BEST_ROUND = "best"  # in a checkpoint
 # What Flower's result says of a round: in the same place, under the same names, for every method
 LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
@@ -39,6 +45,8 @@ class RoundLoop(Strategy):
     """The rounds of a server, begun anywhere, reported, saved and resumed."""
 
     session: Session
+    best: BestRound
+    _outputs: KeptOutputs
     usual_rounds: ClassVar = 100
     more_passes: ClassVar = 0  # after the last round: then a round is reported in a later one
     wire_key: ClassVar = "wire"  # in a checkpoint: bytes that travelled
@@ -63,10 +71,6 @@ class RoundLoop(Strategy):
     def measured(self, report: RoundReport) -> MetricRecord:
         """Give its accuracies, for ``Result.evaluate_metrics_clientapp``, whoever measured them."""
         return _entries(report, ACCURACIES)
-
-    def is_over(self, last_round: int) -> bool:
-        """Whether the run ends after a round, though it is not the last."""
-        return False
 
     def weights(self) -> dict[str, Any]:
         """Return what the last report was made with; ``docs/outputs.md`` has a table of names."""
@@ -96,6 +100,13 @@ class RoundLoop(Strategy):
         """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
         raise NotImplementedError
 
+    def snapshot(self) -> Snapshot | None:
+        """Return what the server predicts and has learnt itself, as of the last report, if it does.
+
+        ``start`` writes it to ``output_dir``, where clients write theirs in a simulation.
+        """
+        return None
+
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
 
@@ -113,9 +124,15 @@ class RoundLoop(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
         *,
         on_round: Callable[[RoundReport], None] | None = None,
         resume: bool = False,
+        patience: int = 0,
+        save: str = NOTHING,
+        keep: str = LAST,
+        every: int = 0,
+        output_dir: Path | None = None,
     ) -> Result:
         """Run the method.
 
@@ -138,10 +155,26 @@ class RoundLoop(Strategy):
             nothing to clients for evaluation alone.
         evaluate_fn : callable, optional
             Called with the round and the server model's arrays after every round.
+        should_stop : callable, optional
+            Called at the end of every round with its number and the result so far, which it must
+            not change; True ends the run. Where a round is measured in the next, that round is
+            the last.
         on_round : callable, optional
             Called with every round's report; without it, one line is logged.
         resume : bool
             Go on from the last complete checkpoint in ``checkpoint_dir``.
+        patience : int
+            Rounds without a better validation accuracy after which the run ends; 0 for never.
+        save : str
+            What clients and server keep for use after the run, where they live: ``"all"``,
+            ``"predictions"`` without models, or ``"none"``; then nothing is asked of clients.
+        keep : str
+            Of which round: the ``"last"`` or the ``"best"``, that of the highest validation
+            accuracy.
+        every : int
+            Rounds between points of each client's curves; 0 for none.
+        output_dir : Path, optional
+            Where the server keeps its part; without, it keeps none.
 
         Returns
         -------
@@ -167,18 +200,21 @@ class RoundLoop(Strategy):
         rounds = self.usual_rounds if num_rounds is None else num_rounds
         if rounds < 1:
             raise ValueError(f"num_rounds: {rounds} is not at least 1")
+        at_least(0).check("patience", patience)
+        wanted = Wanted(save, keep, every, output_dir)
         self.check_start(resume, initial_arrays, train_config, evaluate_config, evaluate_fn)
+        self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
+        self._outputs = KeptOutputs(self.session, self.best, wanted, self.snapshot)
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
-        first = self._resume() + 1 if resume else 1
+        done = self._resume() if resume else 0
         result = Result()
-        for server_round in range(first, rounds + self.more_passes + 1):
-            if self.is_over(server_round - 1):
-                break
+        while not self._is_over(done, patience):
+            done += 1
             started = time.perf_counter()
-            report = self.round(server_round)
+            report = self.round(done)
             if report is None:
                 continue
             found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
@@ -187,12 +223,31 @@ class RoundLoop(Strategy):
             result.train_metrics_clientapp[report.round] = self.trained(report)
             result.evaluate_metrics_clientapp[report.round] = self.measured(report)
             report.seconds = time.perf_counter() - started
-            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported.
+            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported, and
+            # its best round is held.
             (on_round or self._log)(report)
+            self._outputs.reported(report)
             self._save(report.round)
-        self.finish(rounds)
+            if should_stop is not None and should_stop(report.round, result):
+                self._end_after(done)
+        self._outputs.finish()
+        self.finish(self.session.rounds)
         result.arrays = self.learnt()
         return result
+
+    def _is_over(self, done: int, patience: int) -> bool:
+        """Whether no round is left: all are done, or none was better for too long."""
+        session, best = self.session, self.best
+        session.hopeless_at = best.number + patience if patience else 0
+        if done < session.rounds and session.is_hopeless(best.last):
+            why = "the run ends after round %d: since round %d no validation accuracy was better"
+            LOG.info(why, done, best.number)
+            self._end_after(done)
+        return done >= session.rounds + self.more_passes
+
+    def _end_after(self, done: int) -> None:
+        """Let no round follow those that were trained; what is not measured yet still is."""
+        self.session.rounds = min(self.session.rounds, done)
 
     def _save(self, server_round: int) -> None:
         """Complete a round's checkpoint, if one is due and all clients that are there saved."""
@@ -200,14 +255,19 @@ class RoundLoop(Strategy):
         if self.is_due(server_round):
             wire = session.exchange.ledger.state_dict()
             missing = self.clients_save(server_round)
-            session.checkpoints.save(
-                server_round, self._saved(None if self.counts_saving else wire), missing
-            )
+            state = self._saved(None if self.counts_saving else wire)
+            if session.checkpoints.save(server_round, state, missing):
+                self.best.saved()
 
     def _saved(self, wire: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return all that a checkpoint of the server has; bytes so far, unless others are given."""
         wire = self.session.exchange.ledger.state_dict() if wire is None else wire
-        return {"settings": self.fixed_settings(), self.wire_key: wire, **self.state()}
+        kept = {
+            "settings": self.fixed_settings(),
+            self.wire_key: wire,
+            BEST_ROUND: self.best.saving(),
+        }
+        return {**kept, **self.state()}
 
     def _resume(self) -> int:
         """Go on from the newest checkpoint that is here and at the clients; return its round."""
@@ -215,10 +275,13 @@ class RoundLoop(Strategy):
 
         def load(state: Mapping[str, Any]) -> None:
             self.load_state(state)
+            # Checkpoints of 0.1.0 do not have it
+            self.best.load(state.get(BEST_ROUND, {}))
             wire.update(state[self.wire_key])
             session.exchange.ledger.load_state_dict(wire)
 
-        def ask(_: int) -> list[str]:
+        def ask(server_round: int) -> list[str]:
+            self.best.last = server_round
             refused = session.rejoin()
             if not self.counts_rejoining:
                 # The clients were asked who they are in the run's first part already.
@@ -243,7 +306,7 @@ class RoundStrategy(RoundLoop):
     again: ClassVar = ""  # what else than building a new one helps who starts it twice
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self.session, self.best = session, BestRound()
         self.requests: dict[int, Any] = {}  # of the current round, by SuperNode
         self.answers: dict[int, Any] = {}  # what came of them
         self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them

@@ -62,8 +62,8 @@ class RunCheckpoints:
             return False
         return self._is_late or server_round % self.every == 0 or server_round == rounds
 
-    def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> None:
-        """Complete a round's checkpoint."""
+    def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> bool:
+        """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None
         for node, why in missing.items():
             LOG.warning(
@@ -77,6 +77,7 @@ class RunCheckpoints:
             server_round,
             {"run": self.run, **state, "settings": plain(state["settings"])},
         )
+        return not self._is_late
 
     def rewrite(self, server_round: int, state: dict[str, Any]) -> None:
         """Replace the checkpoint that the run goes on from, and remove those before it."""
@@ -144,6 +145,7 @@ class Session:
         self.share, self.seed = participation, seed
         self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.timeout, self.rounds = 600.0, 0
+        self.hopeless_at = 0  # the round after which the run ends if nothing becomes better
         self.connected: list[int] = []  # SuperNodes at the beginning of the round
         self.asked: dict[int, Collection[int]] = {}  # SuperNode to the clients this round asks
         self.rejected: list[Rejected] = []  # SuperNodes left out in this round
@@ -212,7 +214,13 @@ class Session:
 
     def is_due(self, server_round: int) -> bool:
         """Whether a checkpoint of this round is to be made."""
-        return self.checkpoints.is_due(server_round, self.rounds)
+        # It is the clients' turn before anybody knows how good a round is
+        last = server_round if self.is_hopeless(server_round) else self.rounds
+        return self.checkpoints.is_due(server_round, last)
+
+    def is_hopeless(self, server_round: int) -> bool:
+        """Whether a round is the last unless it is better than all before it."""
+        return 0 < self.hopeless_at <= server_round
 
     # Messages
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from flower_graph.config.common import (
     NO_DEFENCE,
     DataConfig,
-    PatientSection,
     RobustSection,
     RunConfig,
+    StrategySection,
 )
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -23,7 +23,6 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.errors import ConfigError
 
 APP = "fedscem"
 SPLITS = ("per-client", "global")
@@ -71,7 +70,7 @@ class ModelConfig:
 
 
 @dataclass
-class StrategyConfig(RobustSection, PatientSection):
+class StrategyConfig(RobustSection, StrategySection):
     """How the clients train, and what they share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
@@ -109,11 +108,6 @@ class StrategyConfig(RobustSection, PatientSection):
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         self.refuse_robust(self.name, NOT_ROBUST)
-        if self.patience and self.name not in AVERAGING:
-            raise ConfigError(
-                f"strategy.patience: {self.patience} is not allowed with strategy.name="
-                f"{self.name}, only with {' and '.join(AVERAGING)}: set strategy.patience=0"
-            )
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
         require(good, "strategy.resolution", self.resolution, allowed)

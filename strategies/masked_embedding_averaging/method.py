@@ -82,7 +82,6 @@ class FedSCem(GraphMethod):
         kind, options = SERVERS[how.name], checkpoint_settings(config, out)
         options |= {"participation": how.participation, "min_nodes": how.min_nodes}
         if how.name in AVERAGING:
-            options |= {"patience": how.patience}
             averaging: ReportedFedAvg = make_robust(kind, how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
             return averaging

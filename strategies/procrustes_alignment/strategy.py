@@ -147,7 +147,7 @@ class ProcrustesAlignment(RoundStrategy):
             [known.ids[client] for client in clients],
             [target(client) for client in clients],
             known.dimension,
-            is_last=server_round == session.rounds,
+            is_last=server_round == session.rounds or session.is_hopeless(server_round),
             follows=bool(known.begun & set(clients)),
             saves=saves,
             run=session.checkpoints.run if saves else "",

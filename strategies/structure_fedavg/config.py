@@ -8,9 +8,9 @@ from flower_graph.config.common import (
     NO_DEFENCE,
     DataConfig,
     PartitionSection,
-    PatientSection,
     RobustSection,
     RunConfig,
+    StrategySection,
 )
 from flower_graph.config.module import GCNSection, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
@@ -58,7 +58,7 @@ class GraphConfig:
 
 
 @dataclass
-class StrategyConfig(TrainingSection, RobustSection, PatientSection):
+class StrategyConfig(TrainingSection, RobustSection, StrategySection):
     """How the clients train, and what they share."""
 
     name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")

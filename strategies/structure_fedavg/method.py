@@ -117,7 +117,7 @@ class FedGLS(GraphMethod):
         else:
             nodes = folder.detail(NUM_NODES, int)
         local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
-        local |= checkpoint_settings(config, out) | {"num_nodes": nodes, "patience": how.patience}
+        local |= checkpoint_settings(config, out) | {"num_nodes": nodes}
         if how.name not in AVERAGING:
             return KINDS[how.name].server(settings, **local)
         strategy = make_robust(StructureFedAvg, how.average, settings, **local)

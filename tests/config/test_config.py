@@ -278,7 +278,8 @@ def test_every_rule_names_key_value_and_what_is_allowed(app: str) -> None:
 
 @pytest.mark.parametrize("app", known_apps())
 def test_every_schema_starts_with_the_same_keys(app: str) -> None:
-    common = ["app", "seed", "rounds", "device", "checkpoint_every", "data"]
+    common = ["app", "seed", "rounds", "device", "checkpoint_every", "patience", "save", "keep"]
+    common += ["every", "data"]
     assert list(to_dict(schema_of(app)()))[: len(common)] == common
     # What the server's loop reads, whichever method it runs
     assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema_of(app)).keys()
@@ -323,7 +324,8 @@ def test_apps_that_are_none() -> None:
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
         ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
         ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
-        ("fedscem/cora", "strategy.patience=5", "strategy.patience: 5 is not allowed with strat"),
+        ("fedscem/cora", "strategy.patience=5", "set patience"),
+        ("nfedgnn/cora", "every=5 save=none", "every: 5 is not allowed with save=none"),
         ("ppfl/cora-gat", "partition.private_share=0.2", "at most 0.15 is left for each client"),
         ("ppfl/cora-gat", "partition.public_share=0.5", "at most 0.125 is left for each client"),
         ("ppfl/cora-gat", "partition.ratios=[0.6,0.4]", "three shares"),
@@ -359,7 +361,7 @@ def test_settings_that_do_not_go_together(config: str, overrides: str, said: str
         ("fedscem/cora", "strategy.dropout=0 strategy.participation=1 strategy.resolution=32"),
         ("fedscem/cora", "partition.clients=1 strategy.aggregation=plain"),
         ("fedscem/cora", "partition.clients=1 strategy.name=self-training"),
-        ("fedscem/cora", "strategy.name=fedavg strategy.patience=5"),
+        ("fedscem/cora", "strategy.alignment=plain patience=5 every=2 keep=best"),
         ("fedgls/cora", "graph.graphless_ratio=0 model.dropout=0 partition.clients=1"),
         ("fedgls/cora", "graph.graphless_ratio=1 strategy.weight_decay=0"),
         ("fedgls/cora", "strategy.prototype_weight=0 strategy.participation=1"),

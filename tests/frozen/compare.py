@@ -74,6 +74,8 @@ class Messages:
     def note(self, message: Any, side: str) -> None:
         """Add a request or a reply."""
         about = message.metadata
+        if about.message_type == "query.keep":  # what is kept for use is no part of a method
+            return
         sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
         if message.has_error():
             sums["errors"] += 1

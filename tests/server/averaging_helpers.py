@@ -98,7 +98,7 @@ class Run:
         extra: Any = None,
         app: ClientApp | None = None,
         make_grid: Callable[..., InProcessGrid] = InProcessGrid,
-        resume: bool = False,
+        **how: Any,
     ) -> None:
         self.log: Log = []
         self.reports: list[RoundReport] = []
@@ -108,7 +108,7 @@ class Run:
         self.grid = make_grid(app, num_supernodes=len(hosted))
         self.ids = list(self.grid.contexts)
         self.result = strategy.start(
-            self.grid, start(), rounds, 0.05, on_round=self.reports.append, resume=resume
+            self.grid, start(), rounds, 0.05, on_round=self.reports.append, **how
         )
 
     @property

@@ -138,7 +138,6 @@ def test_a_small_share_asks_one_and_min_nodes_are_only_waited_for(
         ({"participation": 0}, "participation: 0 is not above 0 and at most 1"),
         ({"participation": 1.5}, "participation: 1.5 is not above 0"),
         ({"min_nodes": 0}, "min_nodes: 0 is not at least 1"),
-        ({"patience": -1}, "patience is -1, must be at least 0"),
     ],
 )
 def test_impossible_arguments(options: dict[str, Any], message: str):
@@ -356,17 +355,17 @@ class Patient(Simple):
 
 @pytest.mark.parametrize(("patience", "rounds"), [(0, 10), (1, 3), (3, 5), (4, 10), (9, 10)])
 def test_a_run_ends_when_validation_does_not_improve(patience: int, rounds: int):
-    assert len(Run(Patient(patience=patience), rounds=10).reports) == rounds
+    assert len(Run(Patient(), rounds=10, patience=patience).reports) == rounds
 
 
 def test_patience_lasts_over_a_resumed_run(tmp_path: Path):
     saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    Run(Patient(patience=3, **saving), THREE, 4)
-    again = Run(Patient(patience=3, **saving), THREE, 10, resume=True)
+    Run(Patient(**saving), THREE, 4, patience=3)
+    again = Run(Patient(**saving), THREE, 10, patience=3, resume=True)
     assert [report.round for report in again.reports] == [5]
-    assert again.strategy.best_round == 2
+    assert again.strategy.best.number == 2
     # The last round is saved, though nobody knew before that it is the last.
-    ended = Run(Patient(patience=3, **saving), THREE, 10, resume=True)
+    ended = Run(Patient(**saving), THREE, 10, patience=3, resume=True)
     assert ended.reports == [] and {entry[:2] for entry in ended.log} == {("resume", 5)}
-    longer = Run(Patient(patience=4, **saving), THREE, 10, resume=True)
+    longer = Run(Patient(**saving), THREE, 10, patience=4, resume=True)
     assert [report.round for report in longer.reports] == [6, 7, 8, 9, 10]

@@ -1,0 +1,95 @@
+"""One folder of outputs while a run goes on: what was measured, snapshots of good rounds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flower_graph.config.common import ALL, BEST
+from flower_graph.outputs.figures import FigureLog, write_figures
+from flower_graph.outputs.files import Snapshot, private_folder, write_outputs
+from flower_graph.outputs.messages import KeepRequest
+from flower_graph.storage.checkpoint import replaced, round_folder, rounds_of
+
+LOG = logging.getLogger(__name__)
+SNAPSHOTS, CANDIDATE, LOG_FILE, SAID = "snapshots", "candidate", "measured.bin", "outputs.json"
+Take = Callable[[], Snapshot]
+
+
+class KeptFolder:
+    """The outputs of the clients of a SuperNode, or of the server.
+
+    Until the end ``snapshots/round-N`` has what was held of round N. A run that goes on from a
+    checkpoint may need what was the best then: such rounds are protected.
+    """
+
+    def __init__(self, folder: Path, save: str) -> None:
+        self.folder, self._save = folder, save
+        self.log = FigureLog(folder / LOG_FILE)
+
+    def begin(self, server_round: int) -> None:
+        """Make the folder; forget what a run that was stopped noted after a round."""
+        private_folder(self.folder)
+        self.log.cut(server_round)
+
+    def candidate(self, server_round: int, take: Take) -> None:
+        """Hold a round that the server may call the best; only the newest such."""
+        snapshots = self.folder / SNAPSHOTS
+        for old in snapshots.glob(f"{CANDIDATE}-*"):
+            shutil.rmtree(old)
+        self._write(snapshots / f"{CANDIDATE}-{server_round}", take())
+
+    def hold(self, request: KeepRequest, take: Take) -> None:
+        """Hold the round that is the best so far, and of others the protected ones."""
+        snapshots, number = self.folder / SNAPSHOTS, request.server_round
+        target, found = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
+        shutil.rmtree(target, ignore_errors=True)
+        if found.is_dir():
+            found.rename(target)
+        else:
+            self._write(target, take())
+        for old in rounds_of(snapshots.glob("round-*")):
+            if old not in (number, *request.protected):
+                shutil.rmtree(round_folder(snapshots, old))
+
+    def figures(self, request: KeepRequest, traffic: dict[str, float]) -> None:
+        """Write what was measured; ``traffic``: bytes since then, of all clients together."""
+        rows = self.log.read(request.server_round)
+        if not rows.size:
+            return
+        is_last = rows["round"] == rows["round"].max()
+        for way, count in traffic.items():
+            rows[way][is_last] += count / is_last.sum()
+        at = {"last": request.server_round, "best": request.best_round}
+        write_figures(self.folder, rows, at, request.every)
+
+    def finish(self, request: KeepRequest, take: Take) -> str:
+        """Write what stays; return what is not as it was wanted, or nothing."""
+        last, missing = request.server_round, ""
+        wanted = request.best_round or last if request.keep == BEST else last
+        held = round_folder(self.folder / SNAPSHOTS, wanted)
+        if held.is_dir() and request.keep == BEST:
+            for path in held.iterdir():
+                shutil.copy(path, self.folder / path.name)
+        else:
+            if wanted != last:
+                missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
+                LOG.warning("%s: %s", self.folder, missing)
+            self._write(self.folder, take())
+        said: dict[str, Any] = {"run": request.run, "round": last if missing else wanted}
+        said |= {"last-round": last, "best-round": request.best_round}
+        with replaced(self.folder / SAID) as part:
+            text = json.dumps(said | {"keep": request.keep, "save": request.save}, indent=1)
+            part.write_text(text + "\n", encoding="utf-8")
+        if not request.protected:  # else somebody may go on with the run
+            shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
+            (self.folder / LOG_FILE).unlink(missing_ok=True)
+        return missing
+
+    def _write(self, folder: Path, found: Snapshot) -> None:
+        models = found.models if self._save == ALL else []
+        write_outputs(folder, found.predictions, models, found.embeddings)
