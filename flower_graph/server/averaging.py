@@ -32,7 +32,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging_round import CheckedFedAvg, SoFar
 from flower_graph.server.exchange import no_content
 from flower_graph.server.membership import Membership
-from flower_graph.server.round_strategy import RoundLoop
+from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)

@@ -1,0 +1,284 @@
+"""The loop of every server's rounds: begun anywhere, reported, saved, resumed, ended early."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from flower_graph.config.common import LAST, NOTHING
+from flower_graph.config.rules import at_least
+from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.server import BestRound, KeptOutputs, Wanted
+from flower_graph.report.rounds import RoundReport, format_round
+from flower_graph.server.session import Session
+
+LOG = logging.getLogger(__name__)
+BEST_ROUND = "best"  # in a checkpoint
+# What Flower's result says of a round: in the same place, under the same names, for every method
+LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
+ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
+
+
+class RoundLoop(Strategy):
+    """The rounds of a server, begun anywhere, reported, saved and resumed."""
+
+    session: Session
+    best: BestRound
+    _outputs: KeptOutputs
+    usual_rounds: ClassVar = 100
+    more_passes: ClassVar = 0  # after the last round: then a round is reported in a later one
+    wire_key: ClassVar = "wire"  # in a checkpoint: bytes that travelled
+    counts_saving: ClassVar = True  # whether a checkpoint counts the bytes of its making
+    counts_rejoining: ClassVar = False  # whether the bytes of going on are counted
+    _config = ConfigRecord()  # entries that the caller adds to ``train``
+    _evaluate_config = ConfigRecord()  # ... and to ``evaluate``
+
+    # What a server says
+
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        """Take over what a run begins with."""
+
+    def round(self, server_round: int) -> RoundReport | None:
+        """Run a round; return its report, or none if that comes later."""
+        raise NotImplementedError
+
+    def trained(self, report: RoundReport) -> MetricRecord:
+        """Give a round's losses, for ``Result.train_metrics_clientapp``."""
+        return _entries(report, LOSSES)
+
+    def measured(self, report: RoundReport) -> MetricRecord:
+        """Give its accuracies, for ``Result.evaluate_metrics_clientapp``, whoever measured them."""
+        return _entries(report, ACCURACIES)
+
+    def weights(self) -> dict[str, Any]:
+        """Return what the last report was made with; ``docs/outputs.md`` has a table of names."""
+        raise NotImplementedError
+
+    def learnt(self) -> ArrayRecord:
+        """Return what the server has learnt, as a result has it."""
+        return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """Return what may not change when a run is resumed."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
+        raise NotImplementedError
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        raise NotImplementedError
+
+    def is_due(self, server_round: int) -> bool:
+        """Whether a checkpoint of a round is to be made."""
+        return self.session.is_due(server_round)
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot | None:
+        """Return what the server predicts and has learnt itself, as of the last report, if it does.
+
+        ``start`` writes it to ``output_dir``, where clients write theirs in a simulation.
+        """
+        return None
+
+    def finish(self, server_round: int) -> None:
+        """Send the last message, after the last round."""
+
+    def check_start(self, *given: object) -> None:
+        """Refuse arguments of ``start`` that the method has no use for."""
+
+    # The loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        resume: bool = False,
+        patience: int = 0,
+        save: str = NOTHING,
+        keep: str = LAST,
+        every: int = 0,
+        output_dir: Path | None = None,
+    ) -> Result:
+        """Run the method.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, or ``flower_graph.simulation.InProcessGrid``.
+        initial_arrays : ArrayRecord, optional
+            What the server's model begins with; by default the method's own. Refused by methods
+            whose server has no model, as are ``train_config`` and ``evaluate_fn``.
+        num_rounds : int, optional
+            Rounds to run, those before a checkpoint included; by default as many as the method's
+            paper runs.
+        timeout : float
+            Seconds that an exchange may take.
+        train_config : ConfigRecord, optional
+            Entries to send along with every ``train`` message.
+        evaluate_config : ConfigRecord, optional
+            Entries to send along with every ``evaluate`` message; refused by methods that send
+            nothing to clients for evaluation alone.
+        evaluate_fn : callable, optional
+            Called with the round and the server model's arrays after every round.
+        should_stop : callable, optional
+            Called at the end of every round with its number and the result so far, which it must
+            not change; True ends the run. Where a round is measured in the next, that round is
+            the last.
+        on_round : callable, optional
+            Called with every round's report; without it, one line is logged.
+        resume : bool
+            Go on from the last complete checkpoint in ``checkpoint_dir``.
+        patience : int
+            Rounds without a better validation accuracy after which the run ends; 0 for never.
+        save : str
+            What clients and server keep for use after the run, where they live: ``"all"``,
+            ``"predictions"`` without models, or ``"none"``; then nothing is asked of clients.
+        keep : str
+            Of which round: the ``"last"`` or the ``"best"``, that of the highest validation
+            accuracy.
+        every : int
+            Rounds between points of each client's curves; 0 for none.
+        output_dir : Path, optional
+            Where the server keeps its part; without, it keeps none.
+
+        Returns
+        -------
+        Result
+            What the server has learnt, as ``weights`` names it, and every round's figures, which
+            have the names of ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and
+            ``answered`` in ``train_metrics_clientapp[round]``, ``train-accuracy``,
+            ``val-accuracy`` and ``test-accuracy`` in ``evaluate_metrics_clientapp[round]``.
+
+        Raises
+        ------
+        NoClientsError
+            If no client is there, or none gives a usable answer before the deadline.
+        AlignmentError
+            If clients cannot be brought to one order of the nodes that they share.
+        DivergedError
+            If the loss is no longer a number.
+        CheckpointError
+            If there is nothing to resume from, or what there is does not fit.
+        ValueError
+            If an argument is impossible.
+        """
+        rounds = self.usual_rounds if num_rounds is None else num_rounds
+        if rounds < 1:
+            raise ValueError(f"num_rounds: {rounds} is not at least 1")
+        at_least(0).check("patience", patience)
+        wanted = Wanted(save, keep, every, output_dir)
+        self.check_start(resume, initial_arrays, train_config, evaluate_config, evaluate_fn)
+        self.best = BestRound()
+        self.begin(initial_arrays)
+        self.session.open(grid, timeout, rounds)
+        self._outputs = KeptOutputs(self.session, self.best, wanted, self.snapshot)
+        self._config = train_config or ConfigRecord()
+        self._evaluate_config = evaluate_config or ConfigRecord()
+        done = self._resume() if resume else 0
+        result = Result()
+        while not self._is_over(done, patience):
+            done += 1
+            started = time.perf_counter()
+            report = self.round(done)
+            if report is None:
+                continue
+            found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
+            if found is not None:
+                result.evaluate_metrics_serverapp[report.round] = found
+            result.train_metrics_clientapp[report.round] = self.trained(report)
+            result.evaluate_metrics_clientapp[report.round] = self.measured(report)
+            report.seconds = time.perf_counter() - started
+            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported, and
+            # its best round is held.
+            (on_round or self._log)(report)
+            self._outputs.reported(report)
+            self._save(report.round)
+            if should_stop is not None and should_stop(report.round, result):
+                self._end_after(done)
+        self._outputs.finish()
+        self.finish(self.session.rounds)
+        result.arrays = self.learnt()
+        return result
+
+    def _is_over(self, done: int, patience: int) -> bool:
+        """Whether no round is left: all are done, or none was better for too long."""
+        session, best = self.session, self.best
+        session.hopeless_at = best.number + patience if patience else 0
+        if done < session.rounds and session.is_hopeless(best.last):
+            why = "the run ends after round %d: since round %d no validation accuracy was better"
+            LOG.info(why, done, best.number)
+            self._end_after(done)
+        return done >= session.rounds + self.more_passes
+
+    def _end_after(self, done: int) -> None:
+        """Let no round follow those that were trained; what is not measured yet still is."""
+        self.session.rounds = min(self.session.rounds, done)
+
+    def _save(self, server_round: int) -> None:
+        """Complete a round's checkpoint, if one is due and all clients that are there saved."""
+        session = self.session
+        if self.is_due(server_round):
+            wire = session.exchange.ledger.state_dict()
+            missing = self.clients_save(server_round)
+            state = self._saved(None if self.counts_saving else wire)
+            if session.checkpoints.save(server_round, state, missing):
+                self.best.saved()
+
+    def _saved(self, wire: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return all that a checkpoint of the server has; bytes so far, unless others are given."""
+        wire = self.session.exchange.ledger.state_dict() if wire is None else wire
+        kept = {
+            "settings": self.fixed_settings(),
+            self.wire_key: wire,
+            BEST_ROUND: self.best.saving(),
+        }
+        return {**kept, **self.state()}
+
+    def _resume(self) -> int:
+        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        session, wire = self.session, dict[str, Any]()
+
+        def load(state: Mapping[str, Any]) -> None:
+            self.load_state(state)
+            # Checkpoints of 0.1.0 do not have it
+            self.best.load(state.get(BEST_ROUND, {}))
+            wire.update(state[self.wire_key])
+            session.exchange.ledger.load_state_dict(wire)
+
+        def ask(server_round: int) -> list[str]:
+            self.best.last = server_round
+            refused = session.rejoin()
+            if not self.counts_rejoining:
+                # The clients were asked who they are in the run's first part already.
+                session.exchange.ledger.load_state_dict(wire)
+            return refused
+
+        return session.checkpoints.go_on(session.rounds, self.fixed_settings(), load, ask)
+
+    def _log(self, report: RoundReport) -> None:
+        LOG.info(format_round(report, self.session.rounds))
+
+
+def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
+    """Write some of a report's entries as Flower's record, named as in ``metrics.jsonl``."""
+    return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
