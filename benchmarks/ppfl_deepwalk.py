@@ -13,8 +13,9 @@ from benchmarks.measure import say, summary
 from flower_graph.config.load import load_config
 from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingModel
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalkSettings
+from flower_graph.strategies.procrustes_alignment.joining import build_model
 from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
-from flower_graph.strategies.procrustes_alignment.method import METHOD, build_model
+from flower_graph.strategies.procrustes_alignment.method import METHOD
 
 TARGET = 1.5  # times gensim alone, walking included
 WORK = ["deepwalk.walks=10", "deepwalk.length=40", "deepwalk.window=5"]  # as the goal has it

@@ -196,6 +196,19 @@ class Method:
         with torch.no_grad():
             return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
 
+    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+        """Predict the nodes of a new graph by what a run left, a ``Run``.
+
+        By default by the model of the client, or by the only one; a method whose newcomers need
+        something else of the run than a model says so here.
+        """
+        saved, chosen = run.saved(client)
+        return self.predict(run.config, saved, graph, chosen)
+
+    def why_no_model(self, config: Any) -> str:
+        """Say why a run has no model that is a module, after `no models`; by default nothing."""
+        return ""
+
     def paper_figures(self, config: Any) -> dict[str, int]:
         """Give what the paper says of a partition, where the config asks for one of the paper's."""
         return {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -39,6 +39,7 @@ class Row:
     newcomers: float  # accuracy over their nodes
     others: float  # ... over those of all others; NaN where there is none
     bytes: int  # that travelled
+    more: dict[str, float] = field(default_factory=dict)  # other shares, a column each
 
 
 def write(method: str, about: str, rows: Iterable[Row], *, folder: Path = FOLDER) -> Path:
@@ -75,9 +76,10 @@ def page(folder: Path = FOLDER) -> str:
 def _section(found: dict[str, Any]) -> Iterator[str]:
     yield f"## {found['method']}"
     yield found["about"]
-    rows = [Row(**_numbers(row)) for row in found["rows"]]
-    head = ("data", "setting", "rounds", "seeds", "newcomers", "others", "bytes")
-    yield table(head, [_line(same) for same in _alike(rows)])
+    rows = [Row(**numbers(row)) for row in found["rows"]]
+    more = list(dict.fromkeys(name for row in rows for name in row.more))
+    head = ("data", "setting", "rounds", "seeds", "newcomers", "others", *more, "bytes")
+    yield table(head, [_line(same, more) for same in _alike(rows)])
 
 
 def _alike(rows: Sequence[Row]) -> list[list[Row]]:
@@ -88,9 +90,10 @@ def _alike(rows: Sequence[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _line(rows: list[Row]) -> tuple[str, ...]:
+def _line(rows: list[Row], more: Sequence[str]) -> tuple[str, ...]:
     first = rows[0]
-    figures = (_percent([row.newcomers for row in rows]), _percent([row.others for row in rows]))
+    figures = [_percent([row.newcomers for row in rows]), _percent([row.others for row in rows])]
+    figures += [_percent([row.more.get(name, math.nan) for row in rows]) for name in more]
     amount = f"{fmean(row.bytes for row in rows):,.0f}"
     return (first.data, first.setting, str(first.rounds), str(len(rows)), *figures, amount)
 
@@ -112,7 +115,8 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
     return found | {"rows": rows}
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Read a row's null as NaN."""
     return {key: math.nan if value is None else value for key, value in row.items()}
 
 

@@ -166,6 +166,11 @@ class Embeddings(NamedTuple):
         """Give one client's rows."""
         return Embeddings(*(values[self.client == client] for values in self))
 
+    @classmethod
+    def join(cls, parts: Sequence[Embeddings]) -> Embeddings:
+        """Put those of several clients one behind the other."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
 
 class Snapshot(NamedTuple):
     """What some clients, or a server, have at one moment.

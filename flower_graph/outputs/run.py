@@ -9,7 +9,7 @@ import json
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
@@ -18,8 +18,10 @@ from flower_graph.errors import OutputError
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
     NO_CLIENT,
+    Embeddings,
     Predictions,
     SavedModels,
+    read_embeddings,
     read_models,
     read_predictions,
 )
@@ -34,6 +36,7 @@ __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 
 CONFIG, RESULT, SUMMARY = "config.yaml", "result.json", "summary.json"
 METRICS, DATA, CLIENTS, OUTPUTS = "metrics.jsonl", "data.json", "clients", "outputs"
+T = TypeVar("T", Predictions, Embeddings)
 SHOWN = 8  # clients that an error lists
 
 
@@ -135,15 +138,7 @@ class Run:
         parts = [found for one in self._places if (found := read_predictions(one)) is not None]
         if not parts:
             raise OutputError(f"{self.path}: no predictions{self._why_none()}")
-        found = Predictions.join(parts)
-        if client is None:
-            return found
-        if client not in found.client:
-            raise OutputError(
-                f"client {client}: no predictions of it in {self.path}; "
-                f"there are those of {_listed(found.client.tolist())}"
-            )
-        return found.of_client(client)
+        return self._of_client(Predictions.join(parts), client, "predictions")
 
     def model(self, client: int | None = None) -> nn.Module:
         """Build a client's model, a plain module of PyG's layers, in evaluation mode.
@@ -164,8 +159,31 @@ class Run:
         OutputError
             If there is none, of this client none, or a file is damaged.
         """
-        saved, client = self._saved(client)
+        saved, client = self.saved(client)
         return build_module(saved, client)
+
+    def embeddings(self, client: int | None = None) -> Embeddings:
+        """Give where nodes lie in the spaces of their clients, of a method whose result that is.
+
+        Parameters
+        ----------
+        client : int, optional
+            Of this client alone; default: of all that are here.
+
+        Returns
+        -------
+        Embeddings
+            Arrays with a row for each node of each client.
+
+        Raises
+        ------
+        OutputError
+            If there are none, of this client none, or a file is damaged.
+        """
+        parts = [found for one in self._places if (found := read_embeddings(one)) is not None]
+        if not parts:
+            raise OutputError(f"{self.path}: no embeddings{self._why_none()}")
+        return self._of_client(Embeddings.join(parts), client, "embeddings")
 
     def predict(self, x: Any, edge_index: Any = None, *, client: int | None = None) -> Tensor:
         """Predict the classes of nodes that the run has not seen.
@@ -193,8 +211,7 @@ class Run:
 
     def predict_graph(self, graph: NewGraph, client: int | None = None) -> Tensor:
         """Predict the nodes of a graph that ``read_new_graph`` read; otherwise as ``predict``."""
-        saved, client = self._saved(client)
-        result: Tensor = method_of(self.config).predict(self.config, saved, graph, client)
+        result: Tensor = method_of(self.config).predict_beside(self, graph, client)
         return result
 
     @cached_property
@@ -216,6 +233,16 @@ class Run:
             raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
         return self
 
+    def _of_client(self, found: T, client: int | None, what: str) -> T:
+        if client is None:
+            return found
+        if client not in found.client:
+            raise OutputError(
+                f"client {client}: no {what} of it in {self.path}; "
+                f"there are those of {_listed(found.client.tolist())}"
+            )
+        return found.of_client(client)
+
     @cached_property
     def _places(self) -> list[Path]:
         """List the folders that have predictions or models: the server's, each SuperNode's."""
@@ -226,13 +253,15 @@ class Run:
     def _models(self) -> list[SavedModels]:
         return [one for place in self._places for one in read_models(place)]
 
-    def _saved(self, client: int | None) -> tuple[SavedModels, int]:
+    def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
         """Find the models that a client's is among; without a client, the only one that there is.
 
         A server's model is the run's where it has one.
         """
         if not self._models:
-            raise OutputError(f"{self.path}: no models{self._why_none()}")
+            has_config = (self.path / CONFIG).is_file()
+            why = method_of(self.config).why_no_model(self.config) if has_config else ""
+            raise OutputError(f"{self.path}: no models{why or self._why_none()}")
         known = [number for one in self._models for number in one.clients]
         if client is None and NO_CLIENT in known:
             client = NO_CLIENT

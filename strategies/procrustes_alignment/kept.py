@@ -85,7 +85,7 @@ def snapshot_of(
     return Snapshot(
         Predictions.join(found) if found else None,
         SavedModels.join(saved),
-        Embeddings(*map(np.concatenate, zip(*placed, strict=True))),
+        Embeddings.join(placed),
     )
 
 

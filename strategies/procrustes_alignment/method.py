@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.procrustes_alignment import secure_consensus
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
-    EmbeddingModel,
     PublicNodeClient,
 )
 from flower_graph.strategies.procrustes_alignment.config import (
@@ -34,21 +32,23 @@ from flower_graph.strategies.procrustes_alignment.config import (
     SECURE,
     PPFLConfig,
 )
-from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, DeepWalkSettings
 from flower_graph.strategies.procrustes_alignment.evaluation import (
     MLP,
     SVC,
     GraphJudge,
     check_labels,
 )
-from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
+from flower_graph.strategies.procrustes_alignment.joining import build_model, join_graph
 from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from flower_graph.audit.attacks import Audit
+    from flower_graph.data.new_graph import NewGraph
     from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.report.rounds import RoundReport
 
@@ -161,6 +161,16 @@ class PPFL(GraphMethod):
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
+    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+        """Train the new graph's model at home, and classify it in the space of a client."""
+        return join_graph(run, graph, client).probability
+
+    def why_no_model(self, config: PPFLConfig) -> str:
+        """Say what there is of a DeepWalk."""
+        if config.model.name != DEEPWALK:
+            return ""
+        return ": a DeepWalk is no module, it has embeddings (`run.embeddings(client)`)"
+
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         """Draw how well embeddings were aligned, where a round aligned some."""
         if any(report.alignment for report in reports):
@@ -191,12 +201,3 @@ def make_member(
         build=partial(build_model, graph, config, classes),
         judge=GraphJudge(graph, config, names),
     )
-
-
-def build_model(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> EmbeddingModel:
-    """Build the embedding model that ``model.name`` names."""
-    shared = {"dimension": config.model.dimension, "seed": config.seed}
-    if config.model.name == DEEPWALK:
-        walking = DeepWalkSettings(**asdict(config.deepwalk), **shared)
-        return DeepWalk(graph.edge_index, graph.nodes.numel(), walking, graph.client)
-    return PublicGAT(graph, PublicGATSettings(classes=classes, **asdict(config.gat), **shared))

@@ -1,19 +1,20 @@
 """A new graph beside a trained run: it trains at home, and one alignment puts it beside the others.
 
 It needs the embeddings of public nodes as they are in some client's space, or the server's means,
-once; nothing leaves it, and nobody else does anything.
+once; nothing leaves it, and nobody else does anything. While it trains it may be pulled to them.
 
 This file needs neither Flower nor Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_graph.errors import DataError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
 
@@ -34,20 +35,38 @@ class Learner(Protocol):
 
 
 class Space(NamedTuple):
-    """Public nodes where a client, or all of them, have them."""
+    """Public nodes where a client, or all of them, have them.
 
-    nodes: Integers  # [p] their ids
-    embeddings: Floats  # [p, d]
+    Attributes
+    ----------
+    nodes : ndarray
+        ``[p]`` their ids, or names.
+    embeddings : ndarray
+        ``[p, d]`` float32: of a client's file of embeddings, or ``means-N`` of the server's
+        weights.
+    """
 
-    def common(self, nodes: Integers) -> tuple[Integers, Integers]:
-        """Find the nodes of both: their places in ``nodes``, and here; none is an error."""
+    nodes: NDArray[Any]
+    embeddings: Floats
+
+    def common(self, nodes: NDArray[Any]) -> tuple[Integers, Integers]:
+        """Find the nodes of both: their places in ``nodes``, and here."""
         _, here, there = np.intersect1d(nodes, self.nodes, return_indices=True)
-        if not here.size:
-            raise ValueError(
-                f"none of the {nodes.size} new nodes is among the {self.nodes.size} public ones: "
-                "without a common node nothing says how the two spaces lie to each other"
-            )
         return here, there
+
+    def split(self, nodes: NDArray[Any], share: float, seed: int) -> tuple[Space, Space]:
+        """Take those that a new graph has too; hold a share of them back, to measure by."""
+        _, there = self.common(nodes)
+        if not there.size:
+            raise DataError(
+                f"none of the new graph's {nodes.size} nodes is among the {self.nodes.size} public "
+                "ones: without a common node nothing says how the two spaces lie to each other"
+            )
+        order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
+        count = round(share * len(order))
+        held, rest = (Space(self.nodes[rows], self.embeddings[rows])
+                      for rows in (order[:count], order[count:]))  # fmt: skip
+        return rest, held
 
 
 class Joined(NamedTuple):
@@ -62,8 +81,7 @@ class Joined(NamedTuple):
     common : int
         Public nodes that it was found by.
     precision : dict of int to float
-        P@1, 5 and 10 of nodes that were held back from a second alignment; empty where there
-        were fewer than two.
+        P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two.
     """
 
     embeddings: Floats
@@ -72,14 +90,46 @@ class Joined(NamedTuple):
     precision: Mapping[int, float]
 
 
+def learn_beside(
+    model: Learner,
+    nodes: NDArray[Any],
+    space: Space | None,
+    rounds: Iterable[int],
+    *,
+    rotations_only: bool = False,
+) -> None:
+    """Train a new graph's model at home: alone, or pulled to public nodes that stay where they are.
+
+    Parameters
+    ----------
+    model : EmbeddingModel
+        Of the new graph; trained in place.
+    nodes : ndarray
+        ``[n]`` ids of its nodes.
+    space : Space or None
+        What it is pulled to: from its second round on each does both halves of an iteration
+        (``strategy.py``), for the space is turned into the model's own. None: it learns alone.
+    rounds : iterable of int
+        The numbers of its rounds, from 1 on.
+    rotations_only : bool
+        Leave reflections out.
+    """
+    here, there = (np.empty(0, np.int64),) * 2 if space is None else space.common(nodes)
+    for number in rounds:
+        targets: Floats | None = None
+        if space is not None and number > 1:
+            known, own = space.embeddings[there], model.embed()[here]
+            targets = known @ orthogonal_procrustes(known, own, rotations_only=rotations_only)
+        model.learn(here, targets, number)
+
+
 def join_space(
     embeddings: Floats,
-    nodes: Integers,
+    nodes: NDArray[Any],
     space: Space,
+    held: Space | None = None,
     *,
-    held_back: float = HELD_BACK,
     rotations_only: bool = False,
-    seed: int = 0,
 ) -> Joined:
     """Turn a new graph's embeddings into an existing space, by the public nodes of both.
 
@@ -90,15 +140,11 @@ def join_space(
     nodes : ndarray
         ``[n]`` ids of these.
     space : Space
-        Public nodes in the space to join: of a client's file of embeddings, or ``means-N`` of the
-        server's weights.
-    held_back : float
-        Share of the common nodes that measure the alignment of the others. The alignment that is
-        returned has all of them.
+        Public nodes in the space to join.
+    held : Space, optional
+        Others, by which the alignment is measured (``Space.split``).
     rotations_only : bool
         Leave reflections out.
-    seed : int
-        Says which are held back.
 
     Returns
     -------
@@ -111,36 +157,12 @@ def join_space(
         If no node is common, or the numbers of an embedding differ.
     """
     here, there = space.common(nodes)
-    source, target = embeddings[here], space.embeddings[there]
-    rng = np.random.default_rng(derive_seed(seed, "held-back"))
-    order, count = rng.permutation(len(here)), round(held_back * len(here))
-    held, rest = order[:count], order[count:]
-    precision = {}
-    if held.size > 1 and rest.size:
-        turn = orthogonal_procrustes(source[rest], target[rest], rotations_only=rotations_only)
-        precision = alignment_precision(source[held], target[held], turn, NEAREST)
-    rotation = orthogonal_procrustes(source, target, rotations_only=rotations_only)
+    rotation = orthogonal_procrustes(
+        embeddings[here], space.embeddings[there], rotations_only=rotations_only
+    )
+    precision = dict[int, float]()
+    if held is not None and held.nodes.size > 1:
+        local, other = held.common(nodes)
+        points = held.embeddings[other]
+        precision = alignment_precision(embeddings[local], points, rotation, NEAREST)
     return Joined(embeddings @ rotation, rotation, len(here), precision)
-
-
-def learn_beside(
-    model: Learner,
-    nodes: Integers,
-    space: Space | None,
-    rounds: int,
-    *,
-    rotations_only: bool = False,
-) -> None:
-    """Train a new graph's model at home, alone or pulled to public nodes that stay where they are.
-
-    With a ``space`` each round does both halves of an iteration (``strategy.py``): it turns the
-    public nodes into the model's own space, where they are its targets.
-    """
-    here, there = (np.empty(0, np.int64),) * 2 if space is None else space.common(nodes)
-    targets: Floats | None = None
-    for number in range(1, rounds + 1):
-        model.learn(here, targets, number)
-        if space is not None:
-            known = space.embeddings[there]
-            turn = orthogonal_procrustes(known, model.embed()[here], rotations_only=rotations_only)
-            targets = known @ turn

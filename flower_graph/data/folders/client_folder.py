@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,14 +317,7 @@ def identities_of(files: Sequence[ClientFile]) -> list[Named]:
     result: list[Named] = []
     for file in files:
         with saying(file.where):
-            every = (getattr(file.values, key, None) for key in KEYS)
-            given = next((one for one in every if one is not None), None)
-            if given is None:
-                raise DataError(
-                    "says of no node who it is: give it n_id, int64 [n], or identity, n words or "
-                    "numbers, the same for a node at all clients"
-                )
-            result.append(_named(given, file.found.x.size(0)))
+            result.append(identities_in(vars(file.values), file.found.x.size(0)))
             if (result[-1][1] is None) != (result[0][1] is None):
                 kinds = ("numbers", "words") if result[0][1] else ("words", "numbers")
                 raise DataError(
@@ -332,6 +325,17 @@ def identities_of(files: Sequence[ClientFile]) -> list[Named]:
                     "clients need the same kind"
                 )
     return result
+
+
+def identities_in(values: Mapping[str, Any], count: int) -> Named:
+    """Say who the nodes of one graph are, by the first of its entries that does."""
+    given = next((values[key] for key in KEYS if values.get(key) is not None), None)
+    if given is None:
+        raise DataError(
+            "says of no node who it is: give it n_id, int64 [n], or identity, n words or "
+            "numbers, the same for a node at all clients"
+        )
+    return _named(given, count)
 
 
 def _named(identities: Identities, count: int) -> Named:
