@@ -25,6 +25,7 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import take_rows
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.memory import first_layer_bytes
+from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
@@ -40,6 +41,8 @@ from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientR
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
+    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.outputs.files import SavedModels
 
 
 class NFedGNN(Method):
@@ -91,6 +94,15 @@ class NFedGNN(Method):
         x, users = hosted_users(config, context)
         saved = None if out is None else out / CHECKPOINTS
         return NodeClient(context, x, users, device=config.device, checkpoint_dir=saved)
+
+    def predict(
+        self, config: NFedGNNConfig, models: SavedModels, graph: NewGraph, client: int
+    ) -> Tensor:
+        """Refuse: nobody has a model that takes features and edges."""
+        raise DataError(
+            "a model of nFedGNN is split between server and users, who learn together: new users "
+            "join the run, by `flower-graph run --resume RUN data.add=FILE rounds=N`"
+        )
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         """Count the users."""
