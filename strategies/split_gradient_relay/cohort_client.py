@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -20,8 +21,10 @@ from flower_graph.client.state import Tensors
 from flower_graph.data.checked import check_rows
 from flower_graph.data.graph import row_entries
 from flower_graph.engine.device import resolve_device
-from flower_graph.errors import CheckpointError
+from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
+from flower_graph.outputs.client import ClientOutputs, Snapshot
+from flower_graph.strategies.split_gradient_relay.kept import user_models
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
     EnrolmentRequest,
@@ -39,6 +42,8 @@ from flower_graph.strategies.split_gradient_relay.users import (
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
 GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
+LOG = logging.getLogger(__name__)
+SETTINGS = "user-settings"  # in Context.state, where the run keeps something
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 Opened = tuple[Cohort, Tensors]
 Answer = tuple[list[Any], int, dict[str, Any]]
@@ -107,6 +112,8 @@ class NodeClient(NumPyClient):
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
         Where to save the users' weights when the server asks for a checkpoint.
+    output_dir : Path, optional
+        The run's output folder, for what is kept after the run (``flower_graph.outputs.client``).
     """
 
     actions = ("finish",)
@@ -120,11 +127,13 @@ class NodeClient(NumPyClient):
         user_model: nn.Module | None = None,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
     ) -> None:
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
         check_rows(x)
-        self.users = users.long().cpu()
+        self.users, self._context = users.long().cpu(), context
+        self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
         self._state = CohortState[Opened](
             context,
@@ -197,18 +206,34 @@ class NodeClient(NumPyClient):
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
         return result
 
+    def snapshot(self) -> Snapshot:
+        """Give the users' halves as they are now; they predict nothing without the server's."""
+        if self._model is not None:
+            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
+            return Snapshot(None, [])
+        said = self._context.state.config_records.get(SETTINGS)
+        if said is None:
+            raise StateLostError("what was kept of this run is not here")
+        settings = UserSettings(**said)  # type: ignore[arg-type]
+        _, tensors = self._state.look(self._makers(settings))
+        rows = self._rows(settings)
+        return Snapshot(None, [user_models(self.users.tolist(), rows, tensors, settings)])
+
     def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Apply the last gradients and forget the run."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request):
             pass
         self._state.drop()
+        self._context.state.pop(SETTINGS, None)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 
     @contextmanager
     def _updated(self, request: RelayRequest) -> Iterator[ChosenUsers]:
         """Open the users' state and apply what a message brings; it counts if all ends well."""
+        if self.outputs.is_on and SETTINGS not in self._context.state:
+            self._context.state[SETTINGS] = ConfigRecord(request.settings._asdict())
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
         place = self._places(request.users)

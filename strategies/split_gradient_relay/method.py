@@ -93,7 +93,9 @@ class NFedGNN(Method):
         """Build the client of one SuperNode: its share of the users, assigned by its partition."""
         x, users = hosted_users(config, context)
         saved = None if out is None else out / CHECKPOINTS
-        return NodeClient(context, x, users, device=config.device, checkpoint_dir=saved)
+        return NodeClient(
+            context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out
+        )
 
     def predict(
         self, config: NFedGNNConfig, models: SavedModels, graph: NewGraph, client: int
@@ -170,4 +172,5 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
 
 def _server_data(folder: RunFolder) -> SimpleNamespace:
     """Give what a server's folder holds the form of a graph."""
-    return SimpleNamespace(**folder.tensors, num_classes=folder.manifest.classes)
+    said = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+    return SimpleNamespace(**folder.tensors, **said)

@@ -72,6 +72,8 @@ class RelayServer:
         """Take a graph that has the same nodes first; those who left have no part in it."""
         graph = server_graph(data)
         self.num_nodes = graph.y.shape[0]
+        self.names: Sequence[str] | None = getattr(data, "names", None)
+        self.classes: Sequence[str] | None = getattr(data, "classes", None)
         there = torch.ones(self.num_nodes, dtype=torch.bool)
         there[list(left)] = False
         self.there = there.to(self.device)
@@ -138,10 +140,15 @@ class RelayServer:
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 
     @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return ``[n, c]`` of what the server has now."""
+        self.model.eval()
+        result: Tensor = self.model(self.latent, self.edges)
+        return result
+
     def accuracy(self) -> dict[str, float]:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
-        self.model.eval()
-        right = self.model(self.latent, self.edges).argmax(1) == self.y
+        right = self.logits().argmax(1) == self.y
         return {name: _share(right[mask]) for name, mask in self.masks.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,10 +40,12 @@ from torch import Tensor, nn
 from flower_graph.config.rules import at_least
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
+from flower_graph.outputs.files import Snapshot
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.strategies.split_gradient_relay.kept import server_snapshot
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, ServerData
 from flower_graph.strategies.split_gradient_relay.server_state import (
@@ -270,6 +272,10 @@ class SplitGradientRelay(RoundStrategy):
         """
         model = {f"server.{name}": t for name, t in self.server.model.state_dict().items()}
         return model | {"latent": self.server.latent}
+
+    def snapshot(self) -> Snapshot:
+        """Return predictions and latent vectors of all who have answered, and the server's half."""
+        return server_snapshot(self.server)
 
     def summary(self) -> None:
         """Log the settings in one line."""

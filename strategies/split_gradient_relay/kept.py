@@ -1,0 +1,120 @@
+"""What a run of nFedGNN leaves: the server's predictions and half, and the users' halves.
+
+This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
+from flower_graph.ops.active_rows import ActiveRows
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    Predictions,
+    SavedModels,
+    Snapshot,
+    SparseRows,
+    role_of,
+)
+from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
+from flower_graph.strategies.split_gradient_relay.users import (
+    Tensors,
+    UserSettings,
+    shared_linear_weight,
+)
+
+LOG = logging.getLogger(__name__)
+MODULES = "flower_graph.strategies.split_gradient_relay.modules"
+# Of each split model: the module's name, and what its parameters are called there
+NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
+    SplitGCN: (
+        "ServerGCN",
+        {"bias": "conv1.bias", "linear.weight": "conv2.lin.weight", "linear.bias": "conv2.bias"},
+    ),
+    SplitGAT: (
+        "ServerGAT",
+        {
+            "source_1": "conv1.att_src",
+            "target_1": "conv1.att_dst",
+            "bias_1": "conv1.bias",
+            "linear.weight": "conv2.lin.weight",
+            "source_2": "conv2.att_src",
+            "target_2": "conv2.att_dst",
+            "bias_2": "conv2.bias",
+        },
+    ),
+    SplitSAGE: (
+        "ServerSAGE",
+        {
+            "bias": "conv1.lin_l.bias",
+            "own.weight": "conv2.lin_r.weight",
+            "own.bias": "conv2.lin_l.bias",
+            "neighbours.weight": "conv2.lin_l.weight",
+        },
+    ),
+}
+
+
+def server_snapshot(server: RelayServer) -> Snapshot:
+    """Give what the server has: predictions and latent vectors of all who have answered."""
+    users = server.known.nonzero().flatten().cpu()
+    nodes = users if server.names is None else [server.names[user] for user in users.tolist()]
+    masks = (server.masks[name].cpu()[users] for name in ("train", "val", "test"))
+    label = server.y.cpu()[users]
+    found = Predictions.of(
+        server.logits().cpu()[users], NO_CLIENT, nodes, role_of(*masks), label, server.classes
+    )
+    latent = server.latent.cpu()[users].numpy()
+    public = torch.zeros(users.numel(), dtype=torch.bool).numpy()
+    beside = Embeddings(found.client, found.node, users.numpy(), public, latent)
+    return Snapshot(found, server_models(server.model), beside)
+
+
+def server_models(model: nn.Module) -> list[SavedModels]:
+    """Give the server's half as its module of PyG's layers; none of a model of another kind."""
+    if type(model) not in NAMES:
+        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(model).__name__)
+        return []
+    name, names = NAMES[type(model)]
+    state = {names[key]: value.detach().cpu() for key, value in model.state_dict().items()}
+    for key in state:
+        if ".att_" in key:
+            state[key] = state[key][None]
+    return [SavedModels(f"{MODULES}.{name}", _arguments(model), [NO_CLIENT], state, {})]
+
+
+def _arguments(model: nn.Module) -> dict[str, int | float]:
+    last = model.own if isinstance(model, SplitSAGE) else model.linear
+    assert isinstance(last, nn.Linear) and isinstance(model.dropout, float)
+    said = {"classes": last.out_features, "dropout": model.dropout}
+    if isinstance(model, SplitGAT):
+        return {"hidden": last.in_features // model.heads, "heads": model.heads, **said}
+    return {"hidden": last.in_features, **said}
+
+
+def user_models(
+    users: Sequence[int], rows: ActiveRows, tensors: Tensors, settings: UserSettings
+) -> SavedModels:
+    """Give the users' linear maps: rows of features that they have, the rest as it began."""
+    features, bias = rows.num_features - int(settings.bias), settings.bias
+    rest = tensors.get("inactive-weight")
+    begun = (shared_linear_weight(features, settings) if rest is None else rest).cpu()[:features]
+    weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
+    own: dict[str, Tensor] = {}
+    if bias:  # the last row of each
+        last = ptr[1:] - 1
+        own["linear.bias"] = weight[last]
+        chosen = torch.ones(feature.numel(), dtype=torch.bool)
+        chosen[last] = False
+        weight, feature = weight[chosen], feature[chosen]
+        ptr = ptr - torch.arange(ptr.numel())
+    kept = SparseRows("linear.weight", weight, feature, ptr, transposed=True)
+    arguments = {"features": features, "latent_size": settings.latent_size, "bias": bias}
+    shared = {"linear.weight": begun.T}
+    return SavedModels(f"{MODULES}.UserModel", arguments, list(users), shared, own, kept)
