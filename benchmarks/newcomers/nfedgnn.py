@@ -33,9 +33,10 @@ from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradie
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 
 DATA = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
-SHARE, STEPS, CHOSEN_AFTER = 0.1, (0, 1, 5, 20, 50), 20
+SHARE, STEPS, CHOSEN_AFTER, NEVER = 0.1, (0, 1, 5, 20, 50), 20, 10**6
 ALONE, ALL, BEFORE = "newcomers train alone", "everybody trains", "before they came"
-ABOUT = """A tenth of the users, drawn with the seed, signs up after the 200 rounds of the paper,
+ABOUT = """A tenth of the users, drawn with the seed, signs up after the others have trained
+up to the round that validated best of the paper's 200 (repeated up to there, with a checkpoint),
 with labels and edges as the data have them; settings are those of `nfedgnn/<data>`. *Rounds* counts
 the steps that newcomers have taken: 0 is the exchange in which they first answer, with weights from
 the seed. Accuracy is over the nodes that neither train nor validate, in the round with the best
@@ -79,7 +80,7 @@ class Held:
             weight_decay=how.weight_decay,
             seed=self.config.seed,
             checkpoint_dir=folder,
-            checkpoint_every=self.config.rounds if folder else 0,
+            checkpoint_every=NEVER if folder else 0,  # and after the last round
         )
 
     def figures(self, strategy: SplitGradientRelay) -> dict[str, float]:
@@ -96,14 +97,14 @@ class Best:
     """The figures of the round with the best validation accuracy so far."""
 
     def __init__(self, held: Held, strategy: SplitGradientRelay) -> None:
-        self.held, self.strategy, self.sent = held, strategy, 0
+        self.held, self.strategy, self.sent, self.round = held, strategy, 0, 0
         self.found = {"validation": -1.0}
 
     def note(self, report: RoundReport) -> None:
         """Judge a round."""
         found = self.held.figures(self.strategy)
         if found["validation"] > self.found["validation"]:
-            self.found = found
+            self.found, self.round = found, report.round
         self.sent = sum(report.wire_bytes.values())
 
 
@@ -153,43 +154,40 @@ def measure(name: str, seed: int, validation: Validation) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory() as place:
         trained = Path(place) / "trained"
+        trial = held.strategy(held.before, None)
+        found = Best(held, trial)
+        run(trial, held.before, rounds, on_round=found.note)
         first = held.strategy(held.before, trained)
         best = Best(held, first)
-        run(first, held.before, rounds, folder=trained, on_round=best.note)
+        run(first, held.before, found.round, folder=trained, on_round=best.note)
         yield row(BEFORE, rounds, best)
         for setting, alone in ((ALONE, STEPS[-1] + 1), (ALL, 0)):
             folder = Path(place) / "grown"
             shutil.copytree(trained, folder)
-            for step, came in _grown(held, folder, alone):
+            for step, came in _grown(held, folder, alone, found.round):
                 yield row(setting, step, came, best.sent)
                 if step == CHOSEN_AFTER:
                     said = validation.setdefault((DATA[name], setting), [])
                     said.append(came.found["validation"])
             shutil.rmtree(folder)
     everybody = held.strategy(held.whole, None)
-    best, ends = Best(held, everybody), list[Row]()
-
-    def note(report: RoundReport) -> None:
-        best.note(report)
-        if report.round in (rounds, rounds + STEPS[-1]):
-            ends.append(row(START, report.round, best))
-
-    run(everybody, held.whole, rounds + STEPS[-1], on_round=note)
-    yield from ends
+    best = Best(held, everybody)
+    run(everybody, held.whole, rounds, on_round=best.note)
+    yield row(START, rounds, best)
 
 
-def _grown(held: Held, folder: Path, alone: int) -> list[tuple[int, Best]]:
+def _grown(held: Held, folder: Path, alone: int, begun: int) -> list[tuple[int, Best]]:
     """Go on with all users from a checkpoint of the old ones; give what so many steps came to."""
-    strategy, rounds = held.strategy(held.before, folder), held.config.rounds
+    strategy = held.strategy(held.before, folder)
     strategy.grow(held.whole, alone=alone)
     best, result = Best(held, strategy), list[tuple[int, Best]]()
 
     def note(report: RoundReport) -> None:
         best.note(report)
-        if (step := report.round - rounds - 1) in STEPS:
+        if (step := report.round - begun - 1) in STEPS:
             result.append((step, copy.copy(best)))
 
-    last = rounds + STEPS[-1] + 1
+    last = begun + STEPS[-1] + 1
     run(strategy, held.whole, last, folder=folder, resume=True, on_round=note)
     return result
 
