@@ -103,7 +103,9 @@ class KeptOutputs:
         best: BestRound,
         wanted: Wanted,
         take: Callable[[], Snapshot | None],  # what the server has
+        figures: Callable[[], Iterable[Iterable[str]] | None],  # of single clients, if it has them
     ) -> None:
+        self._figures = figures
         self._session, self._best, self._wanted, self._take = session, best, wanted, take
         self._asked = set[int]()  # SuperNodes that keep something
         self._is_on = wanted.save != NOTHING
@@ -124,6 +126,9 @@ class KeptOutputs:
             if self._wanted.keep == BEST and not self._best.number:
                 LOG.warning("no round has a validation accuracy: what is kept is the last round's")
             self._do(FINISH)
+            lines = self._figures()
+            if self._own is not None and lines is not None:
+                write_lines(self._own.folder / CLIENTS, HEAD, lines)
 
     def _begin(self, nodes: Iterable[int]) -> None:
         """Tell SuperNodes that have just been enrolled what the run keeps."""

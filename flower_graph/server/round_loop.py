@@ -92,6 +92,10 @@ class RoundLoop(Strategy):
         """
         return None
 
+    def figures(self) -> Iterable[Iterable[str]] | None:
+        """Return the lines of ``clients.csv``, where the server has what clients else measure."""
+        return None
+
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
 
@@ -191,7 +195,7 @@ class RoundLoop(Strategy):
         self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
-        self._outputs = KeptOutputs(self.session, self.best, wanted, self.snapshot)
+        self._outputs = KeptOutputs(self.session, self.best, wanted, self.snapshot, self.figures)
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0

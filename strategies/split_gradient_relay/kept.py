@@ -6,9 +6,14 @@ This file needs neither Flower nor Ray, and PyTorch Geometric only where a model
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
@@ -74,6 +79,46 @@ def server_snapshot(server: RelayServer) -> Snapshot:
     public = torch.zeros(users.numel(), dtype=torch.bool).numpy()
     beside = Embeddings(found.client, found.node, users.numpy(), public, latent)
     return Snapshot(found, server_models(server.model), beside)
+
+
+@dataclass
+class BestUsers:
+    """Whose class was right in the round of the highest validation accuracy so far."""
+
+    number: int = 0
+    accuracy: float = -math.inf
+    right: Tensor | None = None  # bool [n]
+
+    def see(self, server_round: int, accuracy: float, right: Tensor) -> None:
+        """Take a round."""
+        if accuracy > self.accuracy:
+            self.number, self.accuracy, self.right = server_round, accuracy, right
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint has of it."""
+        return vars(self)
+
+
+def user_lines(
+    server: RelayServer, traffic: NDArray[np.int64], last: int, best: BestUsers
+) -> Iterator[list[str]]:
+    """Give a line for each user that has answered and for last and best round."""
+    role = np.full(server.num_nodes, -1)
+    for place, name in enumerate(("train", "val", "test")):
+        role[server.masks[name].cpu().numpy()] = place
+    rounds = {"last": (last, server.right), "best": (best.number, best.right)}
+    texts = {
+        at: (str(number), right.cpu().tolist())
+        for at, (number, right) in rounds.items()
+        if right is not None
+    }
+    for user in server.known.nonzero().flatten().tolist():
+        counts = [str(count) for count in traffic[user].tolist()]
+        for at, (number, right) in texts.items():
+            accuracy = ["", "", ""]
+            if role[user] >= 0:
+                accuracy[role[user]] = "1.0" if right[user] else "0.0"
+            yield [str(user), at, number, "1", "", *accuracy, *counts]
 
 
 def server_models(model: nn.Module) -> list[SavedModels]:

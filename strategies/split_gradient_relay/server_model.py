@@ -83,6 +83,7 @@ class RelayServer:
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
         self._all_edges = graph.edge_index.to(self.device)
         self._classes = 1 + int(graph.y.max())
+        self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
 
     def _hold(self, latent: Tensor, known: Tensor) -> None:
@@ -148,8 +149,8 @@ class RelayServer:
 
     def accuracy(self) -> dict[str, float]:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
-        right = self.logits().argmax(1) == self.y
-        return {name: _share(right[mask]) for name, mask in self.masks.items()}
+        self.right = self.logits().argmax(1) == self.y
+        return {name: _share(self.right[mask]) for name, mask in self.masks.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that lasts between rounds."""

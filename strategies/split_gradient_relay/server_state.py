@@ -25,6 +25,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
 LOG = logging.getLogger(__name__)
+ANSWERED, UP, DOWN = range(3)  # columns of the traffic
 NEW = -1  # in place of a round: a user that the checkpoint does not have
 
 
@@ -53,6 +54,9 @@ class RelayServerState:
         self._joined = np.zeros(num_users, np.int64)
         self.left = np.zeros(num_users, bool)
         self.changed = False  # whether users came or went since the run began
+        self.is_change = False  # ... since the checkpoint that it goes on from
+        # Of each user: rounds that it answered, and its payload up and down
+        self.traffic = np.zeros((num_users, 3), np.int64)
         self.alone = 0  # rounds in which only the last newcomers train
 
     def grow(self, num_users: int, left: Sequence[int], alone: int) -> None:
@@ -62,15 +66,17 @@ class RelayServerState:
                 "average_over: 'all' moves all users' weights together from the first round on; "
                 "let nobody join or leave, or average over 'holders'"
             )
+        state = self.state_dict()
         self.num_users, self.changed, self.alone = num_users, True, alone
         self.left = np.zeros(num_users, bool)
         self.left[list(left)] = True
-        self._hold(self.state_dict())
+        self._hold(state)
 
     def _hold(self, state: Mapping[str, Any]) -> None:
         """Keep what waits for each user: nothing for those that are new, or have left."""
         known = state["gradient"].shape[0]
-        state = {"joined": torch.zeros(known, dtype=torch.int64), **state}
+        none = torch.zeros(known, 3, dtype=torch.int64)  # in checkpoints of 0.1.0
+        state = {"joined": none[:, 0], "left": none[:, 0] > 0, "traffic": none, **state}
         if known > self.num_users or (known < self.num_users and not self.changed):
             raise ValueError(f"its num_users is {known}, this run's is {self.num_users}")
 
@@ -84,7 +90,10 @@ class RelayServerState:
         self._gradient = held("gradient")
         self._gradient_round = held("gradient-round")
         self._has_average = held("has-average")
-        self._joined = held("joined", NEW)
+        self._joined, self.traffic = held("joined", NEW), held("traffic")
+        before = np.zeros(self.num_users, bool)
+        before[:known] = state["left"].numpy()
+        self.is_change = bool((self._joined == NEW).any() or (self.left & ~before).any())
 
     @property
     def before(self) -> int | None:
@@ -176,9 +185,13 @@ class RelayServerState:
             gradients = int((request.gradient_round > 0).sum())
             self.ledger.count("down", "gradient", gradients * request.gradient.shape[1] * 4)
             self._gradient_round[users] = 0
+            size = request.gradient.shape[1] * 4
+            self.traffic[users, DOWN] += (request.gradient_round > 0) * size
             if request.average is not None:
-                lacking = int((self._has_average[users] < request.average_round).sum())
+                lacks = self._has_average[users] < request.average_round
+                lacking = int(lacks.sum())
                 self.ledger.count("down", "weights", lacking * request.average.size * 4)
+                self.traffic[users, DOWN] += lacks * request.average.size * 4
                 self._has_average[users] = request.average_round
 
     def keep_gradients(
@@ -190,9 +203,12 @@ class RelayServerState:
             self._gradient[users] = gradient[users]
             self._gradient_round[users] = server_round
             self.ledger.count("up", "latent", users.size * gradient.shape[1] * 4)
+            self.traffic[users, ANSWERED] += 1
+            self.traffic[users, UP] += gradient.shape[1] * 4
             if request.send_weights:
                 rows, size = self.weight_shape
                 self.ledger.count("up", "weights", users.size * rows * size * 4)
+                self.traffic[users, UP] += rows * size * 4
 
     def average(self, server_round: int, replies: list[RelayReply]) -> None:
         """Average the weights that came with the replies; NaN in rows that nobody holds."""
@@ -211,8 +227,10 @@ class RelayServerState:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that lasts between rounds, but for who hosts whom."""
         average = self._average
-        joined = {"joined": torch.from_numpy(self._joined)} if self._joined.any() else {}
-        return joined | {
+        return {
+            "joined": torch.from_numpy(self._joined),
+            "left": torch.from_numpy(self.left),
+            "traffic": torch.from_numpy(self.traffic),
             "gradient": torch.from_numpy(self._gradient),
             "gradient-round": torch.from_numpy(self._gradient_round),
             "average": None if average is None else torch.from_numpy(average),

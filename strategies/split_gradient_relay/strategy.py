@@ -29,7 +29,7 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.split_gradient_relay.kept import server_snapshot
+from flower_graph.strategies.split_gradient_relay.kept import BestUsers, server_snapshot, user_lines
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, ServerData
 from flower_graph.strategies.split_gradient_relay.server_state import (
@@ -130,6 +130,7 @@ class SplitGradientRelay(RoundStrategy):
             seed=seed,
             device=resolve_device(device),
         )
+        self._last, self._best = 0, BestUsers()
         self.users = RelayServerState(
             self.server.num_nodes,
             UserSettings(latent_size, user_bias, learning_rate, weight_decay, seed, average_over),
@@ -218,10 +219,13 @@ class SplitGradientRelay(RoundStrategy):
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy())
         self.users.average(server_round, list(replies.values.values()))
         homeless = self.users.homeless(self.session.members.clients)
+        accuracy = self.server.accuracy()
+        self._last = server_round
+        self._best.see(server_round, accuracy["val"], self.server.right)
         return self.report(
             server_round,
             self.session.participation(self.session.clients_of(answered), left_out=homeless),
-            self.server.accuracy(),
+            accuracy,
             loss=losses.total,
             cross_entropy=losses.cross_entropy,
             regulariser=losses.regulariser,
@@ -241,19 +245,28 @@ class SplitGradientRelay(RoundStrategy):
     def _resume(self) -> int:
         """Go on from a checkpoint, which from now on has nothing of users that left."""
         last = super()._resume()
-        if self.users.left.any():
+        if self.users.is_change:
+            # What was the best is of other users; nobody needs what is held of it.
+            self.best.load({})
+            self._best = BestUsers()
+        if self.users.is_change and self.users.left.any():
             self.session.checkpoints.rewrite(last, self._saved())
         self.users.arrived(last)
         return last
 
     def state(self) -> dict[str, Any]:
         """Return the server's model and what waits for users."""
-        return {"server": self.server.state_dict(), "book": self.users.state_dict()}
+        return {
+            "server": self.server.state_dict(),
+            "book": self.users.state_dict(),
+            "best-users": self._best.state_dict(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         self.users.load_state_dict(state["book"])
         self.server.load_state_dict(state["server"])
+        self._best = BestUsers(**state.get("best-users", {}))
 
     def learnt(self) -> ArrayRecord:
         """Return the server's model."""
@@ -276,6 +289,10 @@ class SplitGradientRelay(RoundStrategy):
     def snapshot(self) -> Snapshot:
         """Return predictions and latent vectors of all who have answered, and the server's half."""
         return server_snapshot(self.server)
+
+    def figures(self) -> Iterator[list[str]]:
+        """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
+        return user_lines(self.server, self.users.traffic, self._last, self._best)
 
     def summary(self) -> None:
         """Log the settings in one line."""

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from relay_helpers import CLASSES, FEATURES, run, small_graph
+from flwr.app import Context
+from relay_helpers import CLASSES, FEATURES, run, small_graph, strategy_for
 
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
-from flower_graph.outputs.files import ROLES, write_outputs
+from flower_graph.outputs.files import (
+    ROLES,
+    read_embeddings,
+    read_models,
+    read_predictions,
+    write_outputs,
+)
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 from flower_graph.strategies.split_gradient_relay.kept import server_models, user_models
 from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
@@ -104,3 +116,71 @@ def test_predictions_are_those_of_the_last_report_and_of_who_answered() -> None:
     assert len(answered) == 6
     latent = torch.from_numpy(snapshot.embeddings.embeddings)
     assert torch.equal(latent, few.server.latent[few.server.known])
+
+
+def keeping(folder: Path, rounds: int, **how: Any) -> SplitGradientRelay:
+    """Run three SuperNodes that keep their best round."""
+    data = small_graph(24)
+    left, resume = how.pop("left", ()), how.pop("resume", False)
+    strategy = strategy_for(data, checkpoint_dir=folder, checkpoint_every=2, **how)
+
+    def client_fn(context: Context) -> NodeClient:
+        part = int(context.node_config["partition-id"])
+        users = torch.tensor([user for user in range(part, 24, 3) if user not in left])
+        return NodeClient(
+            context, data.x[users], users, checkpoint_dir=folder, output_dir=folder / "out"
+        )
+
+    if resume:
+        strategy.grow(data, left=left)
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=3)
+    how = {"save": "all", "keep": "best", "output_dir": folder / "out"}
+    strategy.start(grid, num_rounds=rounds, resume=resume, **how)  # type: ignore[arg-type]
+    return strategy
+
+
+@pytest.mark.parametrize("user_bias", [False, True])
+def test_users_halves_give_the_servers_latent_vectors(user_bias: bool, tmp_path: Path) -> None:
+    x = small_graph(24).x
+    keeping(tmp_path, 5, user_bias=user_bias)
+    kept = read_embeddings(tmp_path / "out")
+    assert kept is not None and len(kept.number) == 24
+    models = [read_models(path)[0] for path in sorted((tmp_path / "out" / "clients").glob("*"))]
+    assert len(models) == 3, "one file a SuperNode"
+    for user, latent in zip(kept.number.tolist(), kept.embeddings, strict=True):
+        state = next(one for one in models if user in one.clients).state_dict(user)
+        own = x[user] @ state["linear.weight"].T + state.get("linear.bias", torch.zeros(4))
+        torch.testing.assert_close(own, torch.from_numpy(latent))
+
+
+def test_the_server_writes_figures_of_users(tmp_path: Path) -> None:
+    strategy = keeping(tmp_path, 5)
+    with (tmp_path / "out" / "clients.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["client"] for line in lines[::2]] == [str(user) for user in range(24)]
+    assert {(line["at"], line["rounds-measured"]) for line in lines} == {
+        ("last", "5"),
+        ("best", "5"),
+    }
+    best = [line for line in lines if line["at"] == "best" and line["val-accuracy"]]
+    assert sum(float(line["val-accuracy"]) for line in best) / len(best) == strategy.best.accuracy
+    # The last gradients travel later: in `train.finish`
+    size = 4 * 4
+    assert {(line["bytes-up"], line["bytes-down"]) for line in lines} == {
+        (str(5 * size), str(4 * size))
+    }
+
+
+def test_who_left_is_in_no_output(tmp_path: Path) -> None:
+    keeping(tmp_path, 4)
+    keeping(tmp_path, 6, left=[2, 7], resume=True)
+    out = tmp_path / "out"
+    folders = [out, *out.glob("snapshots/*"), *out.glob("clients/*"), *out.glob("clients/*/*/*")]
+    there = set[int]()
+    for folder in folders:
+        predictions, embeddings = read_predictions(folder), read_embeddings(folder)
+        there |= set() if predictions is None else set(predictions.node.tolist())
+        there |= set() if embeddings is None else set(embeddings.number.tolist())
+        there |= {user for one in read_models(folder) for user in one.clients}
+    assert there == {-1, *range(24)} - {2, 7}
+    assert not any(line.startswith(("2,", "7,")) for line in (out / "clients.csv").open())
