@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from flower_graph.storage.files import write_text
 
 def predict_command(args: argparse.Namespace) -> int:
     """Write or print a table of predictions."""
+    logging.getLogger("flower_graph").setLevel(logging.INFO)  # what is done to the data is said
     run = load_run(args.run) if args.data_folder is None else latest_in(args.data_folder)
     if args.data is None:
         found = run.predictions(args.client)

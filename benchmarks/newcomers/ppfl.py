@@ -27,7 +27,7 @@ from flower_graph.strategies.procrustes_alignment.evaluation import GraphJudge, 
 from flower_graph.strategies.procrustes_alignment.method import METHOD, make_member
 from flower_graph.strategies.procrustes_alignment.newcomer import (
     HELD_BACK,
-    Space,
+    PublicSpace,
     join_space,
     learn_beside,
 )
@@ -86,7 +86,7 @@ class Beside:
     def __init__(self, trained: Trained, graphs: Sequence[OverlappingGraph], config: Any) -> None:
         self.new, found = graphs[-1], trained.places[BESIDE]
         self.config, self.nodes = config, self.new.nodes.numpy()
-        whole = Space(found["nodes"][found["public"]], found["embeddings"][found["public"]])
+        whole = PublicSpace(found["nodes"][found["public"]], found["embeddings"][found["public"]])
         self.space, self.held = whole.split(self.nodes, HELD_BACK, config.seed)
         known = GraphJudge(graphs[BESIDE], config)
         judged = (known.roles >= 2) & (known.labels >= 0)

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
         PublicNodeClient,
         public_rows,
     )
+    from flower_graph.strategies.procrustes_alignment.joining import join_graph
+    from flower_graph.strategies.procrustes_alignment.newcomer import (
+        PublicSpace,
+        join_space,
+        learn_beside,
+    )
     from flower_graph.strategies.procrustes_alignment.secure_consensus import (
         SecureConsensus,
         SecureConsensusClient,
@@ -24,8 +30,12 @@ __all__ = [
     "LocalEmbedding",
     "ProcrustesAlignment",
     "PublicNodeClient",
+    "PublicSpace",
     "SecureConsensus",
     "SecureConsensusClient",
+    "join_graph",
+    "join_space",
+    "learn_beside",
     "public_rows",
 ]
 

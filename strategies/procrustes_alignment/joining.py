@@ -24,7 +24,7 @@ from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGA
 from flower_graph.strategies.procrustes_alignment.newcomer import (
     HELD_BACK,
     Joined,
-    Space,
+    PublicSpace,
     join_space,
     learn_beside,
 )
@@ -93,7 +93,7 @@ def join_graph(run: Run, graph: NewGraph, client: int | None = None) -> Beside:
             "no node has a label to learn from (y, train_mask), and a GAT learns from some"
         )
     named = placed.node if nodes.dtype.kind == "U" else placed.number
-    whole = Space(named[placed.public], placed.embeddings[placed.public])
+    whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, held = whole.split(nodes, HELD_BACK, config.seed)
     model = build_model(new, config, run.data.num_classes)
     how = {"rotations_only": config.strategy.rotations_only}

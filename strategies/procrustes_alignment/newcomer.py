@@ -34,7 +34,7 @@ class Learner(Protocol):
         """Return the embeddings of all nodes, ``[n, d]``."""
 
 
-class Space(NamedTuple):
+class PublicSpace(NamedTuple):
     """Public nodes where a client, or all of them, have them.
 
     Attributes
@@ -54,7 +54,9 @@ class Space(NamedTuple):
         _, here, there = np.intersect1d(nodes, self.nodes, return_indices=True)
         return here, there
 
-    def split(self, nodes: NDArray[Any], share: float, seed: int) -> tuple[Space, Space]:
+    def split(
+        self, nodes: NDArray[Any], share: float, seed: int
+    ) -> tuple[PublicSpace, PublicSpace]:
         """Take those that a new graph has too; hold a share of them back, to measure by."""
         _, there = self.common(nodes)
         if not there.size:
@@ -64,7 +66,7 @@ class Space(NamedTuple):
             )
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
         count = round(share * len(order))
-        held, rest = (Space(self.nodes[rows], self.embeddings[rows])
+        held, rest = (PublicSpace(self.nodes[rows], self.embeddings[rows])
                       for rows in (order[:count], order[count:]))  # fmt: skip
         return rest, held
 
@@ -93,7 +95,7 @@ class Joined(NamedTuple):
 def learn_beside(
     model: Learner,
     nodes: NDArray[Any],
-    space: Space | None,
+    space: PublicSpace | None,
     rounds: Iterable[int],
     *,
     rotations_only: bool = False,
@@ -106,7 +108,7 @@ def learn_beside(
         Of the new graph; trained in place.
     nodes : ndarray
         ``[n]`` ids of its nodes.
-    space : Space or None
+    space : PublicSpace or None
         What it is pulled to: from its second round on each does both halves of an iteration
         (``strategy.py``), for the space is turned into the model's own. None: it learns alone.
     rounds : iterable of int
@@ -126,8 +128,8 @@ def learn_beside(
 def join_space(
     embeddings: Floats,
     nodes: NDArray[Any],
-    space: Space,
-    held: Space | None = None,
+    space: PublicSpace,
+    held: PublicSpace | None = None,
     *,
     rotations_only: bool = False,
 ) -> Joined:
@@ -139,10 +141,10 @@ def join_space(
         ``[n, d]`` float32, of all nodes of the new graph, in its own space.
     nodes : ndarray
         ``[n]`` ids of these.
-    space : Space
+    space : PublicSpace
         Public nodes in the space to join.
-    held : Space, optional
-        Others, by which the alignment is measured (``Space.split``).
+    held : PublicSpace, optional
+        Others, by which the alignment is measured (``PublicSpace.split``).
     rotations_only : bool
         Leave reflections out.
 

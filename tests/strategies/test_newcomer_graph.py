@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from flower_graph.apps.cli.main import main
 from flower_graph.config.load import load_config
-from flower_graph.data.new_graph import NewGraph
+from flower_graph.data.new_graph import NewGraph, read_new_graph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.outputs.files import Embeddings, Predictions
+from flower_graph.outputs.run import load_run
 from flower_graph.strategies.procrustes_alignment.joining import join_graph
 from flower_graph.strategies.procrustes_alignment.newcomer import (
     Floats,
     Integers,
-    Space,
+    PublicSpace,
     join_space,
     learn_beside,
 )
@@ -35,7 +38,7 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
     truth, turn = planted()
     ids: Any = np.arange(40) * 7 % 40
     ids = ids.astype(str) if words else ids
-    public = Space(ids[:30], truth[:30])
+    public = PublicSpace(ids[:30], truth[:30])
     new = ids[10:][::-1]  # ten of the others' public nodes are not its own, ten are its alone
     space, held = public.split(new, 0.25, seed=3)
     assert (space.nodes.size, held.nodes.size) == (15, 5)
@@ -49,7 +52,7 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
 def test_embeddings_that_have_nothing_to_do_with_the_space_are_as_near_as_chance() -> None:
     truth, _ = planted(400)
     other, _ = planted(400, seed=1)
-    space, held = Space(np.arange(400), truth).split(np.arange(400), 0.5, seed=0)
+    space, held = PublicSpace(np.arange(400), truth).split(np.arange(400), 0.5, seed=0)
     precision = join_space(other, np.arange(400), space, held).precision
     assert precision[1] < 0.05 and precision[10] < 0.15
 
@@ -57,7 +60,7 @@ def test_embeddings_that_have_nothing_to_do_with_the_space_are_as_near_as_chance
 def test_a_graph_without_a_public_node_is_refused() -> None:
     truth, _ = planted()
     with pytest.raises(DataError, match=r"none of the new graph's 3 nodes is among the 40 public"):
-        Space(np.arange(40), truth).split(np.array([50, 51, 52]), 0.2, seed=0)
+        PublicSpace(np.arange(40), truth).split(np.array([50, 51, 52]), 0.2, seed=0)
 
 
 class Recorder:
@@ -77,7 +80,7 @@ class Recorder:
 def test_targets_are_public_nodes_in_the_models_own_space() -> None:
     truth, turn = planted()
     own, nodes = truth @ turn, np.arange(40)
-    space, held = Space(nodes[:20], truth[:20]).split(nodes, 0.2, seed=0)
+    space, held = PublicSpace(nodes[:20], truth[:20]).split(nodes, 0.2, seed=0)
     model = Recorder(own)
     learn_beside(model, nodes, space, range(1, 3))
     learn_beside(model, nodes, space, range(3, 4))
@@ -172,3 +175,41 @@ def test_a_graph_without_edges_is_refused() -> None:
     bare = new_graph_of()._replace(edge_index=None)
     with pytest.raises(DataError, match="the graph has no edges"):
         join_graph(run_of(config), bare)
+
+
+OWN = ["partition.clients=3", "partition.ratios=[0.2,0.4,0.4]", "model.dimension=4"]
+
+
+@pytest.mark.parametrize("model", [pytest.param("gat", marks=pytest.mark.slow), "deepwalk"])
+def test_the_command_puts_a_new_file_beside_a_run(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    y, edges = communities(0, 240)
+    names = [f"p{number}" for number in range(240)]
+    whole = {"x": torch.eye(240)[:, :60] + torch.eye(3)[y].repeat(1, 20), "edge_index": edges}
+    torch.save(whole | {"y": y, "names": names}, tmp_path / "all.pt")
+    settings = [f"data.name={tmp_path / 'all.pt'}", f"model.name={model}", *OWN, "rounds=2"]
+    out = tmp_path / "run"
+    words = ["run", "ppfl/own-graph", *settings, "judge.mlp=false", "--out", str(out), "--quiet"]
+    assert main(words) == 0
+    run = load_run(out)
+    assert set(run.embeddings(1).node) <= set(names)
+    assert run.embeddings().client.tolist() == sorted(run.embeddings().client.tolist())
+    if model == "deepwalk":
+        with pytest.raises(OutputError, match=r"no models: a DeepWalk is no module, it has embedd"):
+            run.model(1)
+    else:
+        assert run.model(1)(whole["x"], edges).shape == (240, 3)
+    labels = torch.where(torch.arange(240) < 120, y, -1)
+    torch.save(whole | {"y": labels, "names": names}, tmp_path / "new.pt")
+    capsys.readouterr()
+    table = tmp_path / "new.csv"
+    words = ["predict", str(out), "--client", "1", "--data", str(tmp_path / "new.pt")]
+    assert main([*words, "--out", str(table)]) == 0
+    assert table.read_text().count("\n") == 241
+    beside = join_graph(run, read_new_graph(tmp_path / "new.pt", run.data), 1)
+    assert beside.joined.common == round(0.8 * int(run.embeddings(1).public.sum()))
+    torch.save(whole, tmp_path / "new.pt")
+    assert main([*words, "--out", str(tmp_path / "no.csv")]) != 0
+    assert "says of no node who it is" in capsys.readouterr().err
+    assert not (tmp_path / "no.csv").exists()
