@@ -190,11 +190,16 @@ class Method:
         Tensor
             Probabilities ``[n, k]``.
         """
+        edges = self.edges_of(config, graph)
+        with torch.no_grad():
+            return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
+
+    def edges_of(self, config: Any, graph: NewGraph) -> Tensor:
+        """Give a new graph's edges; ``DataError`` if it has none."""
         edges = graph.edge_index
         if edges is None or not edges.numel():
             raise DataError(f"the graph has no edges, which the models of {config.app} need")
-        with torch.no_grad():
-            return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
+        return edges
 
     def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
         """Predict the nodes of a new graph by what a run left, a ``Run``.

@@ -127,7 +127,8 @@ class CohortState(Generic[T]):
         if not torch.equal(numbers, self._numbers):
             if adopt is None or (found := adopt(kept, numbers, tensors)) is None:
                 raise CheckpointError(
-                    f"{path}: other {self._key}; resume with as many SuperNodes as before"
+                    f"{path}: other {self._key}; resume with the same, on as many SuperNodes as "
+                    "before"
                 )
             kept = found
         if self._copies:

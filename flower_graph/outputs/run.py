@@ -262,22 +262,30 @@ class Run:
             has_config = (self.path / CONFIG).is_file()
             why = method_of(self.config).why_no_model(self.config) if has_config else ""
             raise OutputError(f"{self.path}: no models{why or self._why_none()}")
-        known = [number for one in self._models for number in one.clients]
-        if client is None and NO_CLIENT in known:
-            client = NO_CLIENT
+        known = self.clients
+        if client is None and self.are_own:
+            raise OutputError(
+                f"{self.path}: each client has a model of its own; say which "
+                f"(client=, --client): {_listed(known)}"
+            )
         if client is None:
-            if len(known) > 1 and not self._is_one_model:
-                raise OutputError(
-                    f"{self.path}: each client has a model of its own; say which "
-                    f"(client=, --client): {_listed(known)}"
-                )
-            client = known[0]
+            client = NO_CLIENT if NO_CLIENT in known else known[0]
         for one in self._models:
             if client in one.clients:
                 return one, client
         raise OutputError(
             f"client {client}: no model of it in {self.path}; there are those of {_listed(known)}"
         )
+
+    @property
+    def clients(self) -> list[int]:
+        """Clients whose models are here; -1 is the server."""
+        return [number for one in self._models for number in one.clients]
+
+    @property
+    def are_own(self) -> bool:
+        """Whether clients have models of their own, several are here, and none is the server's."""
+        return len(self.clients) > 1 and NO_CLIENT not in self.clients and not self._is_one_model
 
     @property
     def _is_one_model(self) -> bool:

@@ -37,7 +37,7 @@ from flower_graph.messages.keys import (
     REST,
     SERVER_ROUND,
 )
-from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
@@ -166,6 +166,11 @@ class EgoFedAvg(ReportedFedAvg):
         """Give what the first round sends."""
         start = initial_weights(self.settings)
         return ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
+
+    def snapshot(self) -> Snapshot:
+        """Return the model, which is the server's too."""
+        model = model_of([array.numpy() for array in self.arrays.values()])
+        return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
     def question(self) -> dict[str, Any]:
         """Give the settings: clients build their models with what the first message says."""

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, role_of
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
+    EgoCohort,
     EgoSettings,
     split_rest,
 )
@@ -65,6 +67,17 @@ def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[i
     return SavedModels(
         MODULE, _arguments(settings), list(clients), {FIRST: model.first.T} | rest, {}
     )
+
+
+def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: int) -> Tensor:
+    """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
+    assert graph.edge_index is not None
+    nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
+    ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
+    chosen = EgoCohort([ego], settings).choose([0])
+    for _ in range(rounds):
+        chosen.train()
+    return chosen.classify(chosen.embed()).softmax(1)
 
 
 def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:

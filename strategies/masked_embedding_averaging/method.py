@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
@@ -42,12 +45,14 @@ from flower_graph.strategies.masked_embedding_averaging.config import (
     SAGE,
     FedSCemConfig,
 )
+from flower_graph.strategies.masked_embedding_averaging.kept import train_alone
 from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
 
+LOG = logging.getLogger(__name__)
 SERVERS: dict[str, Any] = {
     FEDSCEM: MaskedEmbeddingAveraging,
     "self-training": SelfTraining,
@@ -63,6 +68,7 @@ OF_FEDSCEM = (
 )
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
+NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
 
 
 class FedSCem(GraphMethod):
@@ -157,6 +163,27 @@ class FedSCem(GraphMethod):
             figures["setup-seconds"] = strategy.session.setup_seconds
         return figures
 
+    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+        """Predict by a model; a newcomer to whom none is common trains on its own labels."""
+        config: FedSCemConfig = run.config
+        if client is not None or not run.are_own or config.strategy.name in SAGE:
+            return super().predict_beside(run, graph, client)
+        self.edges_of(config, graph)
+        trains = graph.y >= 0
+        mask = graph.values.get("train_mask")
+        if isinstance(mask, Tensor) and mask.shape == trains.shape:
+            trains = trains & mask.bool()
+        count, begins = int(trains.sum()), f"{config.strategy.name} has no common model: {NOBODY}"
+        if not count:
+            raise DataError(
+                f"{begins}, and without labels it cannot train. Give it labels, say whose model to "
+                "use (client=, --client), or train with strategy.model_sharing=fedavg"
+            )
+        LOG.warning("%s, and trains alone on its %d nodes with a label", begins, count)
+        form = run.saved(run.clients[0])[0].arguments
+        settings = _settings(config, form["features"], form["classes"])
+        return train_alone(graph, settings, trains, config.rounds)
+
     def audit(self) -> Audit:
         """Ask who holds which node."""
         from flower_graph.strategies.masked_embedding_averaging.attack import EgoAudit
@@ -169,11 +196,16 @@ METHOD = FedSCem()
 
 def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
     """Collect what a client needs to know to train; the server sends it along."""
+    features, classes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
+    return _settings(config, features, classes)
+
+
+def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
     model, how = config.model, config.strategy
     is_proximal = "fedprox" in (how.name, how.model_sharing)
     return EgoSettings(
-        num_features=METHOD.num_features(config, folder),
-        num_classes=METHOD.num_classes(config, folder),
+        num_features=features,
+        num_classes=classes,
         hidden=model.hidden,
         projection=model.projection,
         learning_rate=how.learning_rate,

@@ -46,7 +46,7 @@ class EgoServerState:
         self.model = initial_weights(settings) if shares_model else None
         self.ledger = ByteLedger()
         self._sums: Sums | None = None
-        self._start = self.model  # what this round began with
+        self.started = self.model  # what this round began with
         # What travelled before this round: if the run is resumed, its messages are sent again.
         self._wire: dict[str, Any] = {}
         self._payload: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class EgoServerState:
         """Write what is the same for all SuperNodes of a round's request."""
         before = server_round - 1
         rounds = session.rounds
-        model = self._start = self.model
+        model = self.started = self.model
         self._wire = session.exchange.ledger.state_dict()
         return EgoRequest(
             server_round,
@@ -178,9 +178,9 @@ class EgoServerState:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of the last reported round holds."""
         state: dict[str, Any] = {"ledger": self._payload, "wire": self._wire}
-        if self._start is not None:
+        if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
-            state |= {"first": self._start.first, "rest": self._start.rest}
+            state |= {"first": self.started.first, "rest": self.started.rest}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

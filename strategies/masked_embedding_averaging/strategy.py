@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 
 from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.errors import NoClientsError
+from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
@@ -53,6 +54,7 @@ from flower_graph.strategies.masked_embedding_averaging.config import (
     MODEL_SHARING,
     VARIANTS,
 )
+from flower_graph.strategies.masked_embedding_averaging.kept import common_model
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, write_save
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
@@ -195,6 +197,12 @@ class MaskedEmbeddingAveraging(OwnRounds):
             ``model_sharing`` off.
         """
         return self.kept.model_arrays()
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the mean that the last reported round began with, where models are shared."""
+        if (model := self.kept.started) is None:
+            return None
+        return Snapshot(None, [common_model(model, self.kept.settings, [NO_CLIENT])])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Let those save that were not asked to with the next round's request."""
