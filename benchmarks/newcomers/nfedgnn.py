@@ -35,6 +35,8 @@ from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 DATA = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 SHARE, STEPS, CHOSEN_AFTER, NEVER = 0.1, (0, 1, 5, 20, 50), 20, 10**6
 ALONE, ALL, BEFORE = "newcomers train alone", "everybody trains", "before they came"
+FIRST_ALONE = "newcomers alone for 5 rounds, then everybody"
+SETTINGS = {ALONE: STEPS[-1] + 1, FIRST_ALONE: 6, ALL: 0}  # rounds of newcomers alone
 ABOUT = """A tenth of the users, drawn with the seed, signs up after the others have trained
 up to the round that validated best of the paper's 200 (repeated up to there, with a checkpoint),
 with labels and edges as the data have them; settings are those of `nfedgnn/<data>`. *Rounds* counts
@@ -161,7 +163,7 @@ def measure(name: str, seed: int, validation: Validation) -> Iterator[Row]:
         best = Best(held, first)
         run(first, held.before, found.round, folder=trained, on_round=best.note)
         yield row(BEFORE, rounds, best)
-        for setting, alone in ((ALONE, STEPS[-1] + 1), (ALL, 0)):
+        for setting, alone in SETTINGS.items():
             folder = Path(place) / "grown"
             shutil.copytree(trained, folder)
             for step, came in _grown(held, folder, alone, found.round):

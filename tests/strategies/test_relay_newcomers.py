@@ -12,9 +12,11 @@ from relay_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import main
-from flower_graph.apps.run import run
+from flower_graph.apps.run import client_app, run, run_server
 from flower_graph.config.load import load_config
+from flower_graph.data.folders.party import server_folder
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay.newcomers import (
     hosted_by,
@@ -127,14 +129,18 @@ def test_nobody_moves_to_another_supernode_as_more_come() -> None:
     assert hosted_by(0, 3, 5, 9).tolist() == [5, 8]
 
 
-def test_a_run_is_gone_on_with_by_the_command_line(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("engine", ["in-process", pytest.param("flwr", marks=pytest.mark.slow)])
+def test_a_run_is_gone_on_with_by_the_command_line(
+    engine: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     """Twice: newcomers come and train alone, then one leaves."""
     monkeypatch.chdir(tmp_path)
     file = tables(tmp_path / "grown", PEOPLE | NEW, FRIENDS + NEW_FRIENDS)
     first = tables(tmp_path / "first", PEOPLE, FRIENDS)
     words = [f"data.name={first}", "rounds=3", "checkpoint_every=1", "--out", "out", "--quiet"]
-    assert main(["run", "nfedgnn/own-graph", *words, "--supernodes", "2"]) == 0
-    again = ["run", "--resume", "out", "--supernodes", "2", "--quiet"]
+    where = ["--supernodes", "2", "--engine", engine]
+    assert main(["run", "nfedgnn/own-graph", *words, *where]) == 0
+    again = ["run", "--resume", "out", "--quiet", *where]
     grown = [f"data.add={Path(file).name}", "strategy.newcomers_alone=2", "rounds=6"]
     assert main([*again, *grown]) == 0
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
@@ -152,3 +158,42 @@ def test_beginning_with_a_grown_graph_trains_all_from_the_start(tmp_path: Path) 
     config = config_of(tmp_path, f"data.add={file}", "rounds=2")
     result = run(config, tmp_path / "out")
     assert result["clients"] == 6
+
+
+def test_newcomers_of_a_deployment_connect_with_folders_of_their_own(tmp_path: Path) -> None:
+    whole, words = small_graph(12), [f"data.name={tmp_path / 'old.pt'}"]
+    save(whole.subgraph(torch.arange(9)), tmp_path / "old.pt")
+    save(whole, tmp_path / "whole.pt")
+    more = [f"data.add={tmp_path / 'whole.pt'}", "strategy.newcomers_alone=2"]
+    for out, said, count in (("old", [], 3), ("now", more, 12)):
+        given = ["partition", "nfedgnn/own-graph", *words, *said, "--supernodes", str(count)]
+        assert main([*given, "--out", str(tmp_path / out)]) == 0
+    for file in tmp_path.glob("*.pt"):
+        file.unlink()  # nobody reads it any more
+
+    def go_on(rounds: int, said: list[str], server: str, folders: list[Path]) -> list[int]:
+        settings = [*words, *said, f"rounds={rounds}", "checkpoint_every=1"]
+        config = load_config("nfedgnn/own-graph", settings)
+        places = [
+            {"data-folder": str(folder), "state-dir": str(tmp_path / "state" / folder.name)}
+            for folder in folders
+        ]
+        app = client_app(config, None)
+        grid = InProcessGrid(app, num_supernodes=len(folders), node_configs=places)
+        reports: list[Any] = []
+        run_server(
+            config,
+            grid,
+            tmp_path / "out",
+            engine="in-process",
+            resume=bool(said),
+            on_round=reports.append,
+            folder=server_folder(config, str(tmp_path / server / "server")),
+        )
+        return [report.answered for report in reports]
+
+    old = sorted((tmp_path / "old").glob("client*"))
+    new = sorted((tmp_path / "now").glob("client*"))[9:]
+    assert (len(old), len(new)) == (3, 3)
+    assert go_on(2, [], "old", old) == [9, 9]
+    assert go_on(6, more, "now", [*old, *new]) == [3, 3, 12, 12]
