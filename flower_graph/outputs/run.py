@@ -302,7 +302,7 @@ class Run:
     def _why_none(self) -> str:
         """Say why something is not there, as far as the settings tell."""
         try:
-            save = getattr(self.config, "save", "all")
+            save = self.config.save
         except (OutputError, ValueError):
             return ""
         if save == "none":

@@ -144,3 +144,11 @@ def test_folders_that_are_no_runs(
     assert main(["predict", *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and why in said
+
+
+def test_save_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", "save=none")
+    for path in run.glob("clients/*/*"):
+        path.unlink()
+    assert main(["predict", str(run)]) == 2
+    assert "(save=none)" in capsys.readouterr().err

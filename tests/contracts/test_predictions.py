@@ -1,0 +1,158 @@
+"""What every method leaves: predictions that make the result's accuracies, and models alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation import ALL, Setup, tried
+
+import flower_graph as fg
+from flower_graph.apps.run import run
+from flower_graph.config.registry import method_of
+from flower_graph.data.graph import called
+from flower_graph.data.sources.datasets import cached_data
+from flower_graph.method import GraphMethod
+from flower_graph.outputs.files import ROLES, Predictions
+
+ROOT = Path(__file__).parents[2]
+FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
+# Masked sums are of whole numbers: the figures of a client by the resolution that they are sent in.
+RESOLUTION = {"fedscem": 2.0**-16}
+
+
+def accuracy(found: Predictions, role: str) -> float | None:
+    """Give the share that is right, as figures are made: of each fold, each client, then the mean.
+
+    A server's users count each once, so it is the share of all.
+    """
+    chosen = found.rows((found.role == ROLES.index(role)) & (found.label >= 0))
+    if not len(chosen.client):
+        return None
+    fold = np.zeros_like(chosen.client) if chosen.fold is None else chosen.fold
+    right = chosen.predicted == chosen.label
+    shares = []
+    for client in np.unique(chosen.client):
+        here = chosen.client == client
+        folds = np.unique(fold[here])
+        shares.append(np.mean([right[here & (fold == one)].mean() for one in folds]))
+    return float(np.mean(shares))
+
+
+def check_accuracies(setup: Setup, left: fg.Run, name: str) -> None:
+    """Hold a run's predictions against its result."""
+    found, seen = left.predictions(), []
+    # Sums of other orders differ in the last of sixteen digits.
+    atol = RESOLUTION.get(name, 1e-12)
+    for role in ("train", "val", "test"):
+        said = left.result[f"{role}-accuracy"]
+        if said is None:
+            continue
+        made = accuracy(found, role)
+        assert made == pytest.approx(said, abs=atol, rel=0), role
+        seen.append(role)
+    assert "test" in seen
+    known = found.probability[np.isfinite(found.probability)]  # a judge has none
+    assert ((known > 0) & (known <= 1 + 1e-6)).all()
+
+
+def names_of(graph: Any) -> list[str]:
+    """Give what a client's nodes are called."""
+    given = called([graph])
+    return list(map(str, given.tolist() if isinstance(given, torch.Tensor) else given))
+
+
+@pytest.fixture
+def left(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Setup, fg.Run, str]:
+    """Run a method on a small federation, and read what it left."""
+    name: str = request.param
+    setup = ALL[name]
+    run(setup.load("rounds=3"), tmp_path / "run", supernodes=setup.supernodes)
+    return setup, fg.load_run(tmp_path / "run"), name
+
+
+def every(names: Any) -> Any:
+    """Give a test each of some methods' runs."""
+    return pytest.mark.parametrize("left", tried(names, fast=FAST), indirect=True)
+
+
+@every(ALL)
+def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]) -> None:
+    check_accuracies(*left)
+
+
+PLAIN = """
+import sys
+sys.modules["flwr"] = sys.modules["ray"] = None
+from pathlib import Path
+import numpy as np, torch
+import flower_graph as fg
+
+run, graphs, rows = fg.load_run(sys.argv[1]), torch.load(sys.argv[2]), 0
+for client, (x, edges, names) in graphs.items():
+    found = run.predictions(client)
+    if x is None:  # what a server computes with
+        x = torch.from_numpy(run.embeddings().embeddings)
+    model = run.model(client)
+    assert isinstance(model, torch.nn.Module) and not model.training
+    with torch.no_grad():
+        said = model(x, edges).softmax(1).double().numpy()
+    # What a judge says, who has no probabilities, is not the model's.
+    found = found.rows(np.isfinite(found.probability))
+    place = {str(name): row for row, name in enumerate(names)}
+    said = said[[place[str(name)] for name in found.node]]
+    np.testing.assert_allclose(said.max(1), found.probability, atol=1e-5, err_msg=str(client))
+    rows += len(said)
+    close = np.abs(said[np.arange(len(said)), found.predicted] - said.max(1)) < 2e-5
+    assert close.all(), client
+assert rows
+print("same", len(graphs))
+"""
+
+
+@every(name for name in ALL if not name.startswith("deepwalk"))
+def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_path: Path) -> None:
+    """In a process without Flower each client's model gives what the client predicted."""
+    setup, there, _ = left
+    config = setup.load("rounds=3")
+    method, graphs = method_of(config), dict[int | None, Any]()
+    if isinstance(method, GraphMethod):
+        for graph in method.graphs(config):
+            x = graph.x if graph.x.layout == torch.strided else graph.x.to_dense()
+            edges = torch.zeros(2, 0).long() if graph.edge_index is None else graph.edge_index
+            graphs[graph.client] = (x, edges, names_of(graph))
+    else:
+        whole = cached_data(config)
+        graphs[None] = (None, whole.edge_index, list(range(whole.num_nodes)))
+    torch.save(graphs, tmp_path / "graphs.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(there.path), str(tmp_path / "graphs.pt")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["same", str(len(graphs))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Path) -> None:
+    from flower_graph.apps.cli.launch import flwr_run
+
+    setup = ALL[name]
+    flwr_run(
+        setup.config,
+        [*setup.overrides, "rounds=2"],
+        tmp_path / "run",
+        supernodes=setup.supernodes,
+        seed=setup.load().seed,
+    )
+    check_accuracies(setup, fg.load_run(tmp_path / "run"), name)

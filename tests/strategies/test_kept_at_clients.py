@@ -1,0 +1,102 @@
+"""Parties with data folders: clients keep what is theirs there, and the server gets none of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from message_recorder import Entry, Recorder
+
+from flower_graph.apps.cli.main import main
+from flower_graph.apps.run import client_app, run_server
+from flower_graph.client.state import forget_run
+from flower_graph.config.load import load_config
+from flower_graph.data.folders.party import server_folder
+from flower_graph.messages.keys import CONFIG, MESSAGE_FORMAT, VERSION
+from flower_graph.outputs.run import latest_in
+from flower_graph.report.writer import RunWriter
+from flower_graph.simulation import InProcessGrid
+
+DATA = (
+    *("data.features=standardise", "rounds=2", "partition.clients=2", "partition.method=random"),
+    *("model.hidden=4", "data.split=random", "data.ratios=[0.4,0.3,0.3]"),
+)
+
+
+def people(path: Path) -> torch.Tensor:
+    """Save a graph whose nodes have names."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(40, 5, generator=draw) * 9, torch.arange(40) % 2
+    x[:, 0] += 4 * y
+    ring = torch.stack([torch.arange(40), (torch.arange(40) + 2) % 40])
+    names = [f"person {node}" for node in range(40)]
+    torch.save({"x": x, "y": y, "edge_index": ring, "names": names}, path)
+    return x
+
+
+@pytest.fixture
+def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Assign a graph to two clients and a server, and take the graph away."""
+    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
+    people(tmp_path / "people.pt")
+    overrides = [*DATA, f"data.name={tmp_path / 'people.pt'}"]
+    data = str(tmp_path / "data")
+    assert main(["partition", "fedgta/cora-linqs", *overrides, "--out", data]) == 0
+    (tmp_path / "people.pt").unlink()
+    return overrides
+
+
+def run(folder: Path, out: Path, overrides: list[str]) -> set[Entry]:
+    """Run with a folder for each party; give what travelled."""
+    config, see = load_config("fedgta/cora-linqs", overrides), Recorder()
+    own = [{"data-folder": str(one)} for one in sorted((folder / "data").glob("client*"))]
+    grid = InProcessGrid(client_app(config, None), num_supernodes=2, node_configs=own)
+    there = server_folder(config, str(folder / "data" / "server"))
+    try:
+        run_server(config, see.watch(grid), out, engine="in-process", folder=there)
+    finally:
+        forget_run(grid.run.run_id)
+    return see.seen
+
+
+def test_clients_keep_what_is_theirs(
+    parties: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_it = run(tmp_path, tmp_path / "out", parties)
+    names, shares = [], []
+    for folder in sorted((tmp_path / "data").glob("client*")):
+        kept = latest_in(folder)
+        found = kept.predictions()
+        names += found.node.tolist()
+        test = found.role == 3
+        shares.append((found.predicted == found.label)[test].mean())
+        assert kept.config.data.features == "standardise"
+        files = {one.name for one in kept.path.iterdir()}
+        assert {"predictions.csv", "model.json", "model.safetensors", "data.json"} <= files
+        assert all(one.stat().st_mode & 0o077 == 0 for one in kept.path.iterdir())
+    assert sorted(names) == sorted(f"person {node}" for node in range(40))
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert np.mean(shares) == pytest.approx(result["test-accuracy"], abs=1e-12)
+
+    # New nodes, as their user has them: standardised as all nodes were
+    x = people(tmp_path / "new.pt")
+    folder, table = sorted((tmp_path / "data").glob("client*"))[0], tmp_path / "new.csv"
+    words = ["predict", "--data-folder", str(folder), "--data", str(tmp_path / "new.pt")]
+    assert main([*words, "--out", str(table)]) == 0
+    assert len(table.read_text().splitlines()) == 41
+    standard = (x.double() - x.double().mean(0)) / x.double().std(0, unbiased=False)
+    made = latest_in(folder).data.treatment.apply(x)
+    torch.testing.assert_close(made, standard.float(), atol=1e-6, rtol=1e-6)
+    assert "are right" in capsys.readouterr().err
+
+    # Nothing of it reaches the server: what travels besides are requests and empty answers.
+    kept_there = {one.name for one in (tmp_path / "out").rglob("*")}
+    assert not {name for name in kept_there if name.startswith(("predictions", "model", "data."))}
+    without = run(tmp_path, tmp_path / "other", [*parties, "save=none"])
+    more = with_it - without
+    assert {entry.message for entry in more} == {"query.keep"}
+    answers = {(entry.record, entry.key) for entry in more if entry.way == "up"}
+    assert answers == {(CONFIG, VERSION), (CONFIG, MESSAGE_FORMAT)}
