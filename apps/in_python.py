@@ -58,6 +58,7 @@ def run(
         seeds=None if seeds is None else list(seeds),
         out=None if out is None else Path(out),
         resume=None,
+        every=None,
         supernodes=supernodes,
         engine="in-process",
         quiet=quiet,

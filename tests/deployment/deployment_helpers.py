@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -15,8 +16,12 @@ from deploy.loopback import Loopback
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import run
 from flower_graph.config.load import load_config
+from flower_graph.outputs.files import ROLES, Predictions
+from flower_graph.outputs.run import latest_in
 
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
+# What a simulation has in its output folder, and clients of a deployment in places of their own
+AT_CLIENTS = {"clients", "clients.csv", "data.json"}
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
@@ -161,11 +166,24 @@ def check_outputs(prepared: Prepared) -> dict[str, Any]:
     """Hold the files of the deployment against those of the simulation; return the result."""
     out = prepared.folder / "deployed"
     simulated = {path.name for path in (prepared.folder / "simulated").iterdir()}
-    expected = simulated - prepared.case.simulation_only
+    expected = simulated - prepared.case.simulation_only - AT_CLIENTS
     assert {path.name for path in out.iterdir()} == expected >= OUTPUTS
     result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
     assert (result["engine"], result["clients"]) == ("flwr", prepared.simulated["clients"])
     return result
+
+
+def check_kept(prepared: Prepared) -> None:
+    """Hold what clients predict, where they live, against the accuracies that the server has."""
+    result = json.loads((prepared.folder / "deployed" / "result.json").read_text("utf-8"))
+    runs = [latest_in(folder) for folder in prepared.clients()]
+    found = Predictions.join([one.predictions() for one in runs])
+    assert all(one.model(one.predictions().client[0]) is not None for one in runs)
+    for role in ("val", "test"):
+        chosen = found.rows((found.role == ROLES.index(role)) & (found.label >= 0))
+        right = chosen.predicted == chosen.label
+        shares = [right[chosen.client == client].mean() for client in np.unique(chosen.client)]
+        assert np.mean(shares) == pytest.approx(result[f"{role}-accuracy"], abs=1e-12), role
 
 
 def _near(key: str, value: float | None, expected: float | None, **tolerance: float) -> None:

@@ -24,6 +24,7 @@ from deployment_helpers import (
     Case,
     Prepared,
     check_equal,
+    check_kept,
     check_outputs,
     prepare,
     rounds_of,
@@ -56,6 +57,8 @@ def test_each_method_gives_what_the_simulation_gives(
     result = check_outputs(prepared)
     assert result["bytes"] == prepared.simulated["bytes"]
     assert result["rejected"] == 0
+    if app == "fedgta":
+        check_kept(prepared)
 
 
 # Parties that are restarted or killed in mid-run -------------------------------------------------
