@@ -104,13 +104,11 @@ class FedSCem(GraphMethod):
         """Build the client of one SuperNode, for its share of the ego-networks."""
         egos, folder = self.hosted(config, context)
         saved = None if out is None else out / CHECKPOINTS
-        if config.strategy.name in SAGE:
-            classes = self.num_classes(config, folder)
-            return fed_sage.SageClient(
-                context, egos, num_classes=classes, device=config.device, checkpoint_dir=saved
-            )
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
         how["classes"] = self.class_names(config, folder)
+        if config.strategy.name in SAGE:
+            classes = self.num_classes(config, folder)
+            return fed_sage.SageClient(context, egos, num_classes=classes, **how)
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
             return EgoModelClient(context, egos, **how)
