@@ -1,0 +1,122 @@
+"""Which round a run ends with, and which one it keeps: every method, whole and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federation import EACH, METHODS, Done, Federation, good
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.config.registry import method_of
+from flower_graph.report.rounds import RoundReport
+
+ROUNDS = 6
+BEST = ("keep=best", f"rounds={ROUNDS}")
+
+
+def kept(done: Done) -> dict[str, Any]:
+    """Read what a run's clients and its server keep, by file and entry."""
+    found: dict[str, Any] = {}
+    state = done.out.with_name(f"{done.out.name}-state")
+    places = {path.parent for path in state.glob("outputs/*/*/outputs.json")}
+    for place in [done.out, *sorted(places)]:
+        name = "server" if place == done.out else place.name
+        if (place / "predictions.npz").is_file():
+            with np.load(place / "predictions.npz") as arrays:
+                found |= {f"{name}/{key}": arrays[key] for key in arrays}
+        for path in place.glob("model*.safetensors"):
+            found |= {f"{name}/{key}": value for key, value in load_file(path).items()}
+    return found
+
+
+def assert_same(one: Done, other: Done) -> None:
+    first, second = kept(one), kept(other)
+    assert first and first.keys() == second.keys()
+    for name, values in first.items():
+        if isinstance(values, Tensor) or values.dtype.kind == "f":
+            np.testing.assert_allclose(values, second[name], rtol=0, atol=1e-6, err_msg=name)
+        else:
+            assert np.array_equal(values, second[name]), name
+
+
+def rounds_kept(done: Done) -> set[int]:
+    """Say of which rounds files are that clients keep, by their own words."""
+    state = done.out.with_name(f"{done.out.name}-state")
+    found = [*state.glob("outputs/*/*/outputs.json"), *done.out.glob("outputs.json")]
+    return {json.loads(path.read_text(encoding="utf-8"))["round"] for path in found}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_best_round_is_kept_whole_and_resumed(name: str, tmp_path: Path) -> None:
+    setup = METHODS[name]
+    whole = setup.run(tmp_path / "whole", *BEST)
+    best = whole.result["best-round"]
+    assert rounds_kept(whole) == {best}
+    # What is kept is what a run would leave that ended then.
+    assert_same(whole, setup.run(tmp_path / "short", f"rounds={best}"))
+    # After the checkpoint a better round may have come, which the resumed run has not seen.
+    every = (*BEST, "checkpoint_every=2")
+    setup.run(tmp_path / "out", *every, stop_at=min(best + 1, ROUNDS - 1))
+    assert_same(whole, setup.run(tmp_path / "out", *every, resume=True))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_resumed_run_that_ends_sooner_keeps_what_was_the_best_by_then(
+    name: str, tmp_path: Path
+) -> None:
+    setup, out = METHODS[name], tmp_path / "out"
+    every = ("keep=best", "checkpoint_every=2")
+    setup.run(out, *every, f"rounds={ROUNDS}", stop_at=ROUNDS - 1)
+    again = setup.run(out, *every, f"rounds={ROUNDS - 1}", resume=True)
+    assert rounds_kept(again) == {again.result["best-round"]}
+    assert_same(again, setup.run(tmp_path / "whole", "keep=best", f"rounds={ROUNDS - 1}"))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_patience_ends_every_method_and_lasts_over_a_resumed_run(
+    name: str, tmp_path: Path
+) -> None:
+    setup = METHODS[name]
+    long = setup.run(tmp_path / "long", "rounds=12", "save=none")
+    values = [report.val_accuracy for report in long.reports]
+    # The shortest patience that is lost; a round that is measured in the next is one more.
+    lasts = 1 + next(n for n in range(1, 12) if not values[n] > max(values[:n])) + setup.late
+    patient = ("rounds=12", "patience=1", "save=none")
+    ended = setup.run(tmp_path / "ended", *patient)
+    assert len(ended.reports) == lasts < 12
+    assert ended.figures == pytest.approx(long.figures[: len(ended.figures)], nan_ok=True)
+    saving = (*patient, "checkpoint_every=1")
+    out = tmp_path / "out"
+    setup.run(out, *saving, stop_at=lasts - 1)
+    assert len(setup.run(out, *saving, resume=True).reports) == lasts
+    assert len(setup.run(out, *saving, resume=True).reports) == lasts  # nothing is left to do
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_whoever_starts_a_strategy_can_stop_it(name: str) -> None:
+    setup = METHODS[name]
+    config, seen = setup.load(f"rounds={ROUNDS}"), list[int]()
+    grid = Federation(
+        client_app(config, None), num_supernodes=setup.supernodes, state_dir=None, faults=good
+    )
+    reports: list[RoundReport] = []
+
+    def stop(server_round: int, result: Any) -> bool:
+        assert list(result.evaluate_metrics_clientapp) == [*seen, server_round]
+        seen.append(server_round)
+        return server_round == 2
+
+    strategy = method_of(config).build_strategy(config, None)
+    try:
+        strategy.start(grid, num_rounds=ROUNDS, should_stop=stop, on_round=reports.append)
+    finally:
+        forget_run(grid.run.run_id)
+    assert [report.round for report in reports] == list(range(1, 3 + setup.late)) == seen
+    assert "query.keep" not in grid.kinds
