@@ -1,6 +1,6 @@
 """What it costs to leave predictions, models and figures of clients: runs with and without.
 
-    python -m benchmarks.outputs_cost nfedgnn/cora-linqs fedscem/cora
+    python -m benchmarks.outputs_cost nfedgnn/cora fedscem/cora
 
 Seconds are the process's own, so that others on the machine count less; runs take turns.
 """
