@@ -42,7 +42,6 @@ from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientR
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.outputs.files import SavedModels
 
 
 class NFedGNN(Method):
@@ -97,9 +96,7 @@ class NFedGNN(Method):
             context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out
         )
 
-    def predict(
-        self, config: NFedGNNConfig, models: SavedModels, graph: NewGraph, client: int
-    ) -> Tensor:
+    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
         """Refuse: nobody has a model that takes features and edges."""
         raise DataError(
             "a model of nFedGNN is split between server and users, who learn together: new users "
