@@ -130,7 +130,7 @@ class StructureCohort:
         # prototypes [k, h]
         if not self.settings.keep_optimiser:
             self.weights.forget_moments()
-        contrast, kept = self._learn_structure(), self._dropout(server_round)
+        contrast, kept = self.learn_structure(), self._dropout(server_round)
         for epoch in range(self.settings.local_epochs):
             left = DropoutMask(*(None if part is None else part[epoch] for part in kept))
             self.weights.step(
@@ -139,6 +139,34 @@ class StructureCohort:
                 weight_decay=self.settings.weight_decay,
             )
         return Trained(contrast, self._distilled, self._diverged())
+
+    def learn_structure(self) -> Tensor:
+        """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
+        if self.learners is None or self.settings.graphs != LEARNED:
+            return torch.zeros(0)
+        first, rest = self.weights.weights()
+        with torch.no_grad():
+            lifted = propagate(self.batch.x, first)
+        places = self._graphless
+        encoders = slice(self.size + places.start, self.size + places.stop)
+        ptr, gnn = self._bounds(places), split_rest(rest[places], self.settings)
+        local = split_rest(rest[encoders], self.settings)
+        features = F.relu(grouped_add(lifted[self._nodes(encoders)], local[0], ptr))
+        z = grouped_linear(features, local[1], local[2], ptr).detach()
+        x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
+        result: list[Tensor] = []
+
+        def loss(edges: Tensor, weight: Tensor) -> Tensor:
+            hidden = F.relu(grouped_add(weighted_propagate(edges, weight, x), gnn[0], ptr))
+            around = weighted_propagate(edges, weight, hidden)
+            h = grouped_linear(around, gnn[1], gnn[2], ptr)
+            every = torch.arange(ptr[-1], device=self.device)
+            result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
+            return result[0].sum()
+
+        self.learners.step(loss)
+        self._graph = None
+        return result[0].detach().cpu()
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
         """Replace the networks' weights by the server's models; moments stay as they are."""
@@ -241,34 +269,6 @@ class StructureCohort:
         return GraphLearners(self.batch, self._graphless, learner, held)
 
     # How it is computed
-
-    def _learn_structure(self) -> Tensor:
-        """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
-        if self.learners is None or self.settings.graphs != LEARNED:
-            return torch.zeros(0)
-        first, rest = self.weights.weights()
-        with torch.no_grad():
-            lifted = propagate(self.batch.x, first)
-        places = self._graphless
-        encoders = slice(self.size + places.start, self.size + places.stop)
-        ptr, gnn = self._bounds(places), split_rest(rest[places], self.settings)
-        local = split_rest(rest[encoders], self.settings)
-        features = F.relu(grouped_add(lifted[self._nodes(encoders)], local[0], ptr))
-        z = grouped_linear(features, local[1], local[2], ptr).detach()
-        x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
-        result: list[Tensor] = []
-
-        def loss(edges: Tensor, weight: Tensor) -> Tensor:
-            hidden = F.relu(grouped_add(weighted_propagate(edges, weight, x), gnn[0], ptr))
-            around = weighted_propagate(edges, weight, hidden)
-            h = grouped_linear(around, gnn[1], gnn[2], ptr)
-            every = torch.arange(ptr[-1], device=self.device)
-            result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
-            return result[0].sum()
-
-        self.learners.step(loss)
-        self._graph = None
-        return result[0].detach().cpu()
 
     def _loss(
         self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
