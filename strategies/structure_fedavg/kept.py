@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.graph import called
-from flower_graph.engine.stacked_weights import ModelWeights, Tensors
+from flower_graph.engine.stacked_weights import Tensors
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows, role_of
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, split_rest
 from flower_graph.strategies.structure_fedavg.networks import (
@@ -66,13 +66,6 @@ def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
         if places:
             forms.append(_form(cohort, places, shared=shared))
     return forms
-
-
-def model_weights(models: SavedModels, part: str, settings: StructureSettings) -> ModelWeights:
-    """Read a network, ``gnn`` or ``encoder``, back as the engine has it."""
-    names = names_of(GCN if part == "gnn" else MLP, f"{part}.")
-    first, bias, second, last = (models.shared[name] for name in names)
-    return ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last]))
 
 
 def _form(cohort: StructureCohort, places: range, *, shared: bool) -> SavedModels:

@@ -20,7 +20,7 @@ from flower_graph.data.folders.party import RunData, graph_data
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
@@ -35,6 +35,7 @@ from flower_graph.strategies.structure_fedavg.networks import (
     LearnerSettings,
     StructureSettings,
 )
+from flower_graph.strategies.structure_fedavg.newcomer import called, newcomers_logits
 from flower_graph.strategies.structure_fedavg.strategy import (
     FedProto,
     LocalClient,
@@ -46,7 +47,11 @@ from flower_graph.strategies.structure_fedavg.strategy import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from flower_graph.audit.attacks import Audit
+    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.outputs.files import SavedModels
     from flower_graph.report.rounds import RoundReport
 
 LOG = logging.getLogger(__name__)
@@ -72,6 +77,8 @@ KINDS = {
     "fed-gnn-knn": Kind(KNN),
     TRUE_GRAPHS: Kind(TRUE),
 }
+
+NEWCOMERS_STEPS = 10  # of φ: docs/results/newcomers
 
 # By label of a panel: which figures of a report it shows, by name of the curve
 PANELS = {
@@ -193,6 +200,24 @@ class FedGLS(GraphMethod):
             graphless = folder.detail(GRAPHLESS, list)
         return {"bytes": strategy.payload, "graphless": graphless}
 
+    def predict(
+        self, config: FedGLSConfig, models: SavedModels, graph: NewGraph, client: int
+    ) -> Tensor:
+        """Predict by one client's model: a graphless one's makes the edges."""
+        return called(models, client, graph).softmax(1)
+
+    def newcomer(
+        self, config: FedGLSConfig, forms: Sequence[SavedModels], graph: NewGraph
+    ) -> Tensor:
+        """Predict as a client that the run has not seen: without edges, its graph is learnt."""
+        name = config.strategy.name
+        if not KINDS[name].client.has_mean:
+            raise OutputError(
+                f"strategy.name={name}: clients have no common model that a newcomer could use; "
+                "say whose (client=, --client)"
+            )
+        return newcomers_logits(forms, _settings(config), graph, NEWCOMERS_STEPS).softmax(1)
+
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         """Draw how learned graphs compare with the true ones, where a round compared them."""
         if not any(report.structure for report in reports):
@@ -270,22 +295,28 @@ def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
     """Collect what server and clients must agree on."""
-    how, clients = config.strategy, METHOD.num_clients(config, folder)
+    clients = METHOD.num_clients(config, folder)
     if folder is None:
         graphless = sum(graph.is_graphless for graph in METHOD.graphs(config))
     else:
         graphless = folder.detail(NUM_GRAPHLESS, int)
         _check_mix(clients, graphless, config)
-    kind = KINDS[how.name].graphs
-    if kind == LEARNED and graphless == clients:
-        kind = KNN
-    learner = asdict(config.graph)
+    sizes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
+    settings = _settings(config, *sizes)
+    if settings.graphs == LEARNED and graphless == clients:
+        settings = settings._replace(graphs=KNN)
+    return settings
+
+
+def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
+    """Collect what the config says."""
+    how, learner = config.strategy, asdict(config.graph)
     del learner["graphless_ratio"]
     tau = learner.pop("tau")
     return StructureSettings(
-        num_features=METHOD.num_features(config, folder),
-        num_classes=METHOD.num_classes(config, folder),
-        graphs=kind,
+        num_features=features,
+        num_classes=classes,
+        graphs=KINDS[how.name].graphs,
         learning_rate=how.learning_rate,
         weight_decay=how.weight_decay,
         local_epochs=how.local_epochs,
