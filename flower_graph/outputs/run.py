@@ -253,16 +253,20 @@ class Run:
     def _models(self) -> list[SavedModels]:
         return [one for place in self._places for one in read_models(place)]
 
+    def all_saved(self) -> list[SavedModels]:
+        """Give the models of all; ``OutputError`` if there is none."""
+        if not self._models:
+            has_config = (self.path / CONFIG).is_file()
+            why = method_of(self.config).why_no_model(self.config) if has_config else ""
+            raise OutputError(f"{self.path}: no models{why or self._why_none()}")
+        return self._models
+
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
         """Find the models that a client's is among; without a client, the only one that there is.
 
         A server's model is the run's where it has one.
         """
-        if not self._models:
-            has_config = (self.path / CONFIG).is_file()
-            why = method_of(self.config).why_no_model(self.config) if has_config else ""
-            raise OutputError(f"{self.path}: no models{why or self._why_none()}")
-        known = self.clients
+        forms, known = self.all_saved(), self.clients
         if client is None and self.are_own:
             raise OutputError(
                 f"{self.path}: each client has a model of its own; say which "
@@ -270,7 +274,7 @@ class Run:
             )
         if client is None:
             client = NO_CLIENT if NO_CLIENT in known else known[0]
-        for one in self._models:
+        for one in forms:
             if client in one.clients:
                 return one, client
         raise OutputError(

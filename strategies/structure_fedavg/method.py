@@ -206,17 +206,18 @@ class FedGLS(GraphMethod):
         """Predict by one client's model: a graphless one's makes the edges."""
         return called(models, client, graph).softmax(1)
 
-    def newcomer(
-        self, config: FedGLSConfig, forms: Sequence[SavedModels], graph: NewGraph
-    ) -> Tensor:
-        """Predict as a client that the run has not seen: without edges, its graph is learnt."""
-        name = config.strategy.name
+    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+        """Predict as a client that the run has not seen, unless one is named."""
+        name = run.config.strategy.name
+        if client is not None:
+            return super().predict_beside(run, graph, client)
         if not KINDS[name].client.has_mean:
             raise OutputError(
                 f"strategy.name={name}: clients have no common model that a newcomer could use; "
                 "say whose (client=, --client)"
             )
-        return newcomers_logits(forms, _settings(config), graph, NEWCOMERS_STEPS).softmax(1)
+        settings = _settings(run.config)
+        return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         """Draw how learned graphs compare with the true ones, where a round compared them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,8 +82,9 @@ def test_in_a_run_of_graphless_clients_alone_nobody_learns() -> None:
 @pytest.mark.parametrize("method", ["local-gnn-knn", "fedproto"])
 def test_where_nothing_is_common_a_newcomer_has_no_model(method: str) -> None:
     config = load_config("fedgls/cora-linqs", [f"strategy.name={method}"])
+    run = SimpleNamespace(config=config, all_saved=lambda: left_by(method)[0])
     with pytest.raises(OutputError, match="no common model"):
-        METHOD.newcomer(config, left_by(method)[0], given(edges=True))
+        METHOD.predict_beside(run, given(edges=True), None)
 
 
 def test_what_a_graph_lacks_is_said() -> None:
