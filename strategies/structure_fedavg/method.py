@@ -209,7 +209,8 @@ class FedGLS(GraphMethod):
     def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
         """Predict as a client that the run has not seen, unless one is named."""
         name = run.config.strategy.name
-        if client is not None:
+        # Where one client's model is all there is, as at its own machine, it is that client's.
+        if client is not None or sum(len(form.clients) for form in run.all_saved()) == 1:
             return super().predict_beside(run, graph, client)
         if not KINDS[name].client.has_mean:
             raise OutputError(
