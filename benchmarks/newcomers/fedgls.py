@@ -33,11 +33,13 @@ ALONE, ALL = "newcomers train alone", "everybody trains"
 ABOUT = """Of the 8 communities of Cora and CiteSeer one comes later, once one with edges and once a
 graphless one; of PubMed's 16 one of each together, drawn with the seed. Settings are those of
 `fedgls/<data>`, with 100 rounds before. At 0 rounds newcomers use the means of θ and ω as they are.
-A graphless one works on the graph of its nearest neighbours ("no step"), or first learns φ, 100
-steps on L_c, which take no label and no message. Then newcomers train, from the means, alone among
-themselves or with everybody; others keep φ and Adam. Accuracy is the mean over clients of that on
-their test nodes. *Others* are all that were there before. Bytes are arrays alone: a round is both
-models down, up, and down to be measured."""
+A graphless one works on the graph of its nearest neighbours ("no step"), or first steps φ on L_c,
+10, 30 or 100 times, which takes no label and no message. Then newcomers train, from the means,
+alone among themselves or with everybody; others keep φ and Adam. Accuracy is the mean over clients
+of that on their test nodes. *Others* are all that were there before. Bytes are arrays alone: a
+round is both models down, up, and down to be measured. A data set that is not in the table, or
+with fewer than three seeds, has not been measured yet. One community's test nodes are few: 20 to
+60."""
 Models = list[ModelWeights]
 
 

@@ -78,7 +78,7 @@ KINDS = {
     TRUE_GRAPHS: Kind(TRUE),
 }
 
-NEWCOMERS_STEPS = 10  # of φ: docs/results/newcomers
+NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
 # By label of a panel: which figures of a report it shows, by name of the curve
 PANELS = {
