@@ -61,7 +61,6 @@ def run(
         every=None,
         supernodes=supernodes,
         engine="in-process",
-        every=None,
         quiet=quiet,
     )
     return load_run(run_all(args)[0])
