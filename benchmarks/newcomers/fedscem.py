@@ -54,8 +54,8 @@ after {rounds} rounds. Accuracy is that of test nodes, a mean over ego-networks;
 shipped ones but for `{settings}`. *Rounds* counts those since they came. At 0 a newcomer of FedAvg
 and FedAvg+FedSCem has the mean that the server holds, and one of FedSCem, whose server holds none,
 the weights that everybody began with. *{alone}* goes on from there without the others and without a
-message. Bytes are payload, without keys and alignment. Where there are fewer than three seeds, the
-others were not measured: there was no time."""
+message. Bytes are payload, without keys and alignment. Of the data sets and
+seeds 0, 1, 2 those that are not here were not measured: there was no time."""
 Figures = dict[int, dict[int, float]]  # test accuracy by round and client
 
 
