@@ -194,7 +194,7 @@ def test_clients_of_other_supernodes_are_refused_as_before(tmp_path: Path) -> No
     run = Run(tmp_path)
     run.strategy.grow(WHOLE)
     other = InProcessGrid(client_app(WHOLE, checkpoint_dir=tmp_path), num_supernodes=2)
-    with pytest.raises(CheckpointError, match="with as many SuperNodes as before"):
+    with pytest.raises(CheckpointError, match="as many SuperNodes as before"):
         run.strategy.start(other, num_rounds=ROUNDS + 1, resume=True)
 
 

@@ -129,7 +129,10 @@ def test_nobody_moves_to_another_supernode_as_more_come() -> None:
     assert hosted_by(0, 3, 5, 9).tolist() == [5, 8]
 
 
-@pytest.mark.parametrize("engine", ["in-process", pytest.param("flwr", marks=pytest.mark.slow)])
+RAY = (pytest.mark.slow, pytest.mark.timeout(1500))  # three runs, on a busy machine
+
+
+@pytest.mark.parametrize("engine", ["in-process", pytest.param("flwr", marks=RAY)])
 def test_a_run_is_gone_on_with_by_the_command_line(
     engine: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
