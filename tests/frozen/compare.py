@@ -42,7 +42,7 @@ CHOSEN = re.compile(r"best|beats-chance")  # figures of a round, or a word, that
 DIGITS = 8  # of a float in the file
 HASH = "sha256"
 # What another time, machine or folder changes
-UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$")
+UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$|^run$")
 EMPTY: tuple[Any, ...] = ("", [], {})
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
