@@ -68,8 +68,9 @@ def write(path: Path, graph: nx.Graph) -> None:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write everything that the page's commands name, and go there."""
     monkeypatch.chdir(tmp_path)
-    for name in ("people", "graph.graphml", "graph.json", "graph.pt"):
+    for name in ("people", "graph.graphml", "graph.json", "graph.pt", "new-people"):
         write(tmp_path / name, people(90))
+    write(tmp_path / "people-now", people(95))
     (tmp_path / "clients").mkdir()
     (names,) = re.findall(r"^clients/\n((?:  .+\n)+)", TEXT, re.MULTILINE)
     for number, line in enumerate(names.splitlines()):
@@ -81,6 +82,19 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     graphless.edge_index = None
     torch.save(graphless, tmp_path / "communities" / "0.pt")
     return tmp_path
+
+
+def go_on_from_a_run(words: list[str]) -> None:
+    """Do the run that a command of the page goes on from; name users and rounds of the test's."""
+    app, out = ("fedgls", "runs/people") if words[0] == "predict" else ("nfedgnn", "out")
+    saves = ["checkpoint_every=2"] * (app == "nfedgnn")
+    first = ["run", f"{app}/own-graph", "data.name=people/", *QUICK, *saves, "--out", out]
+    assert cli.main(first) == 0
+    for place, word in enumerate(words):
+        if word.startswith("rounds="):
+            words[place] = "rounds=4"
+        elif word.startswith("data.remove="):
+            words[place] = "data.remove=[person 1,person 2]"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +109,10 @@ def test_every_command_of_the_page_runs(
     command: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = shlex.split(command)
+    if words[0] == "predict" or "--resume" in words:
+        go_on_from_a_run(words)
+        assert cli.main(words) == 0, capsys.readouterr().err
+        return
     if words[0] == "run":
         words += [*QUICK, *(BRIEF if words[1].startswith("ppfl") else ()), "--out", "out"]
     assert cli.main(words) == 0, capsys.readouterr().err

@@ -237,9 +237,12 @@ class Run:
         if client is None:
             return found
         if client not in found.client:
+            there = set(found.client.tolist())
+            whose = (
+                _listed(sorted(there - {NO_CLIENT})) or "the server, of all nodes: name no client"
+            )
             raise OutputError(
-                f"client {client}: no {what} of it in {self.path}; "
-                f"there are those of {_listed(found.client.tolist())}"
+                f"client {client}: no {what} of it in {self.path}; there are those of {whose}"
             )
         return found.of_client(client)
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import OutputError
+from flower_graph.outputs.client import IN_RUN
 from flower_graph.report.result import make_result, tested
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.storage.files import (
@@ -97,8 +98,9 @@ class RunWriter:
     def close(self) -> None:
         """Let other runs use the folder; what never had a round leaves none behind."""
         if not (self.reports or self._resumed):
-            # Clients may have begun a checkpoint; whatever else is there is not the run's.
-            shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+            # Clients may have begun these; whatever else is there is not the run's.
+            for name in (CHECKPOINTS, IN_RUN):
+                shutil.rmtree(self.out / name, ignore_errors=True)
         self._lock.release()
         remove_empty(self._made)
 

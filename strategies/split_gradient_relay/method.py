@@ -107,7 +107,8 @@ class NFedGNN(Method):
         """Count the users."""
         if folder is not None:
             return folder.manifest.num_clients
-        return users_graph(config).num_nodes - len(set(config.data.remove))
+        graph = users_graph(config)
+        return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
 
     def baselines(self, config: NFedGNNConfig) -> Figures:
         """Give figures to hold the run's accuracies against: those of all users."""

@@ -71,6 +71,14 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
         "participation.png",
         "weights.safetensors",
         "data.json",
+        "clients.csv",
+        "embeddings.npz",
+        "model.json",
+        "model.safetensors",
+        "outputs.json",
+        "predictions.csv",
+        "predictions.npz",
+        "clients",
         CHECKPOINTS,
     }
 

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     setup.run(out, "rounds=1", "checkpoint_every=1")
     more: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
         ({}, ("seed=4",), "its seed is 0, this run's is 4"),
-        ({"supernodes": setup.supernodes - 1}, (), "with as many SuperNodes as before"),
+        ({"supernodes": setup.supernodes - 1}, (), "on as many SuperNodes as before"),
     )
     for how, words, said in more:
         with pytest.raises(CheckpointError, match=said):

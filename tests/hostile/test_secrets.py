@@ -27,7 +27,7 @@ from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.service import SUM_STATE
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_secrets
+from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,
     SecureConsensusClient,

@@ -122,6 +122,10 @@ def relay(see: Recorder, folder: Path) -> None:
     relay_helpers.run(data, rounds=3, grid=grid, average_every=2, **saving(folder))
     strategy = relay_helpers.strategy_for(data, average_every=2, **saving(folder))
     strategy.start(see.grid(app, num_supernodes=2), num_rounds=4, timeout=5, resume=True)
+    grown = relay_helpers.small_graph(14)
+    strategy.grow(grown)
+    now = relay_helpers.client_app(grown, checkpoint_dir=folder)
+    strategy.start(see.grid(now, num_supernodes=2), num_rounds=5, timeout=5, resume=True)
 
 
 def egos(see: Recorder, folder: Path) -> None:

@@ -141,7 +141,7 @@ def test_checkpoints(context: Context, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="round-000003"):
         begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 3))
     again = Resume(RUN_TOKEN, 2, "again")
-    with pytest.raises(CheckpointError, match="with as many SuperNodes as before"):
+    with pytest.raises(CheckpointError, match="on as many SuperNodes as before"):
         begun(context, EGOS[:2], tmp_path, resume=again)
     for call in (lambda: save(2, None), lambda: begun(context, resume=again)):
         with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):

@@ -275,7 +275,7 @@ def cached_clients(
     return _made(_Asked(make, settings, saved_at(config.data.name), config))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)  # two runs', of which a method may ask twice: as read, and as checked
 def _made(asked: _Asked) -> list[Any]:
     """Make them; the question has the time of the graph's file, to read a new file anew."""
     return asked.make(asked.config)
