@@ -77,9 +77,9 @@ def left(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Setup, fg.Run,
     return setup, fg.load_run(tmp_path / "run"), name
 
 
-def every(names: Any) -> Any:
+def every(names: Any, fast: Any = FAST) -> Any:
     """Give a test each of some methods' runs."""
-    return pytest.mark.parametrize("left", tried(names, fast=FAST), indirect=True)
+    return pytest.mark.parametrize("left", tried(names, fast=fast), indirect=True)
 
 
 @every(ALL)
@@ -116,7 +116,7 @@ print("same", len(graphs))
 """
 
 
-@every(name for name in ALL if not name.startswith("deepwalk"))
+@every((name for name in ALL if not name.startswith("deepwalk")), fast=["fedgls"])
 def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_path: Path) -> None:
     """In a process without Flower each client's model gives what the client predicted."""
     setup, there, _ = left

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from sage_helpers import CLASSES, networks
 from structure_helpers import settings_of, toy_clients
@@ -40,6 +41,7 @@ print(len(given), "models")
 """
 
 
+@pytest.mark.slow  # a process that imports PyG
 def test_models_need_no_flower(tmp_path: Path) -> None:
     given = {}
 

@@ -164,6 +164,7 @@ for client, graph in graphs.items():
 """
 
 
+@pytest.mark.slow  # a process that imports PyG
 def test_a_saved_gat_is_a_plain_module_where_there_is_no_flower(tmp_path: Path) -> None:
     state = RecordDict()
     host, graphs = host_of("gat", tmp_path, state)

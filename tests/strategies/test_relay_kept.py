@@ -52,6 +52,7 @@ print(len(given), "models")
 """
 
 
+@pytest.mark.slow  # a process that imports PyG
 def test_both_halves_need_no_flower(tmp_path: Path) -> None:
     data, given, draw = small_graph(12), {}, torch.Generator().manual_seed(0)
     edges = data.edge_index[:, (data.edge_index != 5).all(0)]  # a node without neighbours
