@@ -143,7 +143,9 @@ def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", ["nfedgnn", "fedscem", "fedgls", "gat", "fedgta"]
+)  # of each client
 def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Path) -> None:
     from flower_graph.apps.cli.launch import flwr_run
 
