@@ -27,8 +27,8 @@ from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import KeyReply, MaskedReply
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
+from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.exchange import count_bytes
 from flower_graph.server.ledger import NOT_READY, Participation, reply_bytes, setup_bytes
@@ -62,7 +62,7 @@ class Keys(NamedTuple):
 class EgoMembership(Membership):
     """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
 
-    def __init__(self, settings: EgoSettings, alignment: str, sums: SumServer) -> None:
+    def __init__(self, settings: EgoSettings, alignment: str, sums: SecureSum) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
         self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
@@ -135,7 +135,7 @@ class EgoSession(Session):
     ) -> None:
         self.sums = SecureSum(None, limit=limit, resolution=resolution, dropout=dropout, guard=True)
         self.sums.number = 0  # they count from 1, as rounds do
-        members = EgoMembership(settings, alignment, self.sums.server)
+        members = EgoMembership(settings, alignment, self.sums)
         super().__init__(members, seed=settings.seed, **more)
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
@@ -155,7 +155,7 @@ class EgoSession(Session):
     def everyone(self) -> list[int]:
         """All clients that can take part, by number."""
         known = sorted(client for clients in self.clients.values() for client in clients)
-        return [client for client in known if client not in self.sums.server.excluded]
+        return [client for client in known if client not in self.sums.excluded]
 
     # Set-up
 
@@ -206,18 +206,18 @@ class EgoSession(Session):
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
         """Add up the clients' tables of tokens in a secure sum, until the table can be read."""
-        why, server = "", self.sums.server
+        why = ""
         for _ in range(MAX_UNIONS):
             if aligner.settled:
                 return
             self.prepare(server_round, clients := self.everyone)
             unions = aligner.union_requests()
             length = 3 * next(iter(unions.values())).cells
-            masks = server.mask_requests(self.sums.number, length)
+            masks = self.sums.masks(length)
             self.send(
                 {
                     node: as_record(unions[node].to_config() | mask.to_config())
-                    for node, mask in masks.items()
+                    for node, (_, mask) in masks.items()
                     if node in unions
                 },
                 server_round,
@@ -226,7 +226,7 @@ class EgoSession(Session):
                 max_reply_bytes=reply_bytes(length, self._most_clients),
             )
             self._turn(server_round, None)
-            result = server.result(self.sums.number)
+            result = self.sums.result(self.sums.number)
             if isinstance(result, Skipped):
                 why = f"the clients' tables could not be added up: {result.reason}"
                 if len(self.everyone) == len(clients):
@@ -239,7 +239,7 @@ class EgoSession(Session):
 
     def _take_masked(self, node: int, content: RecordDict, length: int) -> None:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
-        self.sums.server.take(node, MaskedReply.read(content, total=total))
+        self.sums.take_masked(node, MaskedReply.read(content, total=total))
 
     @property
     def _most_clients(self) -> int:
@@ -256,7 +256,7 @@ class EgoSession(Session):
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients of a round; depends on the seed, the round and who is there."""
         connected = set(self.exchange.grid.get_node_ids())
-        everyone = [c for c in self.everyone if self.sums.server.node_of(c) in connected]
+        everyone = [c for c in self.everyone if self.sums.node_of(c) in connected]
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
         drawn = self.draw(len(everyone), server_round, least=2 if self.is_masked else 1)
@@ -268,23 +268,26 @@ class EgoSession(Session):
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         """Address a round's request to the SuperNodes of this round's clients."""
-        masks = {}
+        masks: dict[int, MaskRequest] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
-            masks = self.sums.server.mask_requests(self.sums.number, length, word)
-            chosen = {node: mask.clients for node, mask in masks.items()}
+            asked = self.sums.masks(length, word)
+            masks = {node: mask for node, (_, mask) in asked.items()}
+            chosen = {node: local for node, (local, _) in asked.items()}
             self.drawn = set(self.sums.clients)
         else:
             self.drawn = set(self.sample(server_round))
-            chosen = {
-                node: np.array([c for c in local if c in self.drawn], np.int64)
-                for node, local in self.clients.items()
-            }
+            chosen = {n: [c for c in local if c in self.drawn] for n, local in self.clients.items()}
         there, unsent = set(self.exchange.grid.get_node_ids()), self.members.unsent
         requests = {
-            node: replace(base, clients=clients, mask=masks.get(node), slots=unsent.get(node, {}))
+            node: replace(
+                base,
+                clients=np.array(clients, np.int64),
+                mask=masks.get(node),
+                slots=unsent.get(node, {}),
+            )
             for node, clients in chosen.items()
-            if clients.size and node in there
+            if clients and node in there
         }
         self.asked = {node: request.clients.tolist() for node, request in requests.items()}
         return requests
@@ -309,8 +312,8 @@ class EgoSession(Session):
     ) -> EgoReply:
         reply = EgoReply.read(content, server_round=request.server_round, L=length)
         if request.mask is not None:
-            server = self.sums.server
-            server.take(node, MaskedReply.from_config(reply.entries, total=reply.total))
+            masked = MaskedReply.from_config(reply.entries, total=reply.total)
+            self.sums.take_masked(node, masked)
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
             layout = Layout(0 if request.is_last else self.num_slots, self.settings.hidden)
@@ -322,15 +325,15 @@ class EgoSession(Session):
         """Take the masks away, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
-        now, server = self.sums.number, self.sums.server
+        now, sums = self.sums.number, self.sums
         following = None if server_round > self.rounds else self.sample(server_round + 1)
         revealed = self._turn(server_round, following)
         started = time.perf_counter()
-        result = server.result(now)
+        result = sums.result(now)
         # The secure sum has a number of its own.
         local, ours = f"round {now}", f"round {server_round}"
-        blamed = [(c, why.replace(local, ours, 1)) for c, why in server.blamed[self._named :]]
-        self._named = len(server.blamed)
+        blamed = [(c, why.replace(local, ours, 1)) for c, why in sums.blamed[self._named :]]
+        self._named = len(sums.blamed)
         found = RoundSum(server_round, now, failed=dict(blamed))
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": why} for client, why in blamed]
@@ -361,10 +364,10 @@ class EgoSession(Session):
 
     def became_of(self, found: RoundSum) -> Participation:
         """Say what became of every client in the exchanges of a round's sum."""
-        there, server = set(self.connected), self.sums.server
+        there, sums = set(self.connected), self.sums
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in there}
-        excluded = {client: why for client, why in server.blamed if client in server.excluded}
+        excluded = {client: why for client, why in sums.blamed if client in sums.excluded}
         return self.participation(
             found.answered,
             failed=found.failed,

@@ -324,7 +324,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self._skipped = ""
         report = super().learn(server_round, replies)
         report.skipped = self._skipped
-        blamed = self.sums.server.blamed
+        blamed = self.sums.blamed
         for client, why in blamed[self._named :]:
             report.rejected.append({"client": client, "reason": _without_number(why)})
         self._named = len(blamed)
@@ -337,7 +337,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         """Say what became of every client; those that are not in a sum that was made fail."""
         # Where there is no sum, what the clients measured was used all the same.
         used = answered if self._skipped else set(answered) & set(self.contributors)
-        blamed = self.sums.server.blamed[self._named :]
+        blamed = self.sums.blamed[self._named :]
         local = {client: _without_number(why) for client, why in blamed}
         return super().participation(used, local | dict(failed))
 

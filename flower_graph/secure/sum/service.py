@@ -31,6 +31,7 @@ from flower_graph.messages.keys import (
     SUM_STATE,
 )
 from flower_graph.secure.ring import Ring, encode_sum
+from flower_graph.secure.sum.carried import CarriedSum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
@@ -58,7 +59,7 @@ class Summed:
     contributors: NDArray[np.int64]  # Numbers of the clients in it
 
 
-class SecureSum:
+class SecureSum(CarriedSum):
     """The server's half: asks the clients for masked vectors and adds them up.
 
     Parameters
@@ -91,8 +92,7 @@ class SecureSum:
         min_nodes: int = 1,
         guard: bool = False,
     ) -> None:
-        self.server = SumServer(dropout=dropout, corrupt=corrupt)
-        self.number = -1  # of the newest sum
+        super().__init__(SumServer(dropout=dropout, corrupt=corrupt))
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
