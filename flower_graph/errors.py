@@ -52,6 +52,10 @@ def one_line(text: str, limit: int = MAX_REASON) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
+class IdentityError(ValueError):
+    """A party's key, registry or signed statement that is unreadable or not as granted."""
+
+
 class DivergedError(RuntimeError):
     """The loss is no longer a number."""
 

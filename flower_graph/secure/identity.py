@@ -1,0 +1,292 @@
+"""A party's own key, what it signs, and what its node config says of whom it trusts.
+
+The keys of all parties, and what each may speak for, are in the registry
+(``flower_graph.secure.registry``), which no server hands out.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from flower_graph.errors import ConfigError, IdentityError
+from flower_graph.secure.channel import KEY_BYTES, is_low_order
+from flower_graph.secure.registry import Registry, signed_bytes
+
+__all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
+
+FEWEST = 5  # SuperNodes in a sum; with fewer, a partner or two and the sum tell what one sent
+SIGNATURE_BYTES, SEED_BYTES = 64, 32
+PUBLIC = ".pub"  # behind the name of a key's file
+BINDING = b"binding"  # what a signature is for
+# Node config
+IDENTITY_KEY, REGISTRY, BLOCK_CAP = "identity-key", "registry", "block-cap"
+MINIMUM, CORRUPT = "trust-minimum", "trust-corrupt"
+SETTINGS = (IDENTITY_KEY, REGISTRY, MINIMUM, CORRUPT, BLOCK_CAP)
+MOST_BLOCK = 1 << 14  # points of a client in an alignment, unless block-cap says otherwise
+
+
+def new_identity(path: Path) -> bytes:
+    """Make a key for its owner alone, and beside it the public key, ``.pub``, to be given out."""
+    private = Ed25519PrivateKey.generate()
+    public = private.public_key()
+    pem = keys.Encoding.PEM
+    shown = public.public_bytes(pem, keys.PublicFormat.SubjectPublicKeyInfo)
+    hidden = private.private_bytes(pem, keys.PrivateFormat.PKCS8, keys.NoEncryption())
+    try:
+        # The public one first: nobody needs it, should the other not be made.
+        for file, data, mode in ((public_file(path), shown, 0o644), (path, hidden, 0o600)):
+            handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+    except OSError as error:
+        raise IdentityError(f"{error.filename}: cannot be made: {error.strerror}") from error
+    return public.public_bytes_raw()
+
+
+def public_file(path: Path) -> Path:
+    """Return where the public key of a key's file lies."""
+    return path.with_name(path.name + PUBLIC)
+
+
+def read_public(path: Path) -> bytes:
+    """Read a public key's file."""
+    try:
+        key = keys.load_pem_public_key(path.read_bytes())
+    except OSError as error:
+        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise IdentityError(f"{path}: is no public key in PEM; it is the file *{PUBLIC}") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise IdentityError(f"{path}: is no Ed25519 key; make one with `flower-graph identity new`")
+    return key.public_bytes_raw()
+
+
+def _read_private(path: Path) -> Ed25519PrivateKey:
+    try:
+        with path.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode & 0o777
+            data = stream.read()
+    except OSError as error:
+        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise IdentityError(f"{path}: has mode {mode:o}, others may use it; `chmod 600` it")
+    try:
+        key = keys.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError) as error:
+        raise IdentityError(f"{path}: is no private key in PEM without a passphrase") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise IdentityError(f"{path}: is no Ed25519 key; make one with `flower-graph identity new`")
+    return key
+
+
+# Signatures ---------------------------------------------------------------------------------------
+
+
+class Identity:
+    """A party's own key, with its number in the registry."""
+
+    def __init__(self, key: Ed25519PrivateKey, registry: Registry) -> None:
+        public = key.public_key().public_bytes_raw()
+        found = [one for one in registry.parties.values() if public in (one.key, *one.former)]
+        if not found:
+            raise IdentityError(f"the registry has no party with the key {public.hex()}")
+        if found[0].key != public or found[0].revoked:
+            what = "was replaced" if found[0].key != public else "is revoked"
+            raise IdentityError(f"the key of party {found[0].number} {what}; take its newest")
+        self.party, self.registry, self._key = found[0].number, registry, key
+
+    @classmethod
+    def read(cls, path: Path | str, registry: Registry) -> Identity:
+        """Read a key's file and find whose it is.
+
+        Raises
+        ------
+        IdentityError
+            A file that others may read, that is no Ed25519 key, or a key that the registry does
+            not have, or has no more.
+        """
+        path = Path(path).expanduser()
+        key = _read_private(path)
+        try:
+            return cls(key, registry)
+        except IdentityError as error:
+            raise IdentityError(f"{path}: {error}") from error
+
+    def sign(self, purpose: bytes, *parts: bytes) -> bytes:
+        """Sign parts for one purpose, under this registry; 64 bytes."""
+        return self._key.sign(signed_bytes(self.registry.digest, self.party, purpose, parts))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a party says of itself when a run begins, under one signature.
+
+    Parameters
+    ----------
+    run : bytes
+        The run that it is for.
+    party : int
+        Who says it.
+    clients : tuple of int
+        The client numbers that it hosts, ascending; a part of what the registry grants it.
+    channel_key : bytes, shape (32,)
+        Its X25519 key of this run.
+    seed_commitment : bytes, shape (32,)
+        The hash of its part of the seed of the graph of partners.
+    blocks : tuple of int
+        For each client the points that it will bring to an alignment; empty if there is none.
+    """
+
+    run: bytes
+    party: int
+    clients: tuple[int, ...]
+    channel_key: bytes
+    seed_commitment: bytes
+    blocks: tuple[int, ...] = ()
+
+    def sign(self, identity: Identity) -> bytes:
+        """Sign it with the party's own key; ``IdentityError`` if it says what it may not say."""
+        self._check(identity.registry, None)
+        if identity.party != self.party:
+            raise IdentityError(f"the binding is of party {self.party}, not {identity.party}")
+        return identity.sign(BINDING, *self._parts())
+
+    def verify(self, registry: Registry, signature: bytes, block_cap: int | None = None) -> None:
+        """Refuse it unless the party signed it and the registry grants what it says.
+
+        Parameters
+        ----------
+        registry : Registry
+        signature : bytes, shape (64,)
+        block_cap : int, optional
+            The most points that a client may bring.
+
+        Raises
+        ------
+        IdentityError
+            Says which party, and what is wrong.
+        """
+        self._check(registry, block_cap)
+        if not registry.verify(self.party, signature, BINDING, *self._parts()):
+            raise IdentityError(
+                f"party {self.party}: its binding is not signed with its key for this run and this "
+                f"version of the registry, {registry.digest.hex()[:16]}"
+            )
+
+    def _parts(self) -> tuple[bytes, ...]:
+        clients = struct.pack(f"<{len(self.clients)}q", *self.clients)
+        blocks = struct.pack(f"<{len(self.blocks)}q", *self.blocks)
+        return self.run, clients, self.channel_key, self.seed_commitment, blocks
+
+    def _check(self, registry: Registry, block_cap: int | None) -> None:
+        who = f"party {self.party}"
+        known = registry.parties.get(self.party)
+        if known is None or known.revoked:
+            raise IdentityError(f"{who} is {'revoked' if known else 'not in the registry'}")
+        if not self.clients or list(self.clients) != sorted(set(self.clients)):
+            raise IdentityError(f"{who}: its clients are none, not ascending or there twice")
+        if not known.may_host(self.clients):
+            foreign = next(each for each in self.clients if not known.may_host([each]))
+            raise IdentityError(f"{who}: client {foreign} is not granted to it")
+        if len(self.channel_key) != KEY_BYTES or is_low_order(self.channel_key):
+            raise IdentityError(f"{who}: its channel key is of low order or not {KEY_BYTES} bytes")
+        if len(self.seed_commitment) != SEED_BYTES:
+            raise IdentityError(f"{who}: its commitment has not {SEED_BYTES} bytes")
+        if self.blocks and len(self.blocks) != len(self.clients):
+            raise IdentityError(f"{who}: declares {len(self.blocks)} blocks for other clients")
+        most = 2**62 if block_cap is None else block_cap
+        if not all(1 <= size <= most for size in self.blocks):
+            raise IdentityError(
+                f"{who}: declares a block of {max(self.blocks)} points, from 1 to {most} are taken"
+            )
+
+
+@dataclass(frozen=True)
+class TrustSettings:
+    """What a SuperNode's own node config says of trust; no run can ask for less.
+
+    Parameters
+    ----------
+    identity : Identity
+        From ``identity-key``, the path of its key.
+    registry : Registry
+        From ``registry``, the path of the file.
+    minimum : int
+        ``trust-minimum``: the fewest SuperNodes in a sum. By default 70 % of those in the registry
+        that are not revoked, and never below 5.
+    corrupt : float
+        ``trust-corrupt``: the share of SuperNodes that may collude with the server; 0.1.
+    block_cap : int
+        ``block-cap``: the most points that a client may bring to an alignment.
+    journal : Path
+        Where the highest rounds are noted (``flower_graph.secure.journal``): beside the key.
+    """
+
+    identity: Identity
+    registry: Registry
+    minimum: int
+    corrupt: float
+    block_cap: int
+    journal: Path
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> TrustSettings | None:
+        """Read them; None where the node config has none.
+
+        Raises
+        ------
+        ConfigError
+            Settings that are unknown, without the key or the registry, or impossible.
+        IdentityError
+            What is wrong with the files.
+        """
+        given = {key: node_config[key] for key in SETTINGS if key in node_config}
+        if unknown := [key for key in node_config if key.startswith("trust-") and key not in given]:
+            raise ConfigError(
+                f"node-config {unknown[0]}: is unknown; there are {MINIMUM}, {CORRUPT}"
+            )
+        if not given:
+            return None
+        for key in (IDENTITY_KEY, REGISTRY):
+            if not isinstance(given.get(key), str) or not given[key]:
+                raise ConfigError(
+                    f"node-config {key}: {given.get(key)!r:.60} is no path; {', '.join(given)} "
+                    f"need both {IDENTITY_KEY} and {REGISTRY}"
+                )
+        registry = Registry.read(given[REGISTRY])
+        key_file = Path(given[IDENTITY_KEY]).expanduser()
+        identity = Identity.read(key_file, registry)
+        count = len(registry.active)
+        if count < FEWEST:
+            raise IdentityError(
+                f"registry {given[REGISTRY]}: has {count} parties that are not revoked, at least "
+                f"{FEWEST} are needed"
+            )
+        minimum = _number(given, MINIMUM, max(FEWEST, count - 3 * count // 10), FEWEST, count)
+        corrupt = given.get(CORRUPT, 0.1)
+        if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:
+            raise ConfigError(
+                f"node-config {CORRUPT}: {corrupt!r:.60}; must be from 0 to below 0.5"
+            )
+        cap = _number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
+        journal = key_file.with_name(key_file.name + ".journal")
+        return cls(identity, registry, minimum, float(corrupt), cap, journal)
+
+
+def _number(given: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:
+    value = given.get(key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(
+            f"node-config {key}: {value!r:.60}; must be a whole number from {low} to {high}"
+        )
+    return value

@@ -1,0 +1,289 @@
+"""The registry of parties: who takes part, with which key, and for which clients it may speak.
+
+A *party* is a SuperNode with an Ed25519 key of its own. The registry, a JSON file, is the same at
+all and travels out of band: no server hands it out. The SHA-256 of the file's bytes is in all that
+is signed, so parties with different versions refuse each other rather than disagree unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from nacl.bindings import crypto_core_ed25519_is_valid_point as is_valid_point
+
+from flower_graph.errors import IdentityError
+from flower_graph.secure.channel import KEY_BYTES, framed
+from flower_graph.storage.files import write_text
+
+__all__ = ["Party", "Registry"]
+
+FORMAT = 1
+MOST_NUMBER = 2**31 - 1  # of a client
+DOMAIN = b"flower-graph identity 1"
+FIELDS = {"party": int, "key": str, "clients": str, "revoked": bool, "former": list}
+HEAD = {"format": int, "most-clients": int, "parties": list}
+HEX = set("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class Party:
+    """One SuperNode of the registry.
+
+    Parameters
+    ----------
+    number : int
+        Its place in the registry, from 0; it keeps it for ever.
+    key : bytes
+        Its Ed25519 public key.
+    clients : tuple of range
+        The client numbers that it may speak for.
+    revoked : bool
+        Whether nothing that it signs is valid any more.
+    former : tuple of bytes
+        Keys that it had before; nobody may have them again.
+    """
+
+    number: int
+    key: bytes
+    clients: tuple[range, ...]
+    revoked: bool = False
+    former: tuple[bytes, ...] = ()
+
+    def may_host(self, clients: Iterable[int]) -> bool:
+        """Tell whether all of these client numbers are granted to it."""
+        return all(any(client in part for part in self.clients) for client in clients)
+
+    @property
+    def count(self) -> int:
+        """Client numbers that it is granted."""
+        return sum(map(len, self.clients))
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Who may take part, the same at all.
+
+    Parameters
+    ----------
+    parties : dict of int to Party
+        By their numbers, 0, 1, 2, ...
+    most_clients : int
+        The most client numbers that a party is granted, so that no party is most of a sum.
+
+    Raises
+    ------
+    IdentityError
+        Grants that overlap or are above ``most_clients``, keys that are there twice or are no
+        points of the group, numbers that are not 0, 1, 2, ...
+    """
+
+    parties: dict[int, Party]
+    most_clients: int
+    digest: bytes = field(default=b"", compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is not sound."""
+        _check(self)
+        if not self.digest:
+            digest = hashlib.sha256(self.text().encode()).digest()
+            object.__setattr__(self, "digest", digest)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Registry:
+        """Read a registry's file; ``IdentityError`` names it and what is wrong with it."""
+        path = Path(path).expanduser()
+        try:
+            data = path.read_bytes()
+            raw = json.loads(data, object_pairs_hook=_once)
+            return cls(*_parsed(raw), hashlib.sha256(data).digest())
+        except OSError as error:
+            raise IdentityError(f"registry {path}: cannot be read: {error.strerror}") from error
+        except RecursionError as error:
+            raise IdentityError(f"registry {path}: is nested too deeply") from error
+        except ValueError as error:  # JSON's and ours
+            raise IdentityError(f"registry {path}: {error}") from error
+
+    def write(self, path: Path) -> None:
+        """Write the registry's file, whole or not at all."""
+        write_text(path, self.text())
+
+    def text(self) -> str:
+        """Return what the registry's file holds."""
+        rows = [
+            {
+                "party": party.number,
+                "key": party.key.hex(),
+                "clients": write_numbers(party.clients),
+                "revoked": party.revoked,
+                "former": [key.hex() for key in party.former],
+            }
+            for party in self.parties.values()
+        ]
+        head = {"format": FORMAT, "most-clients": self.most_clients, "parties": rows}
+        return json.dumps(head, indent=1) + "\n"
+
+    @property
+    def active(self) -> list[int]:
+        """Numbers of the parties that are not revoked."""
+        return [party.number for party in self.parties.values() if not party.revoked]
+
+    def verify(self, party: int, signature: bytes, purpose: bytes, *parts: bytes) -> bool:
+        """Tell whether a party that is not revoked signed these parts for this purpose.
+
+        Parameters
+        ----------
+        party : int
+            Who is said to have signed; of a number that the registry does not have nothing is
+            valid.
+        signature : bytes, shape (64,)
+        purpose, parts : bytes
+            As in `Identity.sign`.
+        """
+        known = self.parties.get(party)
+        if known is None or known.revoked:
+            return False
+        try:
+            _public(known.key).verify(signature, signed_bytes(self.digest, party, purpose, parts))
+        except InvalidSignature:  # or of another length
+            return False
+        return True
+
+    # New versions of the file
+
+    def with_party(self, key: bytes, clients: Sequence[range]) -> Registry:
+        """Return the registry with one more party."""
+        number = len(self.parties)
+        return self._with(Party(number, key, tuple(clients)))
+
+    def rotated(self, party: int, key: bytes) -> Registry:
+        """Return the registry with another key for a party."""
+        old = self._active(party)
+        return self._with(replace(old, key=key, former=(*old.former, old.key)))
+
+    def without(self, party: int) -> Registry:
+        """Return the registry with a party revoked; its clients may be granted to another."""
+        return self._with(replace(self._active(party), revoked=True))
+
+    def _active(self, party: int) -> Party:
+        if party not in self.active:
+            what = "is revoked already" if party in self.parties else "is not in the registry"
+            raise IdentityError(f"party {party} {what}; there are {self.active}")
+        return self.parties[party]
+
+    def _with(self, party: Party) -> Registry:
+        return Registry({**self.parties, party.number: party}, self.most_clients)
+
+
+def _check(registry: Registry) -> None:
+    """Refuse a registry that is not sound in itself."""
+    parties = list(registry.parties.values())
+    if registry.most_clients < 1:
+        raise IdentityError(f"most-clients is {registry.most_clients}, must be at least 1")
+    seen: dict[bytes, int] = {}
+    for place, party in enumerate(parties):
+        if party.number != place:
+            raise IdentityError(f"party {party.number} is at place {place}: numbers are 0, 1, 2 …")
+        for key in (party.key, *party.former):
+            if len(key) != KEY_BYTES or not is_valid_point(key):
+                raise IdentityError(
+                    f"party {place}: {key.hex()} is no Ed25519 public key, or of low order"
+                )
+            if key in seen:
+                raise IdentityError(f"party {place}: has a key that party {seen[key]} has or had")
+            seen[key] = place
+        if not 1 <= party.count <= registry.most_clients:
+            raise IdentityError(
+                f"party {place}: is granted {party.count} clients, must be from 1 to "
+                f"most-clients, {registry.most_clients}"
+            )
+    active = [party for party in parties if not party.revoked]
+    grants = sorted((part.start, part.stop, one.number) for one in active for part in one.clients)
+    for (_, end, one), (start, _, other) in pairwise(grants):
+        if start < end:
+            raise IdentityError(f"client {start} is granted to party {one} and to party {other}")
+
+
+def _parsed(raw: Any) -> tuple[dict[int, Party], int]:
+    """Read what a registry's file says; nothing may be missing, more, or of another type."""
+    _need(raw, HEAD, "the file")
+    if raw["format"] != FORMAT:
+        raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
+    parties = {}
+    for place, row in enumerate(raw["parties"]):
+        _need(row, FIELDS, f"party {place}")
+        former = tuple(_key(key, place) for key in row["former"])
+        clients = read_numbers(row["clients"])
+        number = row["party"]
+        if number in parties:
+            raise IdentityError(f"party {number} is there twice")
+        parties[number] = Party(number, _key(row["key"], place), clients, row["revoked"], former)
+    return parties, raw["most-clients"]
+
+
+def _need(raw: Any, types: Mapping[str, type], where: str) -> None:
+    if not isinstance(raw, dict):
+        raise IdentityError(f"{where} is a {type(raw).__name__}, must be an object")
+    if raw.keys() != types.keys():
+        raise IdentityError(f"{where} has {sorted(raw)}, must have {sorted(types)}")
+    for name, kind in types.items():
+        if type(raw[name]) is not kind:
+            got = type(raw[name]).__name__
+            raise IdentityError(f"{where}: {name} is of type {got}, must be {kind.__name__}")
+
+
+def _key(text: Any, place: int) -> bytes:
+    # Lower case alone: a key has one way to be written.
+    if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or set(text) - HEX:
+        raise IdentityError(f"party {place}: a key is not {2 * KEY_BYTES} lower-case hex digits")
+    return bytes.fromhex(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise IdentityError(f"{doubled} are there twice in one object")
+    return dict(pairs)
+
+
+def read_numbers(text: str) -> tuple[range, ...]:
+    """Read client numbers such as ``0-99,200``: ascending, none twice."""
+    result, end = [], 0
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        words = (first, last) if dash else (first, first)
+        if not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
+            raise IdentityError(f"clients {text!r:.60}: write numbers and ranges, such as 0-99,200")
+        low, high = map(int, words)
+        if not end <= low <= high <= MOST_NUMBER:
+            raise IdentityError(
+                f"clients {text!r:.60}: {part} is not ascending, not alone, or above {MOST_NUMBER}"
+            )
+        result.append(range(low, high + 1))
+        end = high + 1
+    return tuple(result)
+
+
+def write_numbers(clients: Iterable[range]) -> str:
+    """Write client numbers as ``read_numbers`` reads them."""
+    return ",".join(
+        f"{part.start}-{part.stop - 1}" if len(part) > 1 else f"{part.start}" for part in clients
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _public(key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(key)
+
+
+def signed_bytes(digest: bytes, party: int, purpose: bytes, parts: Sequence[bytes]) -> bytes:
+    """Write what a signature is over: no other registry, party, purpose or parts give the same."""
+    return framed(DOMAIN, digest, party.to_bytes(8, "big"), purpose, *parts)

@@ -1,0 +1,361 @@
+"""Parties' keys, the registry, what is signed, and what a node config says of trust."""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from flower_graph.errors import ConfigError, IdentityError
+from flower_graph.secure.channel import new_key
+from flower_graph.secure.identity import Binding, Identity, TrustSettings, new_identity
+from flower_graph.secure.registry import Registry, read_numbers, write_numbers
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory):
+    """Six parties of four clients each, and their files."""
+    folder = tmp_path_factory.mktemp("parties")
+    registry = Registry({}, 4)
+    for party in range(6):
+        key = new_identity(folder / f"party-{party}")
+        registry = registry.with_party(key, [range(4 * party, 4 * party + 4)])
+    registry.write(folder / "registry.json")
+    return folder
+
+
+@pytest.fixture
+def made(parties, tmp_path):
+    """Make a copy of the files, to be changed."""
+    return Path(shutil.copytree(parties, tmp_path / "made"))
+
+
+def read(folder, party=0):
+    registry = Registry.read(folder / "registry.json")
+    return registry, Identity.read(folder / f"party-{party}", registry)
+
+
+def edit(folder, change):
+    """Write the registry's file with something changed in it."""
+    path = folder / "registry.json"
+    raw = json.loads(path.read_text())
+    result = change(raw)
+    path.write_text(result if isinstance(result, str) else json.dumps(raw))
+    return path
+
+
+# Keys and signatures
+
+
+def test_a_key_is_its_owners_alone_and_nobody_overwrites_it(made):
+    assert stat.S_IMODE((made / "party-0").stat().st_mode) == 0o600
+    assert b"PRIVATE" not in (made / "party-0.pub").read_bytes()
+    with pytest.raises(IdentityError, match=r"party-0\.pub: cannot be made: File exists"):
+        new_identity(made / "party-0")
+    (made / "party-0.pub").unlink()
+    with pytest.raises(IdentityError, match="party-0: cannot be made: File exists"):
+        new_identity(made / "party-0")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610])
+def test_a_key_that_others_may_use_is_refused(made, mode):
+    os.chmod(made / "party-0", mode)
+    with pytest.raises(IdentityError, match=f"has mode {mode:o}, others may use it; `chmod 600`"):
+        read(made)
+
+
+def test_signatures_hold_for_one_party_purpose_and_split_of_parts(made):
+    registry, identity = read(made, party=2)
+    signature = identity.sign(b"list", b"ab", b"c")
+    assert identity.party == 2 and len(signature) == 64
+    assert registry.verify(2, signature, b"list", b"ab", b"c")
+    for party, purpose, parts in [
+        (1, b"list", (b"ab", b"c")),
+        (99, b"list", (b"ab", b"c")),
+        (2, b"lisa", (b"ab", b"c")),
+        (2, b"list", (b"a", b"bc")),
+        (2, b"list", (b"abc",)),
+        (2, b"list", (b"ab", b"c", b"")),
+        (2, b"", (b"list", b"ab", b"c")),
+    ]:
+        assert not registry.verify(party, signature, purpose, *parts)
+    flipped = bytes([signature[0] ^ 1]) + signature[1:]
+    for bad in (b"", signature[:63], signature + b"\0", flipped, bytes(64), b"\xff" * 64):
+        assert not registry.verify(2, bad, b"list", b"ab", b"c")
+
+
+def test_parties_with_different_versions_of_the_registry_refuse_each_other(made):
+    registry, identity = read(made)
+    newer = registry.with_party(new_identity(made / "party-6"), [range(24, 28)])
+    assert registry.verify(0, identity.sign(b"x"), b"x")
+    assert not newer.verify(0, identity.sign(b"x"), b"x")
+    assert newer.verify(0, Identity.read(made / "party-0", newer).sign(b"x"), b"x")
+
+
+# The registry
+
+
+def test_what_is_written_is_what_is_read_and_its_digest_is_the_files(made):
+    path = made / "registry.json"
+    registry = Registry.read(path)
+    assert registry.digest == hashlib.sha256(path.read_bytes()).digest()
+    assert Registry(registry.parties, 4).digest == registry.digest
+    assert registry.parties[5].may_host([20, 23]) and not registry.parties[5].may_host([20, 24])
+    path.write_text(path.read_text() + " ")  # the same content in another file: another version
+    assert Registry.read(path) == registry
+    assert Registry.read(path).digest != registry.digest
+
+
+def test_rotated_and_revoked_keys_sign_nothing_and_never_come_back(made):
+    registry, old = read(made, party=3)
+    fresh = new_identity(made / "party-3-new")
+    newer = registry.rotated(3, fresh)
+    assert not newer.verify(3, old.sign(b"x"), b"x")
+    with pytest.raises(IdentityError, match="the key of party 3 was replaced"):
+        Identity.read(made / "party-3", newer)
+    with pytest.raises(IdentityError, match="party 6: has a key that party 3 has or had"):
+        newer.with_party(registry.parties[3].key, [range(24, 25)])
+    gone = newer.without(3)
+    assert gone.active == [0, 1, 2, 4, 5]
+    with pytest.raises(IdentityError, match="the key of party 3 is revoked"):
+        Identity.read(made / "party-3-new", gone)
+    with pytest.raises(IdentityError, match=r"party 3 is revoked already; there are \[0, 1, 2"):
+        gone.rotated(3, new_identity(made / "other"))
+    with pytest.raises(IdentityError, match="party 9 is not in the registry"):
+        gone.without(9)
+    # Its clients are free for a newcomer, and were not before.
+    key = new_identity(made / "newcomer")
+    assert gone.with_party(key, [range(12, 16)]).parties[6].count == 4
+    with pytest.raises(IdentityError, match="client 12 is granted to party 3 and to party 6"):
+        newer.with_party(key, [range(12, 16)])
+
+
+def test_a_revoked_party_signs_nothing_although_its_file_has_this_registrys_digest(made):
+    registry, identity = read(made)
+    revoked = registry.without(0)
+    identity.registry = revoked  # a party that ignores what its own software says
+    assert not revoked.verify(0, identity.sign(b"x"), b"x")
+
+
+LOW_ORDER = ("00" * 32, "01" + "00" * 31, "ec" + "ff" * 30 + "7f", "02" + "00" * 31, "ff" * 32)
+WRONG = {
+    "a party twice": (lambda r: r["parties"].append(r["parties"][0]), "party 0 is there twice"),
+    "another order": (lambda r: r["parties"].reverse(), "party 5 is at place 0"),
+    "a gap": (lambda r: r["parties"].pop(2), "party 3 is at place 2"),
+    "a number below 0": (lambda r: r["parties"][0].update(party=-1), "party -1 is at place 0"),
+    "a key twice": (
+        lambda r: r["parties"][1].update(key=r["parties"][0]["key"]),
+        "party 1: has a key that party 0 has or had",
+    ),
+    "a former key of another": (
+        lambda r: r["parties"][1].update(former=[r["parties"][5]["key"]]),
+        "party 5: has a key that party 1 has or had",
+    ),
+    "its own former key": (
+        lambda r: r["parties"][1].update(former=[r["parties"][1]["key"]]),
+        "party 1: has a key that party 1 has or had",
+    ),
+    "overlapping grants": (
+        lambda r: r["parties"][1].update(clients="3-6"),
+        "client 3 is granted to party 0 and to party 1",
+    ),
+    "a grant above the cap": (
+        lambda r: r["parties"][5].update(clients="20-24"),
+        "party 5: is granted 5 clients, must be from 1 to most-clients, 4",
+    ),
+    "a huge grant": (lambda r: r["parties"][5].update(clients="0-2147483647"), "is granted 214748"),
+    "numbers too large": (lambda r: r["parties"][5].update(clients="20-2147483648"), "above 2147"),
+    "grants in no order": (lambda r: r["parties"][5].update(clients="21,20"), "not ascending"),
+    "a number twice": (lambda r: r["parties"][5].update(clients="20-21,21"), "not ascending"),
+    "no grant": (lambda r: r["parties"][5].update(clients=""), "write numbers and ranges"),
+    "another script's digits": (lambda r: r["parties"][5].update(clients="٣"), "write numbers"),
+    "no cap": (lambda r: r.update({"most-clients": 0}), "most-clients is 0, must be at least 1"),
+    "another format": (lambda r: r.update(format=2), "has format 2, this version reads 1"),
+    "a format of another type": (lambda r: r.update(format=True), "format is of type bool"),
+    "an entry too many": (lambda r: r["parties"][0].update(role="a"), r"party 0 has .*'role'"),
+    "an entry too few": (lambda r: r["parties"][0].pop("revoked"), r"must have .*'revoked'"),
+    "revoked as a number": (lambda r: r["parties"][0].update(revoked=0), "revoked is of type int"),
+    "a party that is none": (lambda r: r["parties"].append(3), "party 6 is a int, must be an"),
+    "a key in capitals": (
+        lambda r: r["parties"][0].update(key="AB" * 32),
+        "not 64 lower-case hex digits",
+    ),
+    "a former key that is none": (lambda r: r["parties"][0].update(former=[None]), "a key is not"),
+    "a name twice": (
+        lambda r: json.dumps(r).replace('"revoked": false', '"revoked": true, "revoked": false', 1),
+        r"\['revoked'\] are there twice",
+    ),
+    "a list": (lambda r: "[]", "the file is a list, must be an object"),
+    "no JSON": (lambda r: json.dumps(r)[:-1], "Expecting"),
+    "no text": (lambda r: "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "Expect"),
+    "too deep": (lambda r: "[" * 200_000, "nested too deeply"),
+} | {
+    f"a key of low order, {key[:2]}": (
+        lambda r, key=key: r["parties"][0].update(key=key),
+        "no Ed25519 public key, or of low order",
+    )
+    for key in LOW_ORDER
+}
+
+
+@pytest.mark.parametrize("change, said", WRONG.values(), ids=WRONG)
+def test_a_wrong_registry_is_refused_by_name(made, change, said):
+    path = edit(made, change)
+    with pytest.raises(IdentityError, match=said) as caught:
+        Registry.read(path)
+    assert str(caught.value).startswith(f"registry {path}: ") and len(str(caught.value)) < 400
+
+
+def test_numbers_are_read_as_they_are_written():
+    for text in ("0", "0-99,200", "5,7,9-10"):
+        assert write_numbers(read_numbers(text)) == text
+    assert read_numbers("0-2,4") == (range(3), range(4, 5))
+
+
+# Binding
+
+
+def binding(party=1, **others):
+    public = new_key()[1]
+    values = {"run": b"run", "clients": (4, 5), "channel_key": public, "blocks": (16, 32)}
+    return Binding(**({"party": party, "seed_commitment": bytes(32)} | values | others))
+
+
+def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
+    registry, identity = read(made, party=1)
+    said = binding()
+    signature = said.sign(identity)
+    said.verify(registry, signature, block_cap=32)
+    others = {
+        "run": b"later",
+        "clients": (4, 6),
+        "channel_key": new_key()[1],
+        "seed_commitment": b"\1" * 32,
+        "blocks": (16, 31),
+        "party": 0,
+    }
+    for name, value in others.items():
+        clients = {"clients": (0, 1)} if name == "party" else {}
+        changed = Binding(**(vars(said) | {name: value} | clients))
+        with pytest.raises(IdentityError, match="its binding is not signed with its key"):
+            changed.verify(registry, signature)
+
+
+@pytest.mark.parametrize(
+    "others, said",
+    [
+        ({"clients": (3, 4)}, "party 1: client 3 is not granted to it"),
+        ({"clients": (4, 4)}, "party 1: its clients are none, not ascending or there twice"),
+        ({"clients": (5, 4)}, "not ascending"),
+        ({"clients": (), "blocks": ()}, "its clients are none"),
+        ({"clients": (-1, 4)}, "client -1 is not granted"),
+        ({"channel_key": bytes(32)}, "its channel key is of low order"),
+        ({"channel_key": b"a" * 31}, "or not 32 bytes"),
+        ({"seed_commitment": b""}, "its commitment has not 32 bytes"),
+        ({"blocks": (16,)}, "declares 1 blocks for other clients"),
+        ({"blocks": (16, 0)}, "from 1 to"),
+    ],
+)
+def test_a_binding_says_no_more_than_the_registry_grants(made, others, said):
+    registry, identity = read(made, party=1)
+    wrong = binding(**({"party": 1} | others))
+    parts = wrong._parts()
+    with pytest.raises(IdentityError, match=said):
+        wrong.sign(identity)
+    with pytest.raises(IdentityError, match=said):  # from a party that signs whatever it likes
+        wrong.verify(registry, identity.sign(b"binding", *parts))
+
+
+def test_blocks_are_capped_and_revoked_parties_bind_nothing(made):
+    registry, identity = read(made, party=1)
+    said = binding()
+    with pytest.raises(IdentityError, match="declares a block of 32 points, from 1 to 31 are"):
+        said.verify(registry, said.sign(identity), block_cap=31)
+    identity.registry = registry.without(1)
+    with pytest.raises(IdentityError, match="party 1 is revoked"):
+        said.verify(identity.registry, identity.sign(b"binding", *said._parts()))
+    with pytest.raises(IdentityError, match="party 7 is not in the registry"):
+        binding(party=7).verify(registry, bytes(64))
+    with pytest.raises(IdentityError, match="of party 0, not 1"):
+        binding(party=0, clients=(0, 1)).sign(read(made, party=1)[1])
+
+
+# Node config
+
+
+def node_config(folder, **others):
+    files = {"identity-key": str(folder / "party-0"), "registry": str(folder / "registry.json")}
+    return files | {key.replace("_", "-"): value for key, value in others.items()}
+
+
+def test_trust_is_read_from_the_node_config_alone(made):
+    assert TrustSettings.of({"partition-id": 0, "num-partitions": 2}) is None
+    found = TrustSettings.of(node_config(made))
+    assert (found.minimum, found.corrupt, found.block_cap) == (5, 0.1, 1 << 14)
+    assert (found.identity.party, found.journal) == (0, made / "party-0.journal")
+    found = TrustSettings.of(node_config(made, trust_minimum=6, trust_corrupt=0, block_cap=64))
+    assert (found.minimum, found.corrupt, found.block_cap) == (6, 0.0, 64)
+
+
+def test_by_default_a_sum_has_seventy_percent_of_those_who_are_not_revoked(made):
+    registry, _ = read(made)
+    for party in range(6, 11):
+        key = new_identity(made / f"party-{party}")
+        registry = registry.with_party(key, [range(4 * party, 4 * party + 4)])
+    registry.without(10).write(made / "registry.json")
+    assert TrustSettings.of(node_config(made)).minimum == 7  # of ten
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"trust-minimum": 4}, "trust-minimum: 4; must be a whole number from 5 to 6"),
+        ({"trust-minimum": 7}, "trust-minimum: 7; must be a whole number from 5 to 6"),
+        ({"trust-minimum": True}, "trust-minimum: True; must be"),
+        ({"trust-minimum": "6"}, "trust-minimum: '6'; must be"),
+        ({"trust-corrupt": 0.5}, "trust-corrupt: 0.5; must be from 0 to below 0.5"),
+        ({"trust-corrupt": float("nan")}, "trust-corrupt: nan; must be"),
+        ({"trust-corrupt": "0.1"}, "trust-corrupt: '0.1'; must be"),
+        ({"block-cap": 0}, "block-cap: 0; must be"),
+        ({"trust-minimun": 5}, "trust-minimun: is unknown; there are trust-minimum, trust-corrupt"),
+        ({"registry": None}, "registry: None is no path; .* need both identity-key and registry"),
+        ({"identity-key": None}, "identity-key: None is no path"),
+        ({"identity-key": None, "registry": None, "block-cap": 9}, "identity-key: None is no path"),
+        ({"identity-key": 3}, "identity-key: 3 is no path"),
+        ({"registry": ""}, "registry: '' is no path"),
+    ],
+)
+def test_wrong_trust_settings_are_refused(made, changes, said):
+    given = {k: v for k, v in (node_config(made) | changes).items() if v is not None}
+    with pytest.raises(ConfigError, match=f"node-config {said}"):
+        TrustSettings.of(given)
+
+
+def test_fewer_than_five_supernodes_are_refused(made):
+    registry, _ = read(made)
+    registry.without(5).without(4).write(made / "registry.json")
+    with pytest.raises(IdentityError, match="has 4 parties that are not revoked, at least 5"):
+        TrustSettings.of(node_config(made))
+
+
+@pytest.mark.parametrize(
+    "file, content, said",
+    [
+        ("party-0", b"nonsense", "is no private key in PEM"),
+        ("party-0", None, "cannot be read: No such file"),
+        ("registry.json", None, "cannot be read: No such file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(made, file, content, said):
+    (made / file).unlink() if content is None else (made / file).write_bytes(content)
+    with pytest.raises(IdentityError, match=f"{file}: {said}"):
+        TrustSettings.of(node_config(made))
+
+
+def test_a_key_that_the_registry_does_not_have_is_refused(made):
+    new_identity(made / "stranger")
+    with pytest.raises(IdentityError, match="stranger: the registry has no party with the key"):
+        Identity.read(made / "stranger", Registry.read(made / "registry.json"))
