@@ -38,7 +38,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.storage.checkpoint import replaced
+from flower_graph.storage.files import replaced
 
 
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:

@@ -48,8 +48,7 @@ from flower_graph.messages.keys import (
 )
 from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
-from flower_graph.storage.checkpoint import replaced
-from flower_graph.storage.files import own_folder, remove_if_empty
+from flower_graph.storage.files import own_folder, remove_if_empty, replaced
 
 LOG = logging.getLogger(__name__)
 RECORD, HANDLED = "durable-state", "messages"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.outputs.files import write_lines
-from flower_graph.storage.checkpoint import replaced
+from flower_graph.storage.files import replaced
 
 __all__ = ["CLIENTS", "CURVES", "FigureLog", "write_figures"]
 

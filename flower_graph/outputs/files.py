@@ -24,8 +24,7 @@ from torch import Tensor
 
 from flower_graph.errors import OutputError
 from flower_graph.outputs.weights import SavedModels, SparseRows
-from flower_graph.storage.checkpoint import replaced
-from flower_graph.storage.files import saying
+from flower_graph.storage.files import replaced, saying
 
 __all__ = [
     "ROLES",

@@ -25,7 +25,7 @@ from flower_graph.outputs.files import (
     read_models,
     read_predictions,
 )
-from flower_graph.storage.checkpoint import replaced
+from flower_graph.storage.files import replaced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError
-from flower_graph.storage.files import is_alive
+from flower_graph.storage.files import replaced
 
 LOG = logging.getLogger(__name__)
 KEPT = 2
@@ -188,37 +187,6 @@ def _checksum(tensors: Mapping[str, Tensor], run: str) -> str:
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Give a temporary path that replaces ``path`` once it is written and on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*"):
-        number = left.suffix[1:]  # of a process, which may have died while it wrote this file
-        if number.isdigit() and not is_alive(int(number)):
-            left.unlink(missing_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # Made here, because a writer would let everybody read it.
-        os.close(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
-        yield part
-        _sync(part)
-        os.replace(part, path)
-        _sync(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold a file, or a folder's list of files, before anybody counts on it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def rounds_of(folders: Iterator[Path]) -> list[int]:

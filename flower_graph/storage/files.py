@@ -113,6 +113,37 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give a temporary path, its owner's alone, that replaces ``path`` once it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*"):
+        number = left.suffix[1:]  # of a process, which may have died while it wrote this file
+        if number.isdigit() and not is_alive(int(number)):
+            left.unlink(missing_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # Made here, because a writer would let everybody read it.
+        os.close(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
+        yield part
+        _sync(part)
+        os.replace(part, path)
+        _sync(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file, or a folder's list of files, before anybody counts on it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def saying(path: Path) -> Iterator[None]:
     """Turn an `OSError` into an `OutputError` that names the path and the reason."""
     try:
