@@ -85,6 +85,8 @@ except SystemExit:
     [
         (["--help"], set()),
         (["list"], set()),
+        (["registry", "--help"], set()),
+        (["identity", "new", "key"], {"numpy"}),
         (["show", "quickstart"], set()),
         (["show", "fedgls/cora", "graph.taw=1"], set()),
         (["run", "quickstart", "strategy.reg_wieght=1"], {"numpy"}),

@@ -1,4 +1,4 @@
-"""The command ``flower-graph``: run, predict, list, show, check, partition, reproduce, audit.
+"""The command ``flower-graph``: its sub-commands and their options.
 
 Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
 complaint about a setting come at once.
@@ -102,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_partition(commands.add_parser("partition", help="show which client gets what"))
     _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
     _add_audit(commands.add_parser("audit", help="attack a run's messages as its server could"))
+    _add_identity(commands.add_parser("identity", help="make the key of a SuperNode"))
+    _add_registry(commands.add_parser("registry", help="say whose keys take part in secure sums"))
     return parser
 
 
@@ -199,6 +201,34 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, metavar="DIR", help=help_page)
 
 
+def _add_identity(parser: argparse.ArgumentParser) -> None:
+    action = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = action.add_parser("new", help="make a key; FILE.pub is what others are given")
+    new.add_argument("file", type=Path, metavar="FILE", help="new file, readable by you alone")
+
+
+def _add_registry(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    words = {
+        "add": "take a SuperNode in; makes the file if it is not there",
+        "rotate": "give a SuperNode another key",
+        "revoke": "let nothing that a SuperNode signs be valid any more",
+        "show": "print who is in it, and its SHA-256",
+    }
+    for name, text in words.items():
+        action = actions.add_parser(name, help=text, allow_abbrev=False)
+        action.add_argument("registry", type=Path, metavar="REGISTRY", help="a JSON file")
+        if name in ("rotate", "revoke"):
+            action.add_argument("party", type=int, metavar="PARTY", help="its number")
+        if name in ("add", "rotate"):
+            action.add_argument("key", type=Path, metavar="FILE.pub", help="its public key")
+        if name == "add":
+            help_clients = "client numbers that it may speak for, such as 0-99,200"
+            action.add_argument("--clients", required=True, metavar="N-N,N", help=help_clients)
+            help_most = "a new file: the most clients that any SuperNode is granted"
+            action.add_argument("--most-clients", type=int, metavar="N", help=help_most)
+
+
 def _list(args: argparse.Namespace) -> int:
     configs = list_configs()
     width = max(len(name) for name in configs)
@@ -243,6 +273,8 @@ _COMMANDS = {
     "partition": "flower_graph.apps.cli.partition:partition_command",
     "reproduce": f"{__name__}:_reproduce",
     "audit": "flower_graph.apps.cli.audit:audit_command",
+    "identity": "flower_graph.apps.cli.identity:identity_command",
+    "registry": "flower_graph.apps.cli.identity:registry_command",
 }
 
 

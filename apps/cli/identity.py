@@ -1,0 +1,74 @@
+"""The commands ``flower-graph identity`` and ``flower-graph registry``: who takes part in sums."""
+
+from __future__ import annotations
+
+import argparse
+
+from flower_graph.errors import ConfigError
+from flower_graph.secure.identity import FEWEST, new_identity, public_file, read_public
+from flower_graph.secure.registry import Registry, read_numbers, write_numbers
+
+
+def identity_command(args: argparse.Namespace) -> int:
+    """Make a key."""
+    public = new_identity(args.file)
+    print(f"key     {args.file}: keep it, show it to nobody")
+    print(f"public  {public_file(args.file)}: {public.hex()}", flush=True)
+    return 0
+
+
+def registry_command(args: argparse.Namespace) -> int:
+    """Show a registry, or write a new version of it."""
+    if args.action == "show":
+        print(*_lines(Registry.read(args.registry)), sep="\n", flush=True)
+        return 0
+    registry = _changed(args)
+    registry.write(args.registry)
+    print(*_lines(registry), sep="\n")
+    print("give this version to all SuperNodes: with another they refuse each other", flush=True)
+    return 0
+
+
+def _changed(args: argparse.Namespace) -> Registry:
+    if args.action == "add":
+        new = _opened(args)
+        return new.with_party(read_public(args.key), read_numbers(args.clients))
+    registry = Registry.read(args.registry)
+    if args.action == "rotate":
+        return registry.rotated(args.party, read_public(args.key))
+    return registry.without(args.party)
+
+
+def _opened(args: argparse.Namespace) -> Registry:
+    """Read the file, or begin one."""
+    most = args.most_clients
+    if not args.registry.exists():
+        if most is None:
+            raise ConfigError(
+                f"registry {args.registry}: is not there; for a new one give --most-clients, the "
+                "most clients that any SuperNode is granted"
+            )
+        return Registry({}, most)
+    registry = Registry.read(args.registry)
+    if most not in (None, registry.most_clients):
+        raise ConfigError(
+            f"--most-clients {most}: the registry has {registry.most_clients}, which stays"
+        )
+    return registry
+
+
+def _lines(registry: Registry) -> list[str]:
+    """Say who is in a registry, one line each."""
+    parties, active = registry.parties.values(), len(registry.active)
+    few = "" if active >= FEWEST else f"; sums need at least {FEWEST}"
+    return [
+        f"{len(parties)} SuperNodes, {active} of them not revoked{few}; at most "
+        f"{registry.most_clients} clients each",
+        f"SHA-256 {registry.digest.hex()}",
+        *(
+            f"{party.number:5}  {party.key.hex()}  clients {write_numbers(party.clients)}"
+            + (f"  keys before: {len(party.former)}" if party.former else "")
+            + ("  REVOKED" if party.revoked else "")
+            for party in parties
+        ),
+    ]
