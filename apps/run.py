@@ -98,13 +98,17 @@ def run_server(
     folder: RunFolder | None = None,
 ) -> dict[str, Any]:
     """Run the method over a grid and write every output."""
-    first = checkpoint.last_round(out / CHECKPOINTS) if resume else None
+    last = partial(checkpoint.last_round, out / CHECKPOINTS)
+    if resume:
+        last()  # without one, data are not read for nothing
     method = method_of(config)
     # What is refused here leaves no folder.
     strategy = method.build_strategy(config, out, folder)
     # With a folder nobody has the data of all.
     known = {"baselines": method.baselines(config)} if folder is None else {}
-    writer = RunWriter(out, to_dict(config), resume_round=first, draw=method.draw)
+    writer = RunWriter(
+        out, to_dict(config), resume_round=last if resume else None, draw=method.draw
+    )
     try:
         announce_privacy(config, measures=method.measures)
 

@@ -22,7 +22,7 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.graph import PARTS, to_undirected
-from flower_graph.data.labels import as_tensor, read_labels
+from flower_graph.data.labels import as_tensor, check_labels, read_labels
 from flower_graph.errors import DataError
 
 HELD = ("y", "edge_index", *PARTS)  # besides x, which a data folder's reader makes anew
@@ -48,6 +48,7 @@ def server_graph(data: Any) -> ServerGraph:
     if not isinstance(y, Tensor):
         raise DataError("y has words: flower_graph.data.as_graph(data) makes classes of them")
     y = y.clamp(min=-1)
+    check_labels(y)
     edges = read_edges(data.edge_index, y.numel(), notes)
     given = as_tensor("edge_index", data.edge_index).long()
     edges = given if _is_whole(given, edges) else edges  # their order is the caller's
@@ -102,6 +103,7 @@ def _check_client(graph: Any) -> None:
     n, y = int(graph.x.shape[0]), graph.y
     if y.dtype != torch.int64 or y.shape != (n,):
         raise DataError(f"y is {y.dtype} {list(y.shape)}: must be int64 [{n}], -1 without a label")
+    check_labels(y)
     if graph.edge_index is not None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):

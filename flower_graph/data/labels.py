@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flower_graph.data.graph import check_dense_size
 from flower_graph.errors import DataError
+from flower_graph.messages.keys import MAX_CLASSES
 
 DENSE = "They are sparse, and would be made dense: use fewer of them."
 MOST_CLASSES = 1000  # more different labels than these are numbers or names of something else
@@ -106,10 +107,21 @@ def declared_classes(count: object) -> int | None:
     """Give the number of classes that a graph says it has, None where it says none."""
     if isinstance(count, Tensor) and count.numel() == 1:
         count = count.item()
-    if count is None or (type(count) is int and count >= 1):
+    if count is None or (type(count) is int and 1 <= count <= MAX_CLASSES):
         return count
     shown = " ".join(repr(count).split())
-    raise DataError(f"num_classes is {shown:.60}: must be a whole number above 0")
+    raise DataError(
+        f"num_classes is {shown:.60}: must be a whole number above 0 and at most {MAX_CLASSES}"
+    )
+
+
+def check_labels(y: Tensor) -> None:
+    """Refuse numbers that are no classes: whoever has them would make weights for as many."""
+    if y.numel() and (largest := int(y.max())) >= MAX_CLASSES:
+        node = int(y.argmax())
+        raise DataError(
+            f"y[{node}] is {largest}: must be the number of a class, below {MAX_CLASSES}, or -1"
+        )
 
 
 def _check_declared(y: Sequence[Tensor], declared: int) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flower_graph.messages.keys import MAX_CLASSES
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.grouped import group_sizes, group_sum
 
@@ -85,8 +86,15 @@ class GraphBatch:
         return len(self.clients)
 
 
+def check_classes(num_classes: int) -> None:
+    """Refuse more classes than a run can have, before anybody makes weights for them."""
+    if not 1 <= num_classes <= MAX_CLASSES:
+        raise ValueError(f"num_classes is {num_classes}, must be from 1 to {MAX_CLASSES}")
+
+
 def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
     """Refuse a client whose features or classes are not the run's; names the client."""
+    check_classes(num_classes)
     if graph.x.shape[1] != num_features:
         raise ValueError(
             f"client {graph.client} has {graph.x.shape[1]} features, the run has {num_features}"

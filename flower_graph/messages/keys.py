@@ -36,6 +36,8 @@ FORMAT = 2  # counts up whenever a server of one version cannot work with client
 # Largest number that can be a weight, an embedding or a latent vector's. Ten thousand times more
 # than any that we have seen; squares of it, added up over a large graph, still fit into float32.
 MAX_NUMBER = 2.0**20
+# Most classes of a run: a label above is no class. The largest set that we know has 172.
+MAX_CLASSES = 100_000
 # Metrics that Flower's own strategies look for
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
 EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.errors import OutputError
+from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.report.result import make_result, tested
 from flower_graph.report.rounds import RoundReport, read_reports
@@ -40,7 +40,7 @@ class RunWriter:
         out: Path,
         config: Mapping[str, Any],
         *,
-        resume_round: int | None = None,
+        resume_round: int | Callable[[], int] | None = None,
         draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
     ) -> None:
         self._made = missing_folders(Path(out).expanduser().absolute())
@@ -54,8 +54,10 @@ class RunWriter:
         self._resumed, self._has_written = resume_round is not None, False
         try:
             if resume_round is not None:
-                self.reports = _reports_until(self.metrics, resume_round)
-        except OutputError:
+                # Asked once the folder is this run's: until then another may write rounds there.
+                last = resume_round() if callable(resume_round) else resume_round
+                self.reports = _reports_until(self.metrics, last)
+        except (OutputError, CheckpointError):
             self.close()
             raise
         self._started = time.perf_counter()

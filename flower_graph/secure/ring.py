@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -57,8 +58,8 @@ class Ring:
                 raise ValueError(f"{name} is {value}, must be a positive number")
         fraction_bits = max(0, math.ceil(-math.log2(resolution)))
         guard_bits = (num_clients - 1).bit_length() if guard else 0
-        # limit is a float: the product with a power of two is exact, and so is its ceiling.
-        largest = num_clients * math.ceil(math.ldexp(limit, fraction_bits)) << guard_bits
+        # Exact, whatever the two are: as floats the product may be too large to be one.
+        largest = num_clients * math.ceil(Fraction(limit) * (1 << fraction_bits)) << guard_bits
         for word in WORDS:
             if largest < 1 << (word - 1):
                 return cls(word, fraction_bits, guard_bits, float(limit))

@@ -21,6 +21,7 @@ from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
     EPOCH,
+    MAX_CLASSES,
     METRICS,
     NUM_CLASSES,
     NUM_EXAMPLES,
@@ -61,7 +62,7 @@ class SageEnrolment(Message, up="query"):
     # Unique over the run
     clients: Annotated[NDArray[np.int64], Exact(CLIENTS, "numbers of the clients here", shape="c")]
     features: Annotated[int, Whole(NUM_FEATURES, least=1)]
-    classes: Annotated[int, Whole(NUM_CLASSES, least=1)]
+    classes: Annotated[int, Whole(NUM_CLASSES, least=1, most=MAX_CLASSES)]
     handled: Handled = None
 
     def check(self, known: Entries) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flower_graph.engine.graph_batch import check_classes
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, propagate
 from flower_graph.ops.grouped import WideRows, grouped_linear, wide_linear, wide_rows
 from flower_graph.ops.mending import (
@@ -54,6 +55,7 @@ def parameter_names(layers: tuple[str, ...]) -> tuple[str, ...]:
 
 def initial_weights(features: int, hidden: int, classes: int, seed: int) -> Tensors:
     """Draw the weights that all clients start from."""
+    check_classes(classes)
     sizes = {
         "encoder-1": (features, ENCODER_HIDDEN),
         "encoder-2": (ENCODER_HIDDEN, LATENT),

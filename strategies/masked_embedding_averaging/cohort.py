@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flower_graph.engine.graph_batch import Metrics, evaluate, node_losses, pack_graphs
+from flower_graph.engine.graph_batch import (
+    Metrics,
+    check_classes,
+    evaluate,
+    node_losses,
+    pack_graphs,
+)
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import propagate
@@ -95,6 +101,7 @@ def split_rest(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
 
 def initial_weights(settings: EgoSettings) -> ModelWeights:
     """Draw the weights that every client starts from, as PyG's GCN and PyTorch's Linear do."""
+    check_classes(settings.num_classes)
     rng = generator(settings.seed, "ego-model")
     first = torch.empty(settings.num_features, settings.hidden)
     nn.init.xavier_uniform_(first, generator=rng)

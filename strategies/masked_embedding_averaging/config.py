@@ -41,6 +41,7 @@ VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
 ALIGNMENTS = ("psi", "polynomial", "plain")
 AGGREGATIONS = ("masked", "plain")
+MOST_BITS = 61  # of limit / resolution: two clients need three more in a word of a sum
 
 
 @dataclass
@@ -111,6 +112,11 @@ class StrategyConfig(RobustSection, StrategySection):
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
         require(good, "strategy.resolution", self.resolution, allowed)
+        finest = self.limit / 2.0**MOST_BITS
+        allowed = (
+            f"at least {finest:g} (strategy.limit / 2^{MOST_BITS}): a sum's words have 64 bits"
+        )
+        require(self.resolution >= finest, "strategy.resolution", self.resolution, allowed)
 
 
 @dataclass

@@ -101,7 +101,7 @@ SETTINGS = Part(
     make=EgoSettings,
     fields={
         "num_features": Whole(keys.NUM_FEATURES, "`f`"),
-        "num_classes": Whole(keys.NUM_CLASSES),
+        "num_classes": Whole(keys.NUM_CLASSES, least=1, most=keys.MAX_CLASSES),
         "hidden": Whole(keys.HIDDEN_SIZE, "`h`, numbers of an embedding"),
         "projection": Whole("projection", "of the projection head"),
         "learning_rate": Real("learning-rate", "of Adam"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from flower_graph.engine.graph_batch import GraphBatch, take_graphs
+from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
 from flower_graph.engine.stacked_weights import MOMENTS, ModelWeights, Tensors, untrained
 from flower_graph.errors import DataError
 from flower_graph.ops.adam import adam_rows_
@@ -133,6 +133,7 @@ class StructureSettings(NamedTuple):
 
 def initial_models(settings: StructureSettings) -> list[ModelWeights]:
     """Draw theta and, if there is one, omega, as PyG's GCN does."""
+    check_classes(settings.num_classes)
     models, h, k = [], settings.hidden, settings.num_classes
     for name in ("gnn", "encoder")[: settings.num_models]:
         rng = generator(settings.seed, "structure", name)

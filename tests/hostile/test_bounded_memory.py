@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import tracemalloc
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attack_helpers import peak
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from mutations import Evil, objects, with_header
 
@@ -27,16 +27,6 @@ CODE = [
     path for part in ("flower_graph", "strategies", "apps") for path in (ROOT / part).rglob("*.py")
 ]
 MB = 1 << 20
-
-
-def peak(work: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what work returns, and how much memory it took at most."""
-    tracemalloc.start()
-    try:
-        found = work()
-        return found, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def large(megabytes: int) -> RecordDict:
