@@ -6,6 +6,7 @@ Nothing here needs Flower but ``Run.predict``, which asks the run's method.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -135,10 +136,7 @@ class Run:
         OutputError
             If there are none, of this client none, or a file is damaged.
         """
-        parts = [found for one in self._places if (found := read_predictions(one)) is not None]
-        if not parts:
-            raise OutputError(f"{self.path}: no predictions{self._why_none()}")
-        return self._of_client(Predictions.join(parts), client, "predictions")
+        return self._rows(Predictions, read_predictions, client)
 
     def model(self, client: int | None = None) -> nn.Module:
         """Build a client's model, a plain module of PyG's layers, in evaluation mode.
@@ -180,10 +178,7 @@ class Run:
         OutputError
             If there are none, of this client none, or a file is damaged.
         """
-        parts = [found for one in self._places if (found := read_embeddings(one)) is not None]
-        if not parts:
-            raise OutputError(f"{self.path}: no embeddings{self._why_none()}")
-        return self._of_client(Embeddings.join(parts), client, "embeddings")
+        return self._rows(Embeddings, read_embeddings, client)
 
     def predict(self, x: Any, edge_index: Any = None, *, client: int | None = None) -> Tensor:
         """Predict the classes of nodes that the run has not seen.
@@ -233,7 +228,13 @@ class Run:
             raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
         return self
 
-    def _of_client(self, found: T, client: int | None, what: str) -> T:
+    def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
+        """Read what all that are here have of a kind, or one client."""
+        what = kind.__name__.lower()
+        parts = [found for one in self._places if (found := read(one)) is not None]
+        if not parts:
+            raise OutputError(f"{self.path}: no {what}{self._why_none()}")
+        found = kind.join(parts)
         if client is None:
             return found
         if client not in found.client:

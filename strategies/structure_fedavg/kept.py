@@ -14,6 +14,7 @@ from torch import Tensor
 from flower_graph.data.graph import called
 from flower_graph.engine.stacked_weights import Tensors
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows, role_of
+from flower_graph.outputs.form import GCN, GCN_NAMES
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, split_rest
 from flower_graph.strategies.structure_fedavg.networks import (
     ENCODER,
@@ -25,10 +26,10 @@ from flower_graph.strategies.structure_fedavg.networks import (
 )
 
 MODULES = "flower_graph.strategies.structure_fedavg.modules."
-GCN, MLP, MODEL = "flower_graph.outputs.modules.GCN", f"{MODULES}MLP", f"{MODULES}StructureModel"
+MLP, MODEL = f"{MODULES}MLP", f"{MODULES}StructureModel"
 # Names of a network's parts: first layer and its bias, second layer and its bias
 PARTS = {
-    GCN: ("conv1.lin.weight", "conv1.bias", "conv2.lin.weight", "conv2.bias"),
+    GCN: tuple(GCN_NAMES.values()),
     MLP: ("lin1.weight", "lin1.bias", "lin2.weight", "lin2.bias"),
 }
 WEIGHT = "learner.weight"  # of an attentive graph learner
