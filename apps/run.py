@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
-from flower_graph.config.load import to_dict, to_yaml
+from flower_graph.config.load import to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import client_folder
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
@@ -30,7 +30,7 @@ from flower_graph.messages.keys import CONFIG as MESSAGE_CONFIG
 from flower_graph.outputs.client import own_outputs
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
-from flower_graph.outputs.run import CONFIG, write_data_form
+from flower_graph.outputs.run import write_config, write_data_form
 from flower_graph.outputs.server import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.report.result import describe_baselines
@@ -38,7 +38,6 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.storage.files import replaced
 
 
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:
@@ -78,8 +77,7 @@ def _keep_settings(
     place = own_outputs(context, asked.run) if asked.action == FINISH else None
     if place is not None:
         folder = client_folder(config, context)
-        with replaced(place / CONFIG) as part:
-            part.write_text(to_yaml(config), encoding="utf-8")
+        write_config(place, to_dict(config))
         if folder is None:
             write_data_form(place, method_of(config).data_form(config))
         elif DATA_FORM in folder.manifest.details:  # folders of older versions have none

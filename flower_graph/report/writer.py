@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.client import IN_RUN
+from flower_graph.outputs.run import write_config
 from flower_graph.report.result import make_result, tested
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.storage.files import (
@@ -131,11 +130,7 @@ class RunWriter:
                 temporary.write_bytes(b"")
                 for report in self.reports:
                     append_line(temporary, report.to_record())
-        self._write_config()
-
-    def _write_config(self) -> None:
-        with atomic(self.out / "config.yaml") as temporary:
-            temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(self.config)), encoding="utf-8")
+        write_config(self.out, self.config)
 
     def _all_finite(self) -> bool:
         return all(math.isfinite(report.loss) for report in self.reports)

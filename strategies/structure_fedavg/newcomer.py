@@ -20,9 +20,9 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError, OutputError
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import SavedModels
+from flower_graph.outputs.form import GCN
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.kept import (
-    GCN,
     MLP,
     MODEL,
     learner_arguments,
