@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flower_graph.apps.cli.run import run_all
+from flower_graph.apps.cli.run import Options, run_all
 from flower_graph.config.load import as_overrides
 from flower_graph.outputs.run import Run, load_run
 
@@ -52,15 +51,12 @@ def run(
         As the command says them.
     """
     seeds = [seed] if isinstance(seed, int) else seed
-    args = Namespace(
+    options = Options(
         config=config,
         overrides=as_overrides(overrides),
         seeds=None if seeds is None else list(seeds),
         out=None if out is None else Path(out),
-        resume=None,
-        every=None,
         supernodes=supernodes,
-        engine="in-process",
         quiet=quiet,
     )
-    return load_run(run_all(args)[0])
+    return load_run(run_all(options)[0])

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from itertools import chain, count
 from logging.handlers import BufferingHandler
@@ -23,6 +23,21 @@ from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.report.rounds import RoundReport, format_round
 from flower_graph.storage.files import holds_something, new_folder, remove_empty
+
+
+@dataclass
+class Options:
+    """What the command is told, and what it does where it is not."""
+
+    config: str | None = None  # may be an override where a run goes on
+    overrides: Sequence[str] = ()
+    seeds: Sequence[int] | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    every: str | None = None
+    supernodes: int | None = None
+    engine: str = "in-process"
+    quiet: bool = False
 
 
 class EngineFailedError(RuntimeError):
@@ -42,7 +57,9 @@ class Job:
 def run_command(args: argparse.Namespace) -> int:
     """Do all runs of one command, one after another, and print what came out."""
     try:
-        top, jobs, figures = run_all(args)
+        top, jobs, figures = run_all(
+            Options(**{f.name: getattr(args, f.name) for f in fields(Options)})
+        )
     except KeyboardInterrupt as stop:
         print(*getattr(stop, "__notes__", ["interrupted"]), file=sys.stderr)
         return 130
@@ -55,7 +72,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, Any]]:
+def run_all(args: Options) -> tuple[Path, list[Job], dict[str, Any]]:
     """Do all runs of a command; return where, which, and the result or the summary of seeds."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
@@ -84,7 +101,7 @@ def default_folder(name: str) -> Path:
     return next(one for one in chain([place], others) if not one.exists())
 
 
-def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
+def _plan(args: Options) -> tuple[Path, list[Job]]:
     """Work out the top folder and the runs, all settings checked before the first one starts."""
     name, overrides, seeds = args.config, list(args.overrides), args.seeds
     if name is not None and "=" in name and not is_file_name(name):
@@ -139,7 +156,7 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
                 remove_empty([job.out for job in jobs])
 
 
-def _check_all(jobs: Sequence[Job], args: argparse.Namespace) -> None:
+def _check_all(jobs: Sequence[Job], args: Options) -> None:
     """Refuse what cannot run, of all jobs before the first one makes a folder."""
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
@@ -172,7 +189,7 @@ def _notes() -> Iterator[list[logging.LogRecord]]:
         log.propagate = True
 
 
-def _run(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+def _run(job: Job, args: Options) -> dict[str, Any]:
     """Run a job, or go on with it."""
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
     return _run_flwr(job, args, resume) if args.engine == "flwr" else _run_here(job, args, resume)
@@ -192,7 +209,7 @@ def _done(job: Job) -> dict[str, Any] | None:
     return result if result.get("config") == to_dict(job.config) else None
 
 
-def _run_here(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any]:
+def _run_here(job: Job, args: Options, resume: bool) -> dict[str, Any]:
     from flower_graph.apps.run import run
 
     printer = RoundPrinter(
@@ -212,7 +229,7 @@ def _run_here(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any
     return result
 
 
-def _run_flwr(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any]:
+def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, Any]:
     from flower_graph.apps.cli.launch import flwr_run
 
     def echo(line: str) -> None:
@@ -234,7 +251,7 @@ def _run_flwr(job: Job, args: argparse.Namespace, resume: bool) -> dict[str, Any
     return result
 
 
-def _supernodes(job: Job, args: argparse.Namespace, otherwise: int) -> int:
+def _supernodes(job: Job, args: Options, otherwise: int) -> int:
     """Say on how many SuperNodes a job runs: as asked for, else as its method needs."""
     asked: int | None = args.supernodes
     return asked or method_of(job.config).default_supernodes(job.config) or otherwise
