@@ -6,10 +6,8 @@ This file needs neither Flower nor Ray, and PyTorch Geometric only where a model
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,6 +31,9 @@ from flower_graph.strategies.split_gradient_relay.users import (
     UserSettings,
     shared_linear_weight,
 )
+
+if TYPE_CHECKING:
+    from flower_graph.outputs.server import BestRound
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.split_gradient_relay.modules"
@@ -81,32 +82,17 @@ def server_snapshot(server: RelayServer) -> Snapshot:
     return Snapshot(found, server_models(server.model), beside)
 
 
-@dataclass
-class BestUsers:
-    """Whose class was right in the round of the highest validation accuracy so far."""
-
-    number: int = 0
-    accuracy: float = -math.inf
-    right: Tensor | None = None  # bool [n]
-
-    def see(self, server_round: int, accuracy: float, right: Tensor) -> None:
-        """Take a round."""
-        if accuracy > self.accuracy:
-            self.number, self.accuracy, self.right = server_round, accuracy, right
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has of it."""
-        return vars(self)
-
-
 def user_lines(
-    server: RelayServer, traffic: NDArray[np.int64], last: int, best: BestUsers
+    server: RelayServer, traffic: NDArray[np.int64], best: BestRound, right_then: Tensor | None
 ) -> Iterator[list[str]]:
-    """Give a line for each user that has answered and for last and best round."""
+    """Give a line for each user that has answered and for last and best round.
+
+    ``right_then``: whose class was right in the best round, ``[n]``.
+    """
     role = np.full(server.num_nodes, -1)
     for place, name in enumerate(("train", "val", "test")):
         role[server.masks[name].cpu().numpy()] = place
-    rounds = {"last": (last, server.right), "best": (best.number, best.right)}
+    rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
     texts = {
         at: (str(number), right.cpu().tolist())
         for at, (number, right) in rounds.items()

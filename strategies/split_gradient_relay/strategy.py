@@ -45,7 +45,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.split_gradient_relay.kept import BestUsers, server_snapshot, user_lines
+from flower_graph.strategies.split_gradient_relay.kept import server_snapshot, user_lines
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, ServerData
 from flower_graph.strategies.split_gradient_relay.server_state import (
@@ -130,7 +130,7 @@ class SplitGradientRelay(RoundStrategy):
             seed=seed,
             device=resolve_device(device),
         )
-        self._last, self._best = 0, BestUsers()
+        self._right_then: Tensor | None = None  # in the best round
         self.users = RelayServerState(
             self.server.num_nodes,
             UserSettings(latent_size, user_bias, learning_rate, weight_decay, seed, average_over),
@@ -220,8 +220,8 @@ class SplitGradientRelay(RoundStrategy):
         self.users.average(server_round, list(replies.values.values()))
         homeless = self.users.homeless(self.session.members.clients)
         accuracy = self.server.accuracy()
-        self._last = server_round
-        self._best.see(server_round, accuracy["val"], self.server.right)
+        if accuracy["val"] > self.best.accuracy:
+            self._right_then = self.server.right
         return self.report(
             server_round,
             self.session.participation(self.session.clients_of(answered), left_out=homeless),
@@ -248,7 +248,7 @@ class SplitGradientRelay(RoundStrategy):
         if self.users.is_change:
             # What was the best is of other users; nobody needs what is held of it.
             self.best.load({})
-            self._best = BestUsers()
+            self._right_then = None
         if self.users.is_change and self.users.left.any():
             self.session.checkpoints.rewrite(last, self._saved())
         self.users.arrived(last)
@@ -259,14 +259,14 @@ class SplitGradientRelay(RoundStrategy):
         return {
             "server": self.server.state_dict(),
             "book": self.users.state_dict(),
-            "best-users": self._best.state_dict(),
+            "right-then": self._right_then,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         self.users.load_state_dict(state["book"])
         self.server.load_state_dict(state["server"])
-        self._best = BestUsers(**state.get("best-users", {}))
+        self._right_then = state.get("right-then")
 
     def learnt(self) -> ArrayRecord:
         """Return the server's model."""
@@ -292,7 +292,7 @@ class SplitGradientRelay(RoundStrategy):
 
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
-        return user_lines(self.server, self.users.traffic, self._last, self._best)
+        return user_lines(self.server, self.users.traffic, self.best, self._right_then)
 
     def summary(self) -> None:
         """Log the settings in one line."""
