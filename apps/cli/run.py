@@ -106,7 +106,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
     name, overrides, seeds = args.config, list(args.overrides), args.seeds
     if name is not None and "=" in name and not is_file_name(name):
         # Only `--resume` does without a config; the first word is an override then.
-        name, overrides = None, [name, *overrides]
+        overrides, name = [name, *overrides], None
     if args.every is not None:
         overrides.append(f"every={args.every}")
     if args.resume is not None:

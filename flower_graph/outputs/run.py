@@ -6,13 +6,11 @@ Nothing here needs Flower but ``Run.predict``, which asks the run's method.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from omegaconf import OmegaConf
 
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
@@ -28,7 +26,6 @@ from flower_graph.outputs.files import (
     read_models,
     read_predictions,
 )
-from flower_graph.storage.files import plain, replaced, saying
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -349,20 +346,6 @@ def load_run(path: Path | str) -> Run:
     if not run._several and not any((place / name).is_file() for name in names):
         raise OutputError(f"{path}: no run; it has none of {', '.join(names[:3])}")
     return run
-
-
-def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write a run's settings as ``load_run`` reads them, for their owner alone."""
-    with saying(folder / CONFIG), replaced(folder / CONFIG) as part:
-        part.write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))), encoding="utf-8")
-
-
-def write_data_form(folder: Path, form: DataForm | None) -> None:
-    """Write what a new graph must be like, for its owner alone, where it is known."""
-    if form is None:
-        return
-    with replaced(folder / DATA) as part:
-        part.write_text(json.dumps(form.to_json()) + "\n", encoding="utf-8")
 
 
 def latest_in(data_folder: Path | str) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -10,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from flower_graph.config.common import CHECKPOINTS
+from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.client import IN_RUN
-from flower_graph.outputs.run import write_config
+from flower_graph.outputs.run import CONFIG, DATA
 from flower_graph.report.result import make_result, tested
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.storage.files import (
@@ -24,6 +28,7 @@ from flower_graph.storage.files import (
     plain,
     prepare_folder,
     remove_empty,
+    replaced,
     saying,
     write_json,
 )
@@ -134,6 +139,20 @@ class RunWriter:
 
     def _all_finite(self) -> bool:
         return all(math.isfinite(report.loss) for report in self.reports)
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a run's settings as ``load_run`` reads them, for their owner alone."""
+    with saying(folder / CONFIG), replaced(folder / CONFIG) as part:
+        part.write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))), encoding="utf-8")
+
+
+def write_data_form(folder: Path, form: DataForm | None) -> None:
+    """Write what a new graph must be like, for its owner alone, where it is known."""
+    if form is None:
+        return
+    with replaced(folder / DATA) as part:
+        part.write_text(json.dumps(form.to_json()) + "\n", encoding="utf-8")
 
 
 def _reports_until(path: Path, last: int) -> list[RoundReport]:
