@@ -25,8 +25,8 @@ from flower_graph.messages.averaging import Enrolment, Measured, RoundRequest, T
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import ARRAY_NAMES, EXTRAS
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import Predictions, Snapshot, role_of
-from flower_graph.outputs.form import form_of, join_forms
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, role_of
+from flower_graph.outputs.form import form_of
 from flower_graph.rng import seeded
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
@@ -199,7 +199,7 @@ class ModuleClient(NumPyClient):
         with self._state.opened(self._makers) as learners:
             for learner in learners:
                 self._take_over(learner.module, parameters)
-            measured = torch.stack([self._measure(learner) for learner in learners])
+            measured = torch.stack([_measure(self._judged(one), one.graph) for one in learners])
         loss, train, val, test = measured.T
         server_round = RoundRequest.from_config(config).server_round
         nodes = [graph.y.numel() for graph in self.graphs]
@@ -212,19 +212,21 @@ class ModuleClient(NumPyClient):
     def snapshot(self) -> Snapshot:
         """Give predictions and models of all clients as they are now."""
         learners = self._state.look(self._makers)
-        forms = [form_of(self.exported(one.module), self._make_module) for one in learners]
+        models = [
+            form_of(self.exported(one.module), self._make_module, one.graph.client)
+            for one in learners
+        ]
         parts = [found for one in learners if (found := self._predicted(one)) is not None]
-        predictions = Predictions.join(parts) if parts else None
-        return Snapshot(predictions, join_forms(self._clients, forms))
+        return Snapshot(Predictions.join(parts) if parts else None, SavedModels.join(models))
 
     @torch.no_grad()
     def _predicted(self, learner: Learner) -> Predictions | None:
         """Predict one client's nodes; None where its loss is no number."""
-        if not bool(self._measure(learner)[0].isfinite()):
+        graph, client, logits = learner.graph, learner.graph.client, self._judged(learner)
+        if not bool(_measure(logits, graph)[0].isfinite()):
             return None
-        graph, client = learner.graph, learner.graph.client
         nodes = called([one for one in self.graphs if one.client == client])
-        logits, roles = self.logits(learner.module, graph), role_of(*graph.masks.values())
+        roles = role_of(*graph.masks.values())
         return Predictions.of(logits, client, nodes, roles, graph.y.cpu(), self._classes)
 
     @property
@@ -294,17 +296,10 @@ class ModuleClient(NumPyClient):
         return {name: value.double().cpu().numpy() for name, value in sent.items()}
 
     @torch.no_grad()
-    def _measure(self, learner: Learner) -> Tensor:
-        """Return loss and accuracy by role; NaN where a client has no such nodes."""
+    def _judged(self, learner: Learner) -> Tensor:
+        """Return the logits that a client is measured by, ``[n, k]``."""
         learner.module.eval()
-        graph = learner.graph
-        logits = self.logits(learner.module, graph)
-        right = (logits.argmax(1) == graph.y).double()
-        mask = graph.masks["train"]
-        loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
-        shares = [right[graph.masks[role]].mean() for role in ROLES]
-        result = torch.stack([loss, *shares]).cpu()
-        return result if bool(loss.isfinite()) else torch.full_like(result, torch.nan)
+        return self.logits(learner.module, learner.graph)
 
     # The tensors that last
 
@@ -369,3 +364,13 @@ def _placed(graph: ClientGraph, device: torch.device) -> GraphOnDevice:
         graph.y.to(device),
         {role: mask.to(device) for role, mask in masks.items()},
     )
+
+
+def _measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
+    """Return loss and accuracy by role; NaN where a client has no such nodes."""
+    right = (logits.argmax(1) == graph.y).double()
+    mask = graph.masks["train"]
+    loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
+    shares = [right[graph.masks[role]].mean() for role in ROLES]
+    result = torch.stack([loss, *shares]).cpu()
+    return result if bool(loss.isfinite()) else torch.full_like(result, torch.nan)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flower_graph import models
 from flower_graph.outputs.files import SavedModels
@@ -24,43 +23,25 @@ GCN_NAMES = {
 }
 
 
-class Form(NamedTuple):
-    """One module, as it is saved."""
-
-    module: str  # dotted name of its class
-    arguments: dict[str, Any]  # what the class is called with
-    state: dict[str, Tensor]
-
-
-def form_of(module: nn.Module, make: Callable[[], nn.Module]) -> Form:
-    """Say how a module is saved that ``make`` made.
+def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> SavedModels:
+    """Say how a client's module is saved that ``make`` made: all of it its own.
 
     What it is made with is known if ``make`` is a ``partial`` of its class whose arguments JSON can
     say; otherwise its class is taken to need none.
     """
-    kind, state = type(module), module.state_dict()
+    kind = type(module)
+    own = {name: value[None] for name, value in module.state_dict().items()}
     if isinstance(module, models.GCN):
         widths = module.first.in_features, module.first.out_features, module.second.out_features
         names = ("features", "hidden", "classes")
         arguments = dict(zip(names, widths, strict=True)) | {"dropout": module.dropout}
-        return Form(GCN, arguments, {GCN_NAMES[name]: value for name, value in state.items()})
+        own = {GCN_NAMES[name]: value for name, value in own.items()}
+        return SavedModels(GCN, arguments, [client], {}, own)
     arguments = {}
     if isinstance(make, partial) and make.func is kind:
         bound = inspect.signature(kind).bind(*make.args, **make.keywords)
         arguments = _plain(dict(bound.arguments), inspect.signature(kind)) or {}
-    return Form(f"{kind.__module__}.{kind.__qualname__}", arguments, state)
-
-
-def join_forms(clients: Sequence[int], forms: Sequence[Form]) -> list[SavedModels]:
-    """Put modules of one class together: entries that are the same at all clients once."""
-    name, arguments, first = forms[0]
-    shared, own = dict[str, Tensor](), dict[str, Tensor]()
-    for key, value in first.items():
-        if all(torch.equal(value, form.state[key]) for form in forms[1:]):
-            shared[key] = value
-        else:
-            own[key] = torch.stack([form.state[key] for form in forms])
-    return [SavedModels(name, arguments, list(clients), shared, own)]
+    return SavedModels(f"{kind.__module__}.{kind.__qualname__}", arguments, [client], {}, own)
 
 
 def _plain(bound: dict[str, Any], signature: inspect.Signature) -> dict[str, Any] | None:

@@ -38,12 +38,14 @@ class SparseRows(NamedTuple):
     ptr: Tensor
     transposed: bool = False
 
-    def before(self, other: SparseRows) -> SparseRows:
-        """Put other clients' rows behind these."""
-        return self._replace(
-            values=torch.cat([self.values, other.values]),
-            feature=torch.cat([self.feature, other.feature]),
-            ptr=torch.cat([self.ptr, other.ptr[1:] + self.ptr[-1]]),
+    @classmethod
+    def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
+        """Put the rows of several clients one behind the other."""
+        counts = torch.cat([one.ptr.diff() for one in parts])
+        return parts[0]._replace(
+            values=torch.cat([one.values for one in parts]),
+            feature=torch.cat([one.feature for one in parts]),
+            ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
         )
 
 
@@ -92,18 +94,28 @@ class SavedModels:
 
     @classmethod
     def join(cls, parts: Sequence[SavedModels]) -> list[SavedModels]:
-        """Put models of one form that share the same weights together."""
-        result: list[SavedModels] = []
+        """Put models of one form that share the same weights together; what is alike once."""
+        groups: list[list[SavedModels]] = []
         for one in parts:
-            same = next((known for known in result if known.is_like(one)), None)
+            same = next((group for group in groups if group[0].is_like(one)), None)
             if same is None:
-                result.append(replace(one))
-                continue
-            same.clients = [*same.clients, *one.clients]
-            same.own = {n: torch.cat([value, one.own[n]]) for n, value in same.own.items()}
-            if same.rows is not None and one.rows is not None:
-                same.rows = same.rows.before(one.rows)
-        return result
+                groups.append([one])
+            else:
+                same.append(one)
+        return [cls._joined(group) for group in groups]
+
+    @classmethod
+    def _joined(cls, parts: Sequence[SavedModels]) -> SavedModels:
+        own = {name: torch.cat([one.own[name] for one in parts]) for name in parts[0].own}
+        alike = {name: value[0] for name, value in own.items() if bool((value == value[0]).all())}
+        rows = [one.rows for one in parts if one.rows is not None]
+        return replace(
+            parts[0],
+            clients=[client for one in parts for client in one.clients],
+            shared=parts[0].shared | alike,
+            own={name: value for name, value in own.items() if name not in alike},
+            rows=SparseRows.join(rows) if rows else None,
+        )
 
     def is_like(self, other: SavedModels) -> bool:
         """Whether the two differ in nothing but clients, their own entries and rows."""

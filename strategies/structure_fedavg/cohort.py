@@ -197,10 +197,11 @@ class StructureCohort:
         return models, parts, nodes
 
     @torch.no_grad()
-    def evaluate(self) -> Metrics:
+    def evaluate(self, logits: Tensor | None = None) -> Metrics:
         """Measure accuracy and loss of each client's GNN, or whatever it classifies with."""
+        logits = self.logits() if logits is None else logits
         # Both are NaN where the loss is no number: then the largest logit says nothing.
-        accuracy, loss = (part[: self.size] for part in evaluate(self.batch, self.logits()))
+        accuracy, loss = (part[: self.size] for part in evaluate(self.batch, logits))
         none = ~loss.isfinite()
         return Metrics(
             accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)

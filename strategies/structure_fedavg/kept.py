@@ -48,9 +48,10 @@ def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None
     """Read off what the clients say of all their nodes, without clients whose loss is no number."""
     batch, counts = cohort.batch, cohort.nodes
     nodes = batch.ptr[cohort.size]
-    good = cohort.evaluate().loss.isfinite().repeat_interleave(counts)
+    logits = cohort.logits()
+    good = cohort.evaluate(logits).loss.isfinite().repeat_interleave(counts)
     found = Predictions.of(
-        cohort.logits()[:nodes],
+        logits[:nodes],
         torch.tensor(cohort.clients).repeat_interleave(counts),
         called(cohort.graphs),
         role_of(*(batch.masks[role][:nodes] for role in ("train", "val", "test"))),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from flower_graph.outputs.form import form_of, join_forms
+from flower_graph.outputs.files import SavedModels
+from flower_graph.outputs.form import form_of
 from flower_graph.outputs.modules import GCN
 
 
@@ -35,14 +36,14 @@ class Own(nn.Module):
 def test_arguments_are_those_of_a_partial(
     make: Callable[[], nn.Module], arguments: dict[str, Any]
 ) -> None:
-    form = form_of(make(), make)
+    form = form_of(make(), make, 0)
     assert form.module == f"{__name__}.Own" and form.arguments == arguments
-    assert form.state.keys() == {"linear.weight", "linear.bias"}
+    assert form.state_dict(0).keys() == {"linear.weight", "linear.bias"}
 
 
 def test_a_gcn_of_pygs_layers_is_itself() -> None:
     make = partial(GCN, 3, 4, 2, dropout=0.1)
-    form = form_of(make(), make)
+    form = form_of(make(), make, 0)
     assert form.module == "flower_graph.outputs.modules.GCN"
     assert form.arguments == {"features": 3, "hidden": 4, "classes": 2, "dropout": 0.1}
 
@@ -52,7 +53,7 @@ def test_what_is_alike_is_kept_once() -> None:
     one, other = make(), make()
     other.load_state_dict(one.state_dict())
     torch.nn.init.ones_(other.linear.bias)
-    (saved,) = join_forms([7, 9], [form_of(one, make), form_of(other, make)])
+    (saved,) = SavedModels.join([form_of(one, make, 7), form_of(other, make, 9)])
     assert saved.shared.keys() == {"linear.weight"} and saved.own.keys() == {"linear.bias"}
     assert torch.equal(saved.state_dict(9)["linear.bias"], torch.ones(2))
     assert saved.clients == [7, 9]

@@ -14,7 +14,7 @@ from structure_helpers import settings_of, toy_clients
 
 from flower_graph import models
 from flower_graph.outputs.files import SavedModels, write_outputs
-from flower_graph.outputs.form import form_of, join_forms
+from flower_graph.outputs.form import form_of
 from flower_graph.strategies.fed_pub import Masked
 from flower_graph.strategies.fed_sage import kept as sage
 from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings
@@ -68,8 +68,8 @@ def test_models_need_no_flower(tmp_path: Path) -> None:
     for mask in masked.masks.values():
         torch.nn.init.uniform_(mask, -1, 1, generator=torch.Generator().manual_seed(0))
     wanted = masked.eval()(ego.x, ego.edge_index).detach()
-    form = form_of(masked.merged(), make)
-    add("fedpub", join_forms([4], [form]), 4, ego.x, ego.edge_index, wanted)
+    form = form_of(masked.merged(), make, 4)
+    add("fedpub", SavedModels.join([form]), 4, ego.x, ego.edge_index, wanted)
 
     torch.save(given, tmp_path / "given.pt")
     done = subprocess.run(
