@@ -138,10 +138,12 @@ def self_mask_key(seed: bytes, run_id: bytes, number: int, client: int) -> bytes
     return derive(seed, context(b"self mask", run_id, number, client))
 
 
-def pair_mask_key(secret: bytes, run_id: bytes, number: int, one: int, other: int) -> bytes:
+def pair_mask_key(
+    secret: bytes, run_id: bytes, number: int, one: int, other: int, meaning: bytes = b""
+) -> bytes:
     """Return the stream key of the mask between two clients, from what their mask keys agree on."""
     low, high = sorted((one, other))
-    return derive(secret, context(b"pair mask", run_id, number, low, high))
+    return derive(secret, context(b"pair mask", run_id, number, low, high) + meaning)
 
 
 def pair_sign(own: int, other: int) -> int:

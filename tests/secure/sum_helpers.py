@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,15 @@ class World:
             if node not in lost:
                 self.server.take(node, self.send(node, reply))
 
-    def mask_reply(self, node: int, request: MaskRequest, without=()) -> MaskedReply | None:
+    def mask_reply(
+        self, node: int, request: MaskRequest, without=(), meaning: bytes = b""
+    ) -> MaskedReply | None:
         present = [client for client in request.clients.tolist() if client not in without]
         if not present:
             return None
         total = self.words[present].sum(0, dtype=self.words.dtype)
-        return self.restart(node).mask(self.send(node, request), present, total)
+        request = replace(self.send(node, request), meaning=meaning)
+        return self.restart(node).mask(request, present, total)
 
     def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
         word = self.words.dtype.itemsize * 8

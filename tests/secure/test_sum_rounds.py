@@ -42,6 +42,20 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
     assert (seen[0] != seen[1]).all()
 
 
+def test_those_of_two_minds_about_the_numbers_make_no_sum():
+    """All of one mind do, with one of them gone; with one of another nothing can be read."""
+    for other, is_read in ((b"rows", True), (b"columns", False)):
+        world = World.make(6)
+        world.prepare(0)
+        for node, request in world.server.mask_requests(0, LENGTH, meaning=b"rows").items():
+            meaning = other if node == 1002 else b"rows"
+            if node != 1004:
+                world.server.take(node, world.mask_reply(node, request, meaning=meaning))
+        world.unmask(0)
+        total = world.server.result(0).total
+        assert (total == world.plain_sum([0, 1, 2, 3, 5])).all() == is_read
+
+
 @pytest.mark.parametrize("stage", ["prepare", "mask", "unmask", "clients"])
 @pytest.mark.parametrize("per_host", [1, 2, 10])
 def test_dropouts_at_each_stage(stage, per_host):

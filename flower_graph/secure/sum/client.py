@@ -377,7 +377,7 @@ class SumClient:
             others = kept.partners[own_row, column[mine]].tolist()
             secrets = channel.agree(private, pieces(request.round_keys[mine]))
             for other, secret in zip(others, secrets, strict=True):
-                key = channel.pair_mask_key(secret, run_id, number, local, other)
+                key = channel.pair_mask_key(secret, run_id, number, local, other, request.meaning)
                 masks.append((key, channel.pair_sign(local, other)))
         return masks
 

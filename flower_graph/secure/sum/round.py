@@ -93,7 +93,7 @@ class SumRound:
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped = ""
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
-        self._stage = "prepare"
+        self._stage, self._meaning = "prepare", b""
         self._open = set(self._rows)  # nodes that are asked and have not answered
 
     def move(self, old: int, node: int) -> None:
@@ -150,11 +150,11 @@ class SumRound:
         self._packets[rows[index], column] = reply.packets
         self.live[rows] = True
 
-    def mask_requests(self, length: int, word: int) -> dict[int, MaskRequest]:
+    def mask_requests(self, length: int, word: int, meaning: bytes = b"") -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
         if self._stage != "prepare":
             raise ValueError(f"round {self.number}: masks were asked for already")
-        self._stage = "mask"
+        self._stage, self._meaning = "mask", meaning
         # Without enough partners a client's secrets could not be recovered; without it, its
         # partners may have too few in turn.
         while (few := self.live & (self.live[self.partners].sum(1) < self.threshold)).any():
@@ -362,6 +362,8 @@ class SumRound:
         )
         other, masks = int(self.clients[row]), []
         for local, secret in zip(self.clients[there].tolist(), secrets, strict=True):
-            key = channel.pair_mask_key(secret, self.run_id, self.number, local, other)
+            key = channel.pair_mask_key(
+                secret, self.run_id, self.number, local, other, self._meaning
+            )
             masks.append((key, -channel.pair_sign(local, other)))
         return masks

@@ -142,12 +142,12 @@ class SumServer:
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
-        self, server_round: int, length: int, word: int = 64
+        self, server_round: int, length: int, word: int = 64, meaning: bytes = b""
     ) -> dict[int, MaskRequest]:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         if server_round in self._unopened:
             return {}
-        return self._round(server_round).mask_requests(length, word)
+        return self._round(server_round).mask_requests(length, word, meaning)
 
     def unmask_requests(self, server_round: int) -> dict[int, UnmaskRequest]:
         """Ask for the shares; nobody if too few clients are in the sum."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -157,10 +157,10 @@ class SecureSum(CarriedSum):
             self.turn(server_round, self.server.clients, self._send, reveal=False)
         return self.clients
 
-    def requests(self, length: int) -> dict[int, dict[str, Any]]:
+    def requests(self, length: int, meaning: bytes = b"") -> dict[int, dict[str, Any]]:
         """Give the entries with which each SuperNode's ``masked`` masks a vector of this length."""
         ring = RING.to_config(self._ring)
-        masks = self.server.mask_requests(self.number, length, self._ring.word)
+        masks = self.server.mask_requests(self.number, length, self._ring.word, meaning)
         return {node: request.to_config() | ring for node, request in masks.items()}
 
     def take(self, node: int, content: RecordDict) -> None:
@@ -321,10 +321,10 @@ class MaskingClient(NumPyClient):
         return [], len(self.clients), host.keys().to_config()
 
     def masked(
-        self, config: dict[str, Any], vectors: Mapping[int, FloatArray]
+        self, config: dict[str, Any], vectors: Mapping[int, FloatArray], meaning: bytes = b""
     ) -> tuple[MaskedReply, dict[str, Any]]:
         """Add up clients' vectors and mask the sum, as the server's ``requests`` says."""
-        host, request = self.keys(), MaskRequest.from_config(config)
+        host, request = self.keys(), replace(MaskRequest.from_config(config), meaning=meaning)
         total, left_out = encode_sum(
             RING.from_config(config), vectors, request.clients.tolist(), request.length
         )
