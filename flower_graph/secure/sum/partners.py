@@ -1,0 +1,122 @@
+"""Who shares secrets with whom in a secure sum, and how many of them give a secret back.
+
+The graph of partners is random, and every client has the same few. With all pairs, cost would grow
+with the number of clients (Bonawitz et al., CCS 2017); Bell et al. (CCS 2020) show that some random
+partners are enough. The graph is a circle of the clients in random order in which each is joined to
+its k/2 neighbours on either side.
+
+Why a threshold above half of the partners, and by how much: whoever asks the holders of a client's
+secrets may tell them different stories. An honest holder gives out one of the two secrets, the seed
+or the mask key; one that colludes gives both. With t shares needed of either, both secrets can be
+had if 2 t is at most the partners plus those who collude among them. And whoever names the k/2
+clients on one side of somebody as vanished leaves it k/2 partners, and those who collude among the
+k/2 that it has lost: if these were t, the circle could be cut there, and at a second place, and two
+small sums would come out in place of a large one.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flower_graph.rng import generator
+
+# Chance that the secrets of some client cannot be recovered although no more clients than agreed
+# vanished: the round is skipped. Chance that those who collude learn a client's vector.
+LOST, BROKEN = 2.0**-20, 2.0**-40
+# Below this many partners a client takes all others: few partners are no saving, and a threshold
+# of one or two would put a secret into one or two hands.
+FEWEST = 12
+
+
+@lru_cache(maxsize=256)
+def plan(
+    num_clients: int, dropout: float, corrupt: float, broken: float = BROKEN
+) -> tuple[int, int]:
+    """Choose the number of partners and of shares that give a secret back."""
+    # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
+    # the chance that any client has fewer than t surviving partners is at most 2^-20, and t is
+    # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
+    # ``broken``. So any client's k partners have at most twice as many who collude. That
+    # vanished and colluding clients cut the circle in two has at most the chance ``broken`` too.
+    # Of the possible t the largest is taken.
+    if num_clients < 2:
+        raise ValueError(f"num_clients is {num_clients}, must be at least 2")
+    for name, share in (("dropout", dropout), ("corrupt", corrupt)):
+        if not 0 <= share < 1:
+            raise ValueError(f"{name} is {share}, must be from 0 to below 1")
+    # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
+    vanished = min(math.floor(dropout * num_clients), num_clients - 2)
+    colluding = math.floor(corrupt * num_clients)
+    others = num_clients - 1
+    for k in [*range(FEWEST, others, 2), others]:
+        thresholds = np.arange(1, k + 1)
+        survivors = _chances(others, others - vanished, k)[:-1].cumsum()
+        # A whole graph has no circle to cut: there only the two secrets of a client count.
+        extra = colluding if k == others else 2 * _most(num_clients, colluding, k // 2, broken)
+        good = (num_clients * survivors <= LOST) & (2 * thresholds > k + extra)
+        cut = -math.inf if k == others else _log_cut(num_clients, vanished + colluding, k)
+        if good.any() and cut <= math.log(broken):
+            return k, int(thresholds[good][-1])
+    raise ValueError(
+        f"with {num_clients} clients no choice of partners stands {vanished} that vanish "
+        f"(dropout {dropout:g}) and {colluding} that collude (corrupt {corrupt:g}); lower one"
+    )
+
+
+def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -> NDArray[np.int64]:
+    """Draw the graph of one round."""
+    # clients [m]
+    m = clients.size
+    if not 1 <= k < m or (k % 2 and k != m - 1):
+        raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
+    order = torch.randperm(m, generator=generator(seed, "partners", server_round)).numpy()
+    # Steps along the circle: the nearest k/2 ahead, then the nearest k/2 behind.
+    steps = np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
+    result = np.empty((m, k), np.int64)
+    result[order] = clients[order[(np.arange(m)[:, None] + steps) % m]]
+    return result
+
+
+def _most(num_clients: int, colluding: int, places: int, broken: float) -> int:
+    """Say how many collude at most in so many places in a row, of which each client begins some."""
+    at_least = _chances(num_clients, colluding, places)[:0:-1].cumsum()[::-1]
+    return int((num_clients * at_least > broken).sum())
+
+
+def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
+    """Give the chance of 0 to k marked ones among k drawn of n: the hypergeometric law."""
+    # As scipy.stats has it, which takes longer to import than many a run takes.
+    factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
+    result = result[result <= marked]
+    ways = _log_ways(factorials, marked, result) + _log_ways(factorials, n - marked, k - result)
+    chances = np.zeros(k + 1)
+    chances[result] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
+    return chances
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(n: int) -> NDArray[np.float64]:
+    result: NDArray[np.float64] = np.concatenate([[0.0], np.log(np.arange(1, n + 1)).cumsum()])
+    return result
+
+
+def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Give the log of n over k."""
+    ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
+    return ways
+
+
+def _log_cut(m: int, gone: int, k: int) -> float:
+    """Bound the log of the chance that two whole runs of k/2 neighbours are among the gone."""
+    # Only that cuts the circle. There are fewer than m^2 / 2 pairs of runs, and each pair, k places
+    # in all, is among the gone with chance C(gone, k) / C(m, k).
+    if gone < k:
+        return -math.inf
+    chosen = math.lgamma(gone + 1) - math.lgamma(gone - k + 1)
+    chosen += math.lgamma(m - k + 1) - math.lgamma(m + 1)
+    return 2 * math.log(m) - math.log(2) + chosen
