@@ -18,6 +18,7 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.storage import checkpoint
+from flower_graph.storage.files import own_folder
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -215,6 +216,8 @@ class ClientCheckpoints:
         """Write a round's tensors."""
         path = self.path(server_round, run)
         try:
+            if self._own is not None:
+                own_folder(path.parent, self._own)
             checkpoint.save_client(path, tensors, run)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.storage.checkpoint import load_client, save_client
-from flower_graph.storage.files import default_folder, own_folder, remove_if_empty
+from flower_graph.storage.files import default_folder, own_file, own_folder, remove_if_empty
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -176,8 +176,11 @@ class StateStore:
         own_folder(self._folder)
         layout, size = _layout(tensors)
         _check_room(self._folder, size)
-        with self._file.open("wb") as stream:
-            os.posix_fallocate(stream.fileno(), 0, size)
+        handle = own_file(self._file)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
         mapped = self._mapped(layout)
         for name, tensor in tensors.items():
             mapped[name].copy_(tensor)
@@ -240,7 +243,8 @@ class StateStore:
 
     def _write_version(self, version: int) -> None:
         part = self._version_file.with_suffix(f".{os.getpid()}")
-        part.write_text(str(version))
+        with open(own_file(part), "w") as stream:
+            stream.write(str(version))
         os.replace(part, self._version_file)
 
     def _file_version(self) -> int:

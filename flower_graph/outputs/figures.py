@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,7 @@ class FigureLog:
         rows["loss"], rows["up"], rows["down"] = loss, *traffic
         for place, name in enumerate(FIGURES[1:]):
             rows[name] = found[:, place]
-        self._path.touch(mode=0o600)
-        with self._path.open("ab") as file:
+        with open(self._path, "ab", opener=_for_its_owner) as file:
             rows.tofile(file)
 
     def read(self, last: int | None = None) -> Rows:
@@ -70,6 +70,13 @@ class FigureLog:
             rows = self.read(last)
             with replaced(self._path) as part:
                 rows.tofile(part)
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """Open a file that other users cannot read, in whatever mode it was."""
+    handle = os.open(path, flags, 0o600)
+    os.fchmod(handle, 0o600)
+    return handle
 
 
 def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flower_graph.errors import OutputError
 from flower_graph.outputs.weights import SavedModels, SparseRows
-from flower_graph.storage.files import replaced, saying
+from flower_graph.storage.files import private_folder, replaced, saying
 
 __all__ = [
     "ROLES",
@@ -213,13 +213,6 @@ def write_outputs(
             _write_models(folder, models)
         if embeddings is not None:
             _write_arrays(folder / EMBEDDINGS, embeddings._asdict())
-
-
-def private_folder(folder: Path) -> None:
-    """Make a folder, and what is missing above it, for their owner alone."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _write_predictions(folder: Path, found: Predictions) -> None:

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -115,7 +116,7 @@ def atomic(path: Path) -> Iterator[Path]:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Give a temporary path, its owner's alone, that replaces ``path`` once it is on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make(path.parent)
     for left in path.parent.glob(f".{path.name}.*"):
         number = left.suffix[1:]  # of a process, which may have died while it wrote this file
         if number.isdigit() and not is_alive(int(number)):
@@ -123,7 +124,7 @@ def replaced(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         # Made here, because a writer would let everybody read it.
-        os.close(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
+        os.close(own_file(part))
         yield part
         _sync(part)
         os.replace(part, path)
@@ -246,16 +247,42 @@ class FolderLock:
 # Where clients keep their state ------------------------------------------------------------------
 
 
-def own_folder(folder: Path) -> None:
-    """Make a run's folder, for its owner alone; refuse one that another user made first."""
-    # Its parent may lie in a place that is open to all.
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for place in (folder.parent, folder):
-        if place.stat().st_uid != os.getuid():
+def private_folder(folder: Path) -> None:
+    """Make a folder, and what is missing above it, for their owner alone, whatever was there."""
+    _make(folder)
+    if folder.stat().st_mode & 0o077:
+        try:
+            folder.chmod(0o700)
+        except OSError as error:  # a file system without modes
+            LOG.warning("%s is open to other users and stays so: %s", folder, error)
+
+
+def own_file(path: Path) -> int:
+    """Begin a file for its owner alone; what was there, in whatever mode, is another file."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+
+
+def own_folder(folder: Path, place: Path | None = None) -> None:
+    """Make a folder of state for its owner alone, up to its place; refuse another user's."""
+    # The place, by default the folder above, may lie in one that is open to all.
+    _make(folder)
+    for path in (folder, *folder.parents):
+        found = path.stat()
+        why = "belongs to another user" if found.st_uid != os.getuid() else ""
+        if why or found.st_mode & stat.S_ISVTX:
             raise StateLostError(
-                f"{place} belongs to another user; set state-dir in the node's config to another "
-                "folder"
+                f"{path} {why or 'is for all users'}; set state-dir in the node's config to "
+                "another folder"
             )
+        private_folder(path)
+        if path == (place or folder.parent):
+            return
+
+
+def _make(folder: Path) -> None:
+    for path in reversed(missing_folders(folder)):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def default_folder() -> Path:

@@ -21,7 +21,7 @@ from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import ROLES, Snapshot
-from flower_graph.storage.files import atomic
+from flower_graph.storage.files import private_folder, replaced, saying
 from flower_graph.strategies.procrustes_alignment.kept import (
     forget,
     recall,
@@ -384,10 +384,10 @@ def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
 def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArray) -> Path:
     """Write a client's embeddings with the ids of its nodes."""
     # embeddings [n, d]
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     public = np.zeros(member.nodes.size, bool)
     public[member.rows] = True
     file = folder / f"client-{member.number}.npz"
-    with atomic(file) as temporary, temporary.open("wb") as stream:
+    with saying(file), replaced(file) as part, part.open("wb") as stream:
         np.savez(stream, nodes=member.nodes, public=public, embeddings=embeddings)
     return file

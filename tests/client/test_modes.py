@@ -1,0 +1,118 @@
+"""Whatever lay in a SuperNode's place before, what its clients leave is their owner's alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation import METHODS
+from flwr.app import Context, RecordDict
+
+from flower_graph.client import state
+from flower_graph.client.state import StateStore
+from flower_graph.errors import StateLostError
+from flower_graph.storage import files
+from flower_graph.storage.files import own_folder, private_folder, replaced
+
+
+def modes(folder: Path) -> dict[str, int]:
+    found = (folder, *folder.rglob("*"))
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in found}
+
+
+def open_to_others(folder: Path) -> dict[str, str]:
+    """List what other users could read."""
+    return {name: oct(mode) for name, mode in modes(folder).items() if mode & 0o077}
+
+
+def write(context: Context, tensors: Any) -> None:
+    store = StateStore(context, "client")
+    placed = store.create(tensors)
+    store.commit(placed, placed)
+
+
+RUN = 70707
+MAPPED = ("node-3.bin", "node-3.version", f"node-3.{os.getpid()}")
+SAVED = ("client-0.safetensors", f".client-0.safetensors.{os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    ("own", "names"), [(False, MAPPED), (True, SAVED)], ids=["mapped", "saved"]
+)
+def test_state_files_and_folders_that_were_open_are_closed(
+    own: bool, names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    monkeypatch.setenv(files.STATE_VARIABLE, str(place))
+    monkeypatch.setattr(state, "SMALL_BYTES", 0)
+    config: dict[str, Any] = {"state-dir": str(place), "partition-id": 0} if own else {}
+    before = os.umask(0)
+    try:
+        (place / "run-70707").mkdir(parents=True)
+        for name in names:
+            (place / "run-70707" / name).write_text("")
+        write(Context(RUN, 3, config, RecordDict(), {}), {"w": torch.ones(9)})
+    finally:
+        os.umask(before)
+        monkeypatch.delenv(files.STATE_VARIABLE)
+        state.forget_run(RUN)  # in this process
+    assert names[0] in os.listdir(place / "run-70707")
+    assert not open_to_others(place)
+
+
+@pytest.mark.parametrize("name", ["nfedgnn", pytest.param("fedscem", marks=pytest.mark.slow)])
+def test_whatever_a_run_leaves_at_its_clients_is_theirs_alone(name: str, tmp_path: Path) -> None:
+    """Keys, state, checkpoints and outputs; with a state-dir that was open to all."""
+    place = tmp_path / "state"
+    place.mkdir()
+    place.chmod(0o777)
+    before = os.umask(0)
+    try:
+        overrides = ("rounds=2", "checkpoint_every=1", "save=all")
+        METHODS[name].run(tmp_path / "out", *overrides, supernodes=3, state_dir=place)
+    finally:
+        os.umask(before)
+    assert any("checkpoints" in name for name in modes(place))
+    assert any("outputs" in name for name in modes(place))
+    assert not open_to_others(place)
+
+
+def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_text("old")
+    path.chmod(0o666)
+    with path.open() as spy:
+        os.close(files.own_file(path))
+        path.write_text("secret")
+        assert spy.read() == "old"
+    other = tmp_path / "elsewhere"
+    other.write_text("theirs")
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    os.close(files.own_file(link))
+    assert not link.is_symlink() and other.read_text() == "theirs"
+
+
+def test_a_folder_for_all_users_is_no_place_for_state(tmp_path: Path) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    place.chmod(0o1777)
+    with pytest.raises(StateLostError, match="tmp is for all users; set state-dir"):
+        own_folder(place / "run-1")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
+
+
+def test_folders_that_are_made_on_the_way_are_closed(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        private_folder(tmp_path / "a" / "b")
+        with replaced(tmp_path / "c" / "d" / "file") as part:
+            part.write_text("1")
+        own_folder(tmp_path / "place" / "checkpoints" / "round-1", tmp_path / "place")
+    finally:
+        os.umask(before)
+    assert not {name: mode for name, mode in open_to_others(tmp_path).items() if name != "."}
