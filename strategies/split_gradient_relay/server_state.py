@@ -57,6 +57,7 @@ class RelayServerState:
         self.is_change = False  # ... since the checkpoint that it goes on from
         # Of each user: rounds that it answered, and its payload up and down
         self.traffic = np.zeros((num_users, 3), np.int64)
+        self.before: int | None = None  # users that the checkpoint is of, where they changed since
         self.alone = 0  # rounds in which only the last newcomers train
 
     def grow(self, num_users: int, left: Sequence[int], alone: int) -> None:
@@ -94,11 +95,8 @@ class RelayServerState:
         before = np.zeros(self.num_users, bool)
         before[:known] = state["left"].numpy()
         self.is_change = bool((self._joined == NEW).any() or (self.left & ~before).any())
-
-    @property
-    def before(self) -> int | None:
-        """Say how many users a checkpoint is of, to clients of a run whose users changed."""
-        return int((self._joined != NEW).sum()) if self.changed else None
+        # Said of the checkpoint to whoever enrols, also after the newcomers have joined
+        self.before = int((self._joined != NEW).sum()) if self.changed else None
 
     def arrived(self, server_round: int) -> None:
         """Note the round after which those that are new have joined."""

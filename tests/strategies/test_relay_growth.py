@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ WHOLE, OLD, ROUNDS = small_graph(24), 18, 4
 NEW = list(range(OLD, 24))
 
 
-def first(data: Data, count: int) -> Data:
+def first(data: Data, users: int) -> Data:
     """The graph of the first users alone."""
-    return data.subgraph(torch.arange(count))
+    return data.subgraph(torch.arange(users))
 
 
 def grid(data: Data, folder: Path, *, left: Any = (), **options: Any) -> InProcessGrid:
@@ -198,21 +199,21 @@ def test_clients_of_other_supernodes_are_refused_as_before(tmp_path: Path) -> No
         run.strategy.start(other, num_rounds=ROUNDS + 1, resume=True)
 
 
-def test_a_newcomers_supernode_needs_no_checkpoint(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    app, apart = grid(WHOLE, tmp_path).client_app, torch.tensor(NEW)
+@pytest.mark.parametrize(("alone", "away", "answered"), [(2, 0, [6, 6, 24]), (0, 2, [18, 24, 24])])
+def test_a_newcomers_supernode_needs_no_checkpoint(
+    alone: int, away: int, answered: list[int], tmp_path: Path
+) -> None:
+    """Whether it is there when the run goes on, or comes later."""
+    run, apart, looks = Run(tmp_path), torch.tensor(NEW), count(1)
 
     def client_fn(context: Context) -> NodeClient:
         part = int(context.node_config["partition-id"])
         users = apart if part == 3 else torch.arange(part, OLD, 3)
         return NodeClient(context, WHOLE.x[users], users, checkpoint_dir=tmp_path)
 
-    assert app is not None
-    run.strategy.grow(WHOLE, alone=2)
-    run.strategy.start(
-        InProcessGrid(make_client_app(client_fn), num_supernodes=4),
-        num_rounds=ROUNDS + 3,
-        resume=True,
-        on_round=run.reports.append,
-    )
-    assert [report.answered for report in run.reports] == [6, 6, 24]
+    late = InProcessGrid(make_client_app(client_fn), num_supernodes=4)
+    there = late.get_node_ids
+    late.get_node_ids = lambda: there()[: -1 if next(looks) <= away else None]  # type: ignore[method-assign]
+    run.strategy.grow(WHOLE, alone=alone)
+    run.strategy.start(late, num_rounds=ROUNDS + 3, resume=True, on_round=run.reports.append)
+    assert [report.answered for report in run.reports] == answered
