@@ -41,19 +41,47 @@ def says_lost(reason: str) -> bool:
 
 
 MAX_REASON = 300  # characters of a peer's own words that reach a log or a report
+LOOKED_AT = 1 << 16  # characters of a peer's text that are looked at: it may have 50 million
 
 
 def one_line(text: str, limit: int = MAX_REASON) -> str:
     """Keep a peer's words from breaking a log: one line, printable, short."""
     # Of a long text the last line is kept: Ray sends whole tracebacks, which end with the error.
     if len(text) > limit:
-        text = text.rstrip().rpartition("\n")[2]
+        text = text[-LOOKED_AT:].rstrip().rpartition("\n")[2]
     line = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 class IdentityError(ValueError):
     """A party's key, registry or signed statement that is unreadable or not as granted."""
+
+
+def brief(value: object, limit: int = 60) -> str:
+    """Write what ``repr`` would begin with, without writing the rest: a peer's may have 60 MiB."""
+    if isinstance(value, (str, bytes, bytearray)):
+        text = repr(value[:limit])
+    elif isinstance(value, (list, tuple, dict)):
+        ends = {list: "[]", tuple: "()"}.get(type(value), "{}")
+        text = ends[0]
+        for number, one in enumerate(value):
+            shown = f"{brief(one, limit)}: " if isinstance(value, dict) else ""
+            shown += brief(value[one] if isinstance(value, dict) else one, limit)
+            text += f", {shown}" if number else shown
+            if len(text) > limit:
+                break
+        text += ends[1]
+    elif isinstance(value, int) and value.bit_length() > 4 * limit:
+        text = f"a number of {value.bit_length()} bits"  # Python writes no number of 4,300 digits
+    else:
+        text = repr(value)
+    return text[:limit]
+
+
+def words_of(error: BaseException) -> str:
+    """Give an error's message; of one that quotes a peer at any length, no more than begins it."""
+    large = (one for one in error.args if isinstance(one, (str, bytes)) and len(one) > LOOKED_AT)
+    return str(error) if (one := next(large, None)) is None else brief(one, MAX_REASON)
 
 
 class DivergedError(RuntimeError):

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.flower_compat import SType
 from flower_graph.messages.keys import MAX_NUMBER
 
@@ -54,7 +54,8 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]:
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
-        raise ValueError(f"array {name!r} is serialised as {array.stype!r}, not {SType.NUMPY!r}")
+        said = brief(array.stype)
+        raise ValueError(f"array {name!r} is serialised as {said}, not {SType.NUMPY!r}")
     try:
         shape, fortran, dtype, offset = _read_header(_head(array.data))
     except Exception as error:  # hostile bytes make the parser raise almost anything
@@ -62,7 +63,8 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]
     if dtype.hasobject:
         raise ValueError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
     if shape != tuple(array.shape) or str(dtype) != array.dtype:
-        said, held = f"{array.dtype}{list(array.shape)}", f"{dtype}{list(shape)}"
+        said = f"{array.dtype[:20]}{brief(list(array.shape))}"
+        held = f"{dtype}{list(shape)}"
         raise ValueError(f"array {name!r} says it is {said} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
     if len(array.data) - offset != expected:
@@ -102,7 +104,7 @@ def pack_integers(values: IntArray) -> bytes:
 def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
     """Read what ``pack_integers`` wrote; ``MalformedReplyError`` names ``what`` if it cannot."""
     if not isinstance(data, bytes) or len(data) % 8:
-        raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {data!r:.60}")
+        raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {brief(data)}")
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
 

@@ -22,7 +22,7 @@ from flower_graph.messages.codec import Entries, Field, Message, Reading, Writin
 from flower_graph.messages.fields import Clients, Handled, Lines, Real, Whole
 from flower_graph.messages.keys import CLIENTS, LEFT_OUT, MAX_WEIGHT, NUM_EXAMPLES, SERVER_ROUND
 
-MAX_CLIENTS = 10**7  # that one SuperNode may speak for
+MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
 
 

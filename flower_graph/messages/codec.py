@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_typ
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.messages.arrays import encode_array, read_array
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
 
@@ -131,7 +131,7 @@ class Field:
 
     def refuse(self, wanted: str, value: object) -> MalformedReplyError:
         """Give the error that an entry is not what it should be."""
-        return MalformedReplyError(f"{self.key}: expected {wanted}, got {value!r:.60}")
+        return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
 
 def is_empty(value: Any) -> bool:

@@ -14,13 +14,14 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, one_line
+from flower_graph.errors import MAX_REASON, MalformedReplyError, brief, one_line
 from flower_graph.messages.arrays import IntArray, pack_integers, unpack_integers
 from flower_graph.messages.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
 from flower_graph.messages.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
+MAX_LINES = 1 << 14  # of one reply: as many as clients can hide their numbers in one sum
 RUN_BYTES = 16  # the nonce that tells one run from another
 
 
@@ -36,7 +37,7 @@ class Whole(Field):
     def decode(self, value: Any, name: str, reading: Reading) -> int:
         """Refuse all but whole numbers in the range."""
         if name in reading.known and value != reading.known[name]:
-            raise MalformedReplyError(f"{self.key} {value!s:.60}, expected {reading.known[name]}")
+            raise MalformedReplyError(f"{self.key} {brief(value)}, expected {reading.known[name]}")
         if not isinstance(value, int) or isinstance(value, bool) or not self._fits(value):
             words = {None: "an integer", 0: "a count", 1: "a positive number"}
             raise self.refuse(words.get(self.least, f"an integer from {self.least}"), value)
@@ -99,7 +100,7 @@ class Said(Word):
 
     def decode(self, value: Any, name: str, reading: Reading) -> str:
         """Take anything."""
-        return "" if value is None else one_line(str(value))
+        return "" if value is None else _line(value)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,9 @@ class Lines(Field):
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
         """Read one word as a list of one; a peer's words are cut to a line."""
-        return [one_line(str(line)) for line in _listed(value)]
+        lines = _listed(value)
+        more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+        return [_line(line) for line in lines[:MAX_LINES]] + more
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,19 @@ class Reasons(Lines):
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
         """Refuse lines that name no client."""
         reasons: dict[int, str] = {}
-        for line in _listed(value):
-            number, colon, why = str(line).partition(":")
+        if len(lines := _listed(value)) > MAX_LINES:
+            raise MalformedReplyError(f"{self.key}: {len(lines)} reasons, at most {MAX_LINES}")
+        for line in lines:
+            number, colon, why = _line(line).partition(":")
             if not colon or not number.removeprefix("-").isdecimal():
                 raise self.refuse("number:reason", line)
             reasons[int(number)] = why
         return reasons
+
+
+def _line(value: Any) -> str:
+    """Give a peer's word as a line that a log can have."""
+    return one_line(value if isinstance(value, str) else brief(value, MAX_REASON))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -237,7 +247,7 @@ class Block(Shaped):
         """Refuse bytes of another size."""
         result = reading.fit(self.shape, len(value)) if isinstance(value, bytes) else None
         if result is None:
-            got = f"{len(value)} bytes" if isinstance(value, bytes) else f"{value!r:.60}"
+            got = f"{len(value)} bytes" if isinstance(value, bytes) else brief(value)
             wanted = reading.words(self.shape)
             raise MalformedReplyError(f"{self.key}: expected bytes of shape {wanted}, got {got}")
         return np.frombuffer(value, np.uint8).reshape(result)
@@ -304,7 +314,7 @@ class Sizes(Exact):
             raise MalformedReplyError(f"{sizes.size} sizes for {clients} clients")
         rows = reading.sizes["n"]
         if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
-            raise MalformedReplyError(f"sizes {sizes.tolist()!s:.60} for {rows} rows in all")
+            raise MalformedReplyError(f"sizes {brief(sizes[:60].tolist())} for {rows} rows in all")
         return sizes
 
 

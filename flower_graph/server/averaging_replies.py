@@ -19,9 +19,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, one_line
+from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.messages.arrays import decode_array, encode_array, read_array
 from flower_graph.messages.averaging import MAX_CLIENTS
+from flower_graph.messages.fields import MAX_LINES
 from flower_graph.messages.keys import (
     ARRAYS,
     CLIENTS,
@@ -32,10 +33,9 @@ from flower_graph.messages.keys import (
     MAX_WEIGHT,
     NUM_EXAMPLES,
 )
-from flower_graph.server.exchange import Rejected, no_content, unreadable
-from flower_graph.server.ledger import count_bytes, reply_bytes
+from flower_graph.server.exchange import MAX_NAMED, Rejected, no_content, unreadable
+from flower_graph.server.ledger import reply_bytes, size_of, too_large
 
-MAX_NAMED = 50  # clients that one SuperNode may name as left out
 # Measurements that are shares themselves; their sum cannot be more than the number of them
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
 RECORD = -2  # stands where a length does, beside the name of the record
@@ -106,7 +106,7 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
     """Return which single clients a SuperNode left out itself: client to reason."""
     # It can speak for its own only.
     local = set(hosted.get(reply.metadata.src_node_id, ()))
-    lines = map(one_line, _named(reply.content))
+    lines = [one_line(str(line)) for line in _named(reply.content)[:MAX_LINES]]
     result = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
     return {int(m[1]): m[2] for m in result if m and int(m[1]) in local}
 
@@ -115,16 +115,16 @@ def _problem(
     reply: Message, model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]
 ) -> str | None:
     """Say why a reply alone cannot be used, or None."""
-    if (said := no_content(reply)) is not None:
+    too_long = too_large(reply, size_of(reply), _most_bytes(model, extras))
+    if (said := too_long or no_content(reply)) is not None:
         return said
     try:
-        _check_size(reply.content, model, extras)
         metrics = _check_metrics(reply.content)
         _check_sums(metrics)
         if model is None:
             for name, value in metrics.items():
                 if not np.isfinite(np.asarray(value, np.float64)).all():
-                    raise MalformedReplyError(f"{name} is {value!s:.40}")
+                    raise MalformedReplyError(f"{name} is {brief(value, 40)}")
         else:
             _check_arrays(reply.content, model, extras)
     except Exception as error:
@@ -138,7 +138,9 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
         raise MalformedReplyError(f"{len(records)} metric records, expected 1")
     weight = records[0].get(NUM_EXAMPLES)
     if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
-        raise MalformedReplyError(f"{NUM_EXAMPLES} is {weight!s:.40}, must be a positive number")
+        raise MalformedReplyError(
+            f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be a positive number"
+        )
     return records[0]
 
 
@@ -154,14 +156,10 @@ def _too_heavy(
     return result
 
 
-def _check_size(
-    content: RecordDict, model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]
-) -> None:
+def _most_bytes(model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]) -> int:
     allowed = reply_bytes(sum(math.prod(shape) for shape in extras.values()))
-    if model is not None:  # float64 where float32 would do
-        allowed += 2 * model.count_bytes()
-    if (size := count_bytes(content)) > allowed:
-        raise MalformedReplyError(f"reply of {size} bytes, at most {allowed} allowed")
+    # float64 where float32 would do
+    return allowed if model is None else allowed + 2 * model.count_bytes()
 
 
 def _check_sums(metrics: MetricRecord) -> None:
@@ -183,16 +181,18 @@ def _check_arrays(
 ) -> None:
     records, expected = content.array_records, [ARRAYS, EXTRAS] if extras else [ARRAYS]
     if sorted(records) != expected:
-        raise MalformedReplyError(f"array records {list(records)!s:.80}, expected {expected}")
+        raise MalformedReplyError(f"array records {brief(list(records), 80)}, expected {expected}")
     if extras and sorted(records[EXTRAS]) != sorted(extras):
-        named = f"extras {list(records[EXTRAS])!s:.80}, expected {sorted(extras)!s:.80}"
+        named = f"extras {brief(list(records[EXTRAS]), 80)}, expected {sorted(extras)!s:.80}"
         raise MalformedReplyError(named)
     for name, shape in extras.items():
         read_array(content, EXTRAS, name, shape)
     names = list(records[ARRAYS])
     if names != list(model):
         # Clients read arrays by their place, and the first reply's order would be the mean's.
-        raise MalformedReplyError(f"arrays {names!s:.80}, expected {list(model)!s:.80} in order")
+        raise MalformedReplyError(
+            f"arrays {brief(names, 80)}, expected {list(model)!s:.80} in order"
+        )
     for name, wanted in model.items():
         value = read_array(content, ARRAYS, name, tuple(wanted.shape))
         if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
@@ -208,10 +208,14 @@ def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
         return {}
     ((common, _),) = Counter(forms.values()).most_common(1)
     return {
-        node: f"metrics are not as in the other replies: {sorted(dict(common ^ form))!s:.80}"
+        node: f"metrics are not as in the other replies: {_names(common ^ form)}"
         for node, form in forms.items()
         if form != common
     }
+
+
+def _names(form: Form) -> str:
+    return brief(sorted(dict(form)), 80)
 
 
 def _form(reply: Message) -> Form:
@@ -224,13 +228,13 @@ def _left_out(content: RecordDict) -> list[str]:
     """Return which of its clients a SuperNode left out itself, with its reasons."""
     named = _named(content)
     more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-    return [one_line(why) for why in named[:MAX_NAMED]] + more
+    return [one_line(str(why)) for why in named[:MAX_NAMED]] + more
 
 
-def _named(content: RecordDict) -> list[str]:
+def _named(content: RecordDict) -> list[Any]:
     config = content.config_records.get(CONFIG) or ConfigRecord()
     result = config.get(LEFT_OUT, [])
-    return [str(why) for why in (result if isinstance(result, list) else [result])]
+    return result if isinstance(result, list) else [result]
 
 
 # Read -------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from flower_graph.server.averaging_replies import (
     weight_of,
     with_own_content,
 )
-from flower_graph.server.exchange import ByteLedger, Rejected, log_rejected
+from flower_graph.server.exchange import ByteLedger, Rejected, few, log_rejected
 from flower_graph.server.ledger import NOT_CONNECTED
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
@@ -204,7 +204,7 @@ class CheckedFedAvg(FedAvg):
             round=server_round,
             asked=answered + sum(members.count(node) for node in silent if node not in came),
             answered=answered,
-            rejected=[{"node": one.node_id, "reason": one.reason} for one in session.rejected],
+            rejected=[{"node": one.node_id, "reason": one.reason} for one in few(session.rejected)],
             bytes=session.ledger.payload,
             wire_bytes=session.ledger.wire,
             seconds=time.perf_counter() - now.started,

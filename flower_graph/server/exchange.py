@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -25,9 +26,9 @@ from typing import Generic, TypeVar
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_graph.errors import MAX_REASON, NoClientsError, one_line
+from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID
-from flower_graph.server.ledger import ByteLedger, count_bytes
+from flower_graph.server.ledger import ByteLedger, count_bytes, size_of, too_large
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
 
@@ -40,6 +41,7 @@ TTL_MARGIN = 10.0
 # Seconds until the first line that says for whom the server waits, and from one to the next.
 FIRST_WORD, NEXT_WORD = 2.0, 10.0
 MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
+MAX_NAMED = 50  # entries of one node in a round's log and report
 FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
 
 
@@ -117,12 +119,12 @@ class Gathering(Generic[T]):
 
     def _problem(self, reply: Message, size: int) -> str | None:
         """Say why a node's answer is refused unread, or None."""
+        if (why := too_large(reply, size, self.max_reply_bytes)) is not None:
+            return why
         if (said := no_content(reply)) is not None:
             return said
         if reply.metadata.group_id != str(self.server_round):
-            return f"round {reply.metadata.group_id or '?'}, expected {self.server_round}"
-        if self.max_reply_bytes is not None and size > self.max_reply_bytes:
-            return f"reply of {size} bytes, at most {self.max_reply_bytes} allowed"
+            return f"round {_group(reply)}, expected {self.server_round}"
         return None
 
     def _stray(self, reply: Message, unanswered: dict[str, Unanswered]) -> str:
@@ -135,7 +137,7 @@ class Gathering(Generic[T]):
         if (late := unanswered.pop(answers, None)) is not None:
             return f"late: round {late.server_round}, expected {self.server_round}"
         if reply.metadata.group_id != str(self.server_round):
-            return f"late: round {reply.metadata.group_id or '?'}, expected {self.server_round}"
+            return f"late: round {_group(reply)}, expected {self.server_round}"
         return "answers no message of this exchange"
 
 
@@ -256,7 +258,7 @@ class Exchange:
             else:
                 gathering.reject(node_id, "not sent: the grid refused the message; node gone?")
         for reply in self._pull(gathering.open, timeout):
-            size = _size(reply)
+            size = size_of(reply)
             self.ledger.count_wire("up", size)
             gathering.take(reply, size, self._unanswered)
         for node_id in gathering.open.values():
@@ -292,7 +294,7 @@ class Exchange:
         for reply in self._pull(waiting, timeout):
             answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if (late := self._unanswered.pop(answers, None)) is not None:
-                self.ledger.count_wire("up", _size(reply))
+                self.ledger.count_wire("up", size_of(reply))
                 why = f"late: round {late.server_round}, expected {server_round}"
                 log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
                 continue
@@ -336,6 +338,10 @@ class Exchange:
             self._unanswered[message_id] = Unanswered(node_id, server_round, forget_at)
 
 
+def _group(reply: Message) -> str:
+    return reply.metadata.group_id[:MAX_REASON] or "?"
+
+
 def no_content(reply: Message) -> str | None:
     """Say why there is nothing to read in a reply, or None."""
     if reply.has_error():
@@ -347,8 +353,19 @@ def no_content(reply: Message) -> str | None:
 def unreadable(error: Exception) -> str:
     """Say why a reply could not be read: a hostile one must not end the run, whatever it raises."""
     if isinstance(error, ValueError):  # MalformedReplyError is one
-        return str(error)
-    return f"unreadable reply: {type(error).__name__}: {error}"
+        return words_of(error)
+    return f"unreadable reply: {type(error).__name__}: {words_of(error)}"
+
+
+def few(entries: Iterable[Rejected]) -> list[Rejected]:
+    """Keep some entries of each node, and say of it how many more there are."""
+    counts, result = Counter[int](), []
+    for entry in entries:
+        counts[entry.node_id] += 1
+        if counts[entry.node_id] <= MAX_NAMED:
+            result.append(entry)
+    over = {node: count - MAX_NAMED for node, count in counts.items() if count > MAX_NAMED}
+    return result + [Rejected(node, f"and {more} more") for node, more in over.items()]
 
 
 def log_rejected(
@@ -356,15 +373,11 @@ def log_rejected(
 ) -> None:
     """Log one line for each reason: a thousand silent nodes are one event."""
     by_reason: dict[str, list[int]] = {}
-    for entry in entries:
+    for entry in few(entries):
         by_reason.setdefault(entry.reason, []).append(entry.node_id)
     for reason, nodes in by_reason.items():
         named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
         log.warning("round %d: %s %d (node %s): %s", server_round, what, len(nodes), named, reason)
-
-
-def _size(reply: Message) -> int:
-    return count_bytes(reply.content) if reply.has_content() else 0
 
 
 def _deadline(timeout: float) -> float:

@@ -16,9 +16,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.errors import LOOKED_AT
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
 from flower_graph.secure.sum.messages import PACKET_BYTES, PrepareRequest, UnmaskRequest
 
@@ -293,7 +294,8 @@ def _check(direction: str, nbytes: int) -> None:
 # request says it.
 ROOM = 1 << 20  # any reply: headers, keys, measurements, reasons
 PER_CLIENT = 1 << 13  # what a reply may say about each of its clients besides numbers
-SETUP = 64 << 20  # who is there, ids, blinded identities: only the client knows how many
+SETUP = 64 << 20  # blinded identities, keys: only the client knows how many
+ENROLMENT = 16 << 20  # who is there: numbers of a million clients or public nodes, twice over
 NUMBER = 8  # bytes: a client may answer with float64 where float32 would do
 
 
@@ -319,3 +321,47 @@ def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]
         default=0,
     )
     return ROOM + shares + keys
+
+
+def size_of(reply: Message) -> int:
+    """Count the bytes of a reply's content."""
+    return count_bytes(reply.content) if reply.has_content() else 0
+
+
+def too_large(reply: Message, size: int, most: int | None) -> str | None:
+    """Say that a reply, whose content has so many bytes, has more than it may have, or None."""
+    if most is None:
+        return None
+    if reply.has_error():
+        # So much of a text is looked at in any case: a traceback may be longer than a small answer.
+        size, most, what = (
+            _text_bytes(reply.error.reason or ""),
+            max(most, LOOKED_AT),
+            "error reply",
+        )
+    else:
+        what = "reply"
+    # Names and metadata are no payload, and the client's to write all the same.
+    if (total := size + _unpaid_bytes(reply)) <= most:
+        return None
+    return f"{what} of {size if size > most else total} bytes, at most {most} allowed"
+
+
+def _text_bytes(text: str) -> int:
+    """Count a text's bytes in UTF-8, without writing them down at once."""
+    if text.isascii():
+        return len(text)
+    parts = (text[start : start + LOOKED_AT] for start in range(0, len(text), LOOKED_AT))
+    return sum(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+
+
+def _unpaid_bytes(reply: Message) -> int:
+    """Count what a reply's writer chose and `count_bytes` leaves out: names and descriptions."""
+    metadata = reply.metadata
+    total = len(metadata.group_id) + len(metadata.message_type)
+    for name, record in reply.content.items() if reply.has_content() else ():
+        total += len(name)
+        if isinstance(record, ArrayRecord):
+            for array in record.values():
+                total += len(array.dtype) + len(array.stype) + NUMBER * len(array.shape)
+    return total

@@ -13,12 +13,12 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, one_line, says_lost
+from flower_graph.errors import MalformedReplyError, brief, one_line, says_lost
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.server.exchange import Exchange, Rejected
-from flower_graph.server.ledger import setup_bytes
+from flower_graph.server.ledger import ENROLMENT
 
 LOG = logging.getLogger(__name__)
 MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
@@ -101,7 +101,7 @@ class Membership:
             server_round=self.resume.server_round if self.outside_rounds else server_round,
             timeout=timeout,
             read=self._read,
-            max_reply_bytes=setup_bytes(),
+            max_reply_bytes=ENROLMENT,
         )
         unasked, answers = self.unasked(), dict(replies.values)
         if unasked is not None:
@@ -206,15 +206,19 @@ class Membership:
                 )
 
 
+def _said(value: object, limit: int) -> str:
+    return one_line(value if isinstance(value, str) else brief(value, limit), limit)
+
+
 def other_version(content: RecordDict) -> str:
     """Return the version of the node that answered a ``query``; empty if it is the server's."""
     # A plain ClientApp says nothing of it, which is fine.
     said = content.config_records.get(CONFIG, ConfigRecord())
     if MESSAGE_FORMAT not in said:
         return ""
-    version = one_line(str(said.get(VERSION, "?")), 40)
+    version = _said(said.get(VERSION, "?"), 40)
     if said[MESSAGE_FORMAT] != FORMAT:
-        theirs = one_line(str(said[MESSAGE_FORMAT]), 20)
+        theirs = _said(said[MESSAGE_FORMAT], 20)
         raise MalformedReplyError(
             f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
             f"({__version__}): install the same version"

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from flower_graph.messages.keys import CONFIG
 from flower_graph.outputs.server import BestRound
 from flower_graph.report.rounds import RoundReport
-from flower_graph.server.exchange import Replies
+from flower_graph.server.exchange import Replies, few
 from flower_graph.server.ledger import Participation
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
@@ -96,7 +96,7 @@ class RoundStrategy(RoundLoop):
         **figures: Any,
     ) -> RoundReport:
         """Say what a round gave: accuracy by role, ``figures``, and what the session knows."""
-        rejected = self.session.rejected
+        rejected = few(self.session.rejected)
         return RoundReport(
             round=server_round,
             train_accuracy=accuracy["train"],

@@ -28,6 +28,7 @@ from flower_graph.server.exchange import (
     Exchange,
     Rejected,
     Replies,
+    few,
     log_rejected,
     no_content,
     unreadable,
@@ -351,5 +352,5 @@ class Session:
 
     def leave_out(self, rejected: Collection[Rejected]) -> None:
         """Note who is left out, and who has lost what it kept."""
-        self.rejected += rejected
+        self.rejected += few(rejected)
         self.members.note(rejected)

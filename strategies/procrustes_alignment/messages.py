@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.messages import keys
 from flower_graph.messages.arrays import decode_array, largest_size, pack_integers
 from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing, take
@@ -84,7 +84,9 @@ class EmbeddingEnrolment(Message, up="query"):
         if not clients:
             raise MalformedReplyError("it hosts no clients")
         if len(set(clients)) != len(clients) or min(clients) < 0:
-            raise MalformedReplyError(f"its clients {clients!s:.60} are not different numbers >= 0")
+            raise MalformedReplyError(
+                f"its clients {brief(clients)} are not different numbers >= 0"
+            )
         for client, ids, dimension in zip(clients, self.nodes, self.dimensions, strict=True):
             if ids.size < 1:
                 raise MalformedReplyError(f"client {client} has no public nodes")
@@ -108,7 +110,7 @@ class Fingerprints(Numbers):
         prints = super().decode(value, name, reading)
         for client, print_ in zip(clients, prints, strict=True):
             if client not in nodes:
-                raise ValueError(f"client {client} is not here; here are {sorted(nodes)!s:.60}")
+                raise ValueError(f"client {client} is not here; here are {brief(sorted(nodes))}")
             if fingerprint(nodes[client]) != print_:
                 raise ValueError(
                     f"client {client}: the server knows other public nodes of it than it has; "
@@ -215,7 +217,7 @@ class Embeddings(Rows):
         request, left_out = reading.known["request"], reading.values["left_out"]
         present = Numbers(keys.WITH_TARGETS, shape="c").read(name, reading)
         if not set(present) <= {0.0, 1.0}:
-            raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {present!s:.60}")
+            raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {brief(present)}")
         result: list[FloatArray | None] = [None] * len(request.clients)
         if not request.wants_embeddings:
             return result
