@@ -54,8 +54,8 @@ class Participation:
         return {
             "asked": ranges(self.asked) if self.failed else answered,
             "answered": answered,
-            "failed": _by_reason(self.failed),
-            "left-out": _by_reason(self.left_out),
+            "failed": by_reason(self.failed),
+            "left-out": by_reason(self.left_out),
         }
 
     @classmethod
@@ -191,7 +191,7 @@ def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
             yield state, entry["clients"]
 
 
-def _by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
+def by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
     """Group clients by reason: a thousand silent ones are one entry."""
     grouped: dict[str, list[int]] = {}
     for client, reason in clients.items():

@@ -105,6 +105,9 @@ class StrategyConfig(RobustSection, StrategySection):
         "`strategy.limit`; where models are shared at most 2^-20",
     )
     dropout: float = setting(0.3, BELOW_ONE, help="share of the clients that may vanish in a round")
+    block_cap: int = setting(
+        1 << 14, at_least(16), help="points of a client's block in the blinded alignment, at most"
+    )
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""

@@ -64,7 +64,7 @@ SERVERS: dict[str, Any] = {
 # The settings that its strategy has, and no baseline
 OF_FEDSCEM = (
     *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout"),
+    *("limit", "resolution", "dropout", "block_cap"),
 )
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7

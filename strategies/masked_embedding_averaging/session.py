@@ -19,19 +19,27 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from flwr.app import RecordDict
 
-from flower_graph.errors import AlignmentError, NoClientsError
+from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.messages.arrays import read_array
 from flower_graph.messages.fields import read_handled
 from flower_graph.messages.keys import SUMS, TOTAL
+from flower_graph.secure.align.blinded import MAX_CLIENTS, MOST_POINTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.carried import missing
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.exchange import count_bytes
-from flower_graph.server.ledger import NOT_READY, Participation, reply_bytes, setup_bytes
+from flower_graph.server.ledger import (
+    NOT_READY,
+    Participation,
+    by_reason,
+    reply_bytes,
+    setup_bytes,
+)
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -47,7 +55,8 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 )
 
 LOG = logging.getLogger(__name__)
-MAX_UNIONS = 6  # tries to read the table of tokens, twice as large each time
+# Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
+MOST_CLAIMED = MAX_CLIENTS // 2
 T = TypeVar("T")
 
 
@@ -62,12 +71,14 @@ class Keys(NamedTuple):
 class EgoMembership(Membership):
     """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
 
-    def __init__(self, settings: EgoSettings, alignment: str, sums: SecureSum) -> None:
+    def __init__(
+        self, settings: EgoSettings, alignment: str, sums: SecureSum, block_cap: int = MOST_POINTS
+    ) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
         self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
         if alignment == "psi":
-            self.aligner = AlignmentServer(sums.run_id)
+            self.aligner = AlignmentServer(block_cap)
         elif alignment == "polynomial":
             self.aligner = PolynomialAlignmentServer()
         else:  # idle where nothing is shared
@@ -84,6 +95,10 @@ class EgoMembership(Membership):
     def read(self, node: int, content: RecordDict) -> Keys:
         """Read and check keys."""
         reply = KeyReply.read(content)
+        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
+            raise MalformedReplyError(
+                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
+            )
         self.sums.check_keys(reply)
         return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
 
@@ -131,11 +146,12 @@ class EgoSession(Session):
         limit: float,
         resolution: float,
         dropout: float,
+        block_cap: int = MOST_POINTS,
         **more: Any,
     ) -> None:
         self.sums = SecureSum(None, limit=limit, resolution=resolution, dropout=dropout, guard=True)
         self.sums.number = 0  # they count from 1, as rounds do
-        members = EgoMembership(settings, alignment, self.sums)
+        members = EgoMembership(settings, alignment, self.sums, block_cap)
         super().__init__(members, seed=settings.seed, **more)
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
@@ -143,6 +159,7 @@ class EgoSession(Session):
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self.drawn: set[int] = set()  # clients of this round's sum
         self._named = 0  # clients that reports have named already
+        self._told = 0  # clients that the log has named after an alignment
         self._turn = partial(self.sums.turn, send=self.send, message_type="train.unmask")
 
     @property
@@ -193,8 +210,9 @@ class EgoSession(Session):
             )
         if isinstance(aligner, AlignmentServer):
             self._unite(server_round, aligner)
-        for blame in aligner.blamed:
-            LOG.warning("client %d takes no part: %s", *blame)
+        for entry in by_reason(dict(aligner.blamed[self._told :])):
+            LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
+        self._told = len(aligner.blamed)
         published = aligner.publications()
         members.unsent = {node: message.to_config() for node, message in published.items()}
         self.num_slots = max((message.num_slots for message in published.values()), default=0)
@@ -205,16 +223,16 @@ class EgoSession(Session):
             raise AlignmentError("no client was aligned; the log names the reasons")
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        """Add up the clients' tables of tokens in a secure sum, until the table can be read."""
-        why = ""
-        for _ in range(MAX_UNIONS):
-            if aligner.settled:
-                return
-            self.prepare(server_round, clients := self.everyone)
+        """Add up the clients' tables of tokens in secure sums, until nobody waits any more."""
+        while not aligner.settled:
+            if not (clients := aligner.uniting):
+                aligner.union_failed("nobody is left whose tables could be added up")
+                continue
+            silent = self._turn(server_round, clients, reveal=False)
             unions = aligner.union_requests()
             length = 3 * next(iter(unions.values())).cells
             masks = self.sums.masks(length)
-            self.send(
+            replies = self.send(
                 {
                     node: as_record(unions[node].to_config() | mask.to_config())
                     for node, (_, mask) in masks.items()
@@ -225,21 +243,22 @@ class EgoSession(Session):
                 message_type="train.union",
                 max_reply_bytes=reply_bytes(length, self._most_clients),
             )
-            self._turn(server_round, None)
+            silent += [*replies.rejected, *self._turn(server_round, None)]
             result = self.sums.result(self.sums.number)
             if isinstance(result, Skipped):
-                why = f"the clients' tables could not be added up: {result.reason}"
-                if len(self.everyone) == len(clients):
-                    raise AlignmentError(why)
-                LOG.warning("%s; tried again without whom it proves guilty", why)
-                continue
-            why = f"the table of tokens could not be read in {MAX_UNIONS} tries"
-            aligner.take_union(result.total, result.contributors.tolist())
-        raise AlignmentError(why)
+                absent = self.sums.at(clients, {entry.node_id for entry in silent})
+                for node, listed in replies.values.items():
+                    absent += missing(*masks[node], listed)
+                aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
+            else:
+                aligner.take_union(result.total, result.contributors.tolist())
 
-    def _take_masked(self, node: int, content: RecordDict, length: int) -> None:
+    def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
-        self.sums.take_masked(node, MaskedReply.read(content, total=total))
+        reply = MaskedReply.read(content, total=total)
+        self.sums.take_masked(node, reply)
+        listed: list[int] = reply.clients.tolist()
+        return listed
 
     @property
     def _most_clients(self) -> int:

@@ -45,6 +45,7 @@ from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.report.rounds import RoundReport
+from flower_graph.secure.align.blinded import MOST_POINTS
 from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -83,6 +84,9 @@ class MaskedEmbeddingAveraging(OwnRounds):
         are shared, a step of 2^-20 at most.
     dropout : float
         Share of a round's clients that may vanish.
+    block_cap : int
+        Most points of a client's block in the alignment ``"psi"``: the power of two above the
+        number of its identities. A client with more is left out.
     **more
         ``participation``, the share of the clients asked each round, above 0 and at most 1;
         ``min_nodes``, SuperNodes to wait for before a round; ``checkpoint_dir`` and
@@ -111,6 +115,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
         limit: float = 32.0,
         resolution: float = 2.0**-12,
         dropout: float = 0.3,
+        block_cap: int = MOST_POINTS,
         **more: Any,
     ) -> None:
         for name, value, allowed in (
@@ -129,6 +134,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
                 limit=limit,
                 resolution=resolution if model_sharing == "none" else min(resolution, FINE),
                 dropout=dropout,
+                block_cap=block_cap,
                 **more,
             )
         )

@@ -40,7 +40,7 @@ class Alignment:
         self.run = (run_id,) if form == "psi" else ()
         self.data, self.nodes = dict(data), dict(enumerate(nodes, 1))
         self.hosts = {node: self.kind(*self.run, self.own(node)) for node in self.nodes}
-        self.server = server(*self.run)
+        self.server = server()
         self.received: list[dict[str, Any]] = []
         self.totals: list[Any] = []
 

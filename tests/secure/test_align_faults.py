@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from align_helpers import DATA as THREE
-from align_helpers import RUN, Alignment
+from align_helpers import Alignment
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.arrays import pack_integers
 from flower_graph.messages.keys import ALIGN_STAGE
-from flower_graph.secure.align.blinded import MAX_CLIENTS
-from flower_graph.secure.align.server import AlignmentServer
 
 DATA = {client: [client, client + 1, 100] for client in range(6)}
 NODES = [[0, 1], [2, 3], [4, 5]]
@@ -134,25 +132,25 @@ def test_a_key_holder_left_out_of_the_union_is_missed_when_others_join() -> None
     assert alignment.agree(set(DATA) - {holder})
 
 
-def test_an_unreadable_union_is_asked_for_at_twice_the_size_and_then_given_up() -> None:
+def test_an_unreadable_union_is_asked_for_at_twice_the_size_and_then_by_parts() -> None:
     alignment = enrolled(3)
-    sizes = []
+    cells, asked = [], []
     rng = np.random.default_rng(0)
-    with pytest.raises(AlignmentError, match="a client must have sent a wrong one"):
+    with pytest.raises(AlignmentError, match="cannot be read: a client sent a wrong one"):
         while True:
-            cells = alignment.server.union_requests()[1].cells
-            sizes.append(cells)
-            noise = rng.integers(0, 2**64, 3 * cells, np.uint64)
+            unions = alignment.server.union_requests()
+            asked.append(len(unions))
+            cells.append(next(iter(unions.values())).cells)
+            noise = rng.integers(0, 2**64, 3 * cells[-1], np.uint64)
             assert not alignment.server.take_union(noise, list(DATA))
-    assert len(sizes) == 5
-    assert all(b > 1.2 * a for a, b in pairwise(sizes))
+    assert asked == [3, 3, 3, 2, 2, 2]  # SuperNodes: all pairs of them
+    assert all(b > 1.2 * a for a, b in pairwise(cells[:3]))
+
+
+def test_a_sum_has_the_size_that_was_asked_for() -> None:
+    alignment = enrolled(3)
     with pytest.raises(ValueError, match="a sum of shape"):
         alignment.server.take_union(np.zeros(12, np.uint64), list(DATA))
-
-
-def test_more_clients_than_a_table_can_count_are_refused() -> None:
-    with pytest.raises(ValueError, match=f"at most {MAX_CLIENTS}"):
-        AlignmentServer(RUN).enroll(1, range(MAX_CLIENTS + 1))
 
 
 # The forms that hide nothing

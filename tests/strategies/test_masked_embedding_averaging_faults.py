@@ -114,9 +114,15 @@ def test_lost_during_the_set_up(stage: str, word: str) -> None:
     assert outcome.figures[1:, :3].isfinite().all()
 
 
-def test_a_union_that_fails_is_an_error() -> None:
+def test_a_union_that_too_few_take_part_in_is_tried_without_the_others() -> None:
     script = {(p, "union", 1): "lost" for p in range(4)}
-    with pytest.raises(AlignmentError, match="could not be added up: round 1 is skipped: 3 of 7"):
+    outcome = run(seven_egos(), supernodes=7, make_grid=faulty(script))
+    assert outcome.answered[-1] == 3
+
+
+def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:
+    script = {(p, "union", 1): "lost" for p in range(7)}
+    with pytest.raises(AlignmentError, match="could not be added up: round 1 is skipped: 0 of 7"):
         run(seven_egos(), supernodes=7, make_grid=faulty(script))
 
 

@@ -67,6 +67,12 @@ COUNT_MASK = np.uint64(0xFFFF)
 # With four parts a table can be read up to 0.77 tokens a cell (Goodrich and Mitzenmacher 2011);
 # the further cells make small tables as sure: for 16 tokens it fails once in some 10,000 times.
 CELLS_PER_TOKEN, FURTHER_CELLS = 1.45, 128
+# Tables of that size are read in 11 passes at most (50,000 tokens). A crafted one, in which each
+# token lays bare one other, is given up instead of being followed to its end.
+MAX_PASSES = 24
+# Points of one client's block. It bounds the work that a client can give key-holders, and the
+# identities that it can try out.
+MOST_POINTS = 1 << 14
 EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) - 1)
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
 POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")
@@ -303,17 +309,21 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
         raise ValueError(f"a table has a multiple of {WORDS * PARTS} words, got {total.shape}")
     table = total.astype(np.uint64).reshape(WORDS, -1)
     result: dict[bytes, int] = {}
-    while True:
-        tokens, counts = _single(table)
+    cells = np.arange(table.shape[1])  # that may hold one token alone: later only what has changed
+    for _ in range(MAX_PASSES):
+        tokens, counts = _single(table, cells)
         if not len(tokens):
             break
         fresh = dict(zip(pieces(tokens), counts.tolist(), strict=True))
-        if fresh.keys() & result.keys():
-            return None  # a token that comes back was never in such a sum
+        if fresh.keys() & result.keys() or len(fresh) + len(result) > table.shape[1]:
+            return (
+                None  # a token that comes back, or has no cell of its own, was never in such a sum
+            )
         result |= fresh
         places, marker = _hash(tokens, table.shape[1])
         content = np.concatenate([marker[None], _halves(tokens)]) * counts
         _add(table, places, np.uint64(0) - content)
+        cells = np.unique(places)
     if table.any():
         return None
     ordered = sorted(result)
@@ -321,11 +331,11 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
     return rows_of(ordered, -1, TOKEN), counted
 
 
-def _single(table: Words) -> tuple[Bytes2D, Words]:
+def _single(table: Words, cells: NDArray[np.int64]) -> tuple[Bytes2D, Words]:
     """Return the distinct tokens ``[t, 12]`` that are alone in some cell, and their counts."""
-    counts = table[0] & COUNT_MASK
-    cells = np.flatnonzero((counts > 0) & (counts <= MAX_CLIENTS))
-    counts = counts[cells]
+    counts = table[0, cells] & COUNT_MASK
+    plausible = (counts > 0) & (counts <= MAX_CLIENTS)
+    cells, counts = cells[plausible], counts[plausible]
     halves, rest = np.divmod(table[1:, cells], counts)
     good = (rest == 0).all(axis=0) & (halves < 1 << 8 * HALF).all(axis=0)
     cells, counts, halves = cells[good], counts[good], halves[:, good]

@@ -5,22 +5,25 @@ Free of any transport. The caller drives it::
     while requests := server.requests():           # node -> message of one stage
         ... send all; server.take(node, config of its reply) for those that answered
     while not server.settled:
-        ... send server.union_requests(), let the clients that have tokens take part in one secure
-        ... sum of their tables; server.take_union(total, contributors)
+        ... send server.union_requests(), let server.uniting take part in one secure sum of their
+        ... tables; server.take_union(total, contributors), or, if there is no sum, union_failed
     ... send server.publications() with the next messages
 
 Whoever does not answer a stage is left out; ``blamed`` says who and why. A lost key-holder is
 replaced and only the replacement is asked again, since every choice of key-holders has a key of its
-own. Clients that enrol later go through the stages for themselves; slots that are there keep their
+own. Nobody can know beforehand who that will be: key-holders are drawn from the operating system's
+randomness, SuperNode by SuperNode, when all points are there. They are asked for so many at a time
+that all can answer. If the union cannot be read, ``Trials`` finds out without whom it can be.
+Clients that enrol later go through the stages for themselves; slots that are there keep their
 places. If a key-holder is lost by then, its share of the key is lost too, and all start again under
 the next *epoch*.
 """
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -31,6 +34,7 @@ from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.fields import split_rows
 from flower_graph.secure.align.blinded import (
     MAX_CLIENTS,
+    MOST_POINTS,
     POINT,
     TOKEN,
     BlindReply,
@@ -46,12 +50,18 @@ from flower_graph.secure.align.blinded import (
     invalid_points,
     peel,
 )
+from flower_graph.secure.align.trials import Trials
 from flower_graph.secure.channel import pieces, rows_of
 
 # One alone could try out identities, so with two or more clients there is never only one.
 KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
 # A table for half of all points is about right, as blocks are filled up and clients overlap.
-FIRST_SHARE, MAX_DOUBLINGS = 2, 4
+# Twice that is enough for any tables, four times for bad luck, too.
+FIRST_SHARE, MAX_DOUBLINGS = 2, 2
+# Points that key-holders are asked for at a time: 7 s of work.
+AT_A_TIME = 1 << 15
+NO_PART = "took no part in the union of tokens"
+UNREADABLE = "was in no union of tokens that could be read"
 
 
 Request = TypeVar("Request")
@@ -104,10 +114,10 @@ class AnyAlignmentServer(ABC, Generic[Request]):
 class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold."""
 
-    def __init__(self, run_id: bytes) -> None:
+    def __init__(self, most_points: int = MOST_POINTS) -> None:
         super().__init__()
         self.epoch = 1
-        self._run_id = run_id
+        self._most_points = most_points  # of a client's block
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
@@ -117,16 +127,20 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         # By key-holders that answered together: products of all that is blinded, in its order.
         self._answers: dict[tuple[int, ...], Bytes2D] = {}
         self._doublings = 0
+        self._trials: Trials | None = None
+        self._absent: set[int] = set()  # clients that took no part in a union that failed
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
         """Note where clients are; those that are new wait for their alignment."""
         for client in clients:
             if client not in self._node:
+                if len(self._node) == MAX_CLIENTS:
+                    why = f"there are {MAX_CLIENTS} clients already, no more can be aligned"
+                    self.blamed.append((client, why))
+                    continue
                 self._pending[client] = None
             self._node[client] = node
-        if len(self._node) > MAX_CLIENTS:
-            raise ValueError(f"{len(self._node)} clients, at most {MAX_CLIENTS} can be aligned")
 
     def forget(self, clients: Iterable[int]) -> None:
         """Strike off clients who have lost what they kept, so that they can enrol again."""
@@ -143,12 +157,20 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         """Whether no client waits for the union."""
         return not self._evaluated
 
-    def union_requests(self) -> dict[int, UnionRequest]:
-        """Return for every node its clients' answers and the size of the table."""
+    @property
+    def uniting(self) -> list[int]:
+        """Clients whose tables are to be added up next."""
         # All aligned clients take part in the sum, not only new ones: what new ones hold must not
         # show apart from the rest more than it has to.
+        known = sorted((self._sizes.keys() | self._evaluated.keys()) - self._absent)
+        if self._trials is None:
+            return known
+        return [client for client in known if self._node[client] in self._trials.together]
+
+    def union_requests(self) -> dict[int, UnionRequest]:
+        """Return for every node its clients' answers and the size of the table."""
         requests = {}
-        for node, clients in self._by_node({**self._sizes, **self._evaluated}).items():
+        for node, clients in self._by_node(self.uniting).items():
             waiting = [client for client in clients if client in self._evaluated]
             blocks = [self._evaluated[client] for client in waiting]
             requests[node] = UnionRequest(
@@ -167,22 +189,48 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             raise ValueError(f"a sum of shape {total.shape}, expected {3 * self._cells()} words")
         union = peel(total)
         if union is None:
-            self._doublings += 1
-            if self._doublings > MAX_DOUBLINGS:
-                raise AlignmentError(
-                    f"the sum of tables cannot be read, not even with {self._cells()} cells; a "
-                    "client must have sent a wrong one"
-                )
+            if self._trials is None and self._doublings < MAX_DOUBLINGS:
+                self._doublings += 1
+            else:
+                self.union_failed("the sum of tables cannot be read: a client sent a wrong one")
             return False
         present = set(contributors)
-        for client, block in self._evaluated.items():
-            if client in present:
+        for client in self.uniting:
+            block = self._evaluated.pop(client, None)
+            if client in present and block is not None:
                 self._sizes[client] = len(block)
-            else:
-                self._leave_out(client, "took no part in the union of tokens")
-        self._evaluated.clear()
+            elif block is not None:
+                self._leave_out(client, NO_PART)
         self._order = order_tokens(self._order, *union)
+        if self._trials is not None:
+            self._trials.succeeded()
+        self._end_trials("")
         return True
+
+    def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
+        """Try again without clients that took no part, or else with other SuperNodes together."""
+        if absent:
+            self._absent |= set(absent)
+            for client in self._evaluated.keys() & absent:
+                del self._evaluated[client]
+                self._leave_out(client, NO_PART)
+        else:
+            if self._trials is None:
+                self._trials = Trials({self._node[client] for client in self.uniting})
+            self._trials.failed()
+        self._end_trials(why)
+
+    def _end_trials(self, why: str) -> None:
+        """Leave out who still waits when there are no others to try with."""
+        if self._evaluated and (self._trials is None or self._trials.together):
+            return
+        for client in self._evaluated:
+            self._leave_out(client, UNREADABLE)
+        self._evaluated.clear()
+        self._trials, self._doublings = None, 0
+        self._absent.clear()
+        if why and not self._sizes:
+            raise AlignmentError(f"no clients could be aligned: {why}")
 
     def publications(self) -> dict[int, PublishedTokens]:
         """Return the order of slots, for every node that has aligned clients."""
@@ -195,7 +243,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return sorted(self._sizes)
 
     def _cells(self) -> int:
-        points = sum(self._sizes.values()) + sum(len(b) for b in self._evaluated.values())
+        local = self.uniting
+        points = sum(self._sizes.get(c) or len(self._evaluated[c]) for c in local)
         return cells_for(points * 2**self._doublings // FIRST_SHARE)
 
     def _leave_out(self, client: int, reason: str) -> None:
@@ -241,8 +290,10 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     def _take_blind(self, reply: BlindReply) -> None:
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
-            wrong = invalid_points(block)
-            if wrong:
+            if len(block) > self._most_points:
+                why = f"its block has {len(block)} points, at most {self._most_points} are taken"
+                self._leave_out(client, why)
+            elif wrong := invalid_points(block):
                 self._leave_out(client, f"its point {wrong[0]} is not in the group")
             else:
                 del self._pending[client]
@@ -254,11 +305,21 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             self._holders = self._choose(KEY_HOLDERS)
         answered = set(chain.from_iterable(self._answers))
         waiting = [holder for holder in self._holders if holder not in answered]
-        points = np.concatenate(list(self._blinded.values()))
+        points = np.concatenate([self._blinded[client] for client in self._at_a_time()])
         return {
             node: EvaluateRequest(self.epoch, np.array(holders, np.int64), points)
             for node, holders in self._by_node(waiting).items()
         }
+
+    def _at_a_time(self) -> list[int]:
+        """Return the first clients of those that wait, with as many points as one stage takes."""
+        total, chosen = 0, list[int]()
+        for client, block in self._blinded.items():
+            total += len(block)
+            if chosen and total > AT_A_TIME:
+                break
+            chosen.append(client)
+        return chosen
 
     def _add_up(self) -> None:
         """Add up the key-holders' answers and hand every client its own."""
@@ -271,9 +332,9 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 del self._answers[holders]
             self._lose_holders(list(chain(*wrong)), "its answer is not in the group")
             return
-        blocks = split_rows(total, [len(block) for block in self._blinded.values()])
-        self._evaluated |= dict(zip(self._blinded, blocks, strict=True))
-        self._blinded.clear()
+        asked = self._at_a_time()
+        blocks = split_rows(total, [len(self._blinded.pop(client)) for client in asked])
+        self._evaluated |= dict(zip(asked, blocks, strict=True))
         self._answers.clear()
 
     def _lose_holders(self, holders: list[int], reason: str) -> None:
@@ -291,14 +352,19 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._pending = dict.fromkeys(self._node)
         for waiting in (self._blinded, self._evaluated, self._sizes, self._answers):
             waiting.clear()
+        self._absent.clear()
+        self._trials = None
         self._holders, self._doublings, self._order = [], 0, self._order[:0]
 
     def _choose(self, count: int) -> list[int]:
         """Draw further key-holders, on machines of their own as far as there are any."""
+        draw = secrets.SystemRandom()
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
-        drawn = sorted(
-            free, key=lambda c: hashlib.sha256(self._run_id + b"/%d/%d" % (self.epoch, c)).digest()
-        )
+        nodes = sorted({self._node[client] for client in free})
+        draw.shuffle(free)
+        draw.shuffle(nodes)  # by SuperNode: who hosts more clients is not likelier
+        place = {node: number for number, node in enumerate(nodes)}
+        drawn = sorted(free, key=lambda client: place[self._node[client]])
         chosen: list[int] = []
         while drawn and len(chosen) < count:
             taken = {self._node[client] for client in (*self._holders, *chosen)}

@@ -5,6 +5,8 @@ Everything here is told in numbers of clients, whoever takes part in the protoco
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
 
@@ -35,6 +37,10 @@ class CarriedSum:
         """Return the SuperNode that hosts a client; None if it is not enrolled."""
         return self.server.node_of(client)
 
+    def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
+        """Return those of some clients that these SuperNodes host."""
+        return [client for client in clients if self.node_of(client) in nodes]
+
     def check_keys(self, reply: KeyReply) -> None:
         """Refuse keys that are not for this run, or hide nothing."""
         self.server.check_keys(reply)
@@ -63,3 +69,9 @@ class CarriedSum:
     def result(self, number: int) -> SumResult | Skipped:
         """End a sum: the words, and the numbers of the clients in it; or why there is none."""
         return self.server.result(number)
+
+
+def missing(local: list[int], mask: MaskRequest, listed: list[int]) -> list[int]:
+    """Return those of a SuperNode's clients that it was asked for and whose vectors it left out."""
+    out = set(mask.clients.tolist()) - set(listed)
+    return local if len(out) == mask.clients.size else [client for client in local if client in out]

@@ -1,0 +1,68 @@
+"""Who adds up tables together when a sum of tables failed and nobody can say who spoilt it.
+
+A sum over some SuperNodes that can be read clears all of them. So parts of the SuperNodes are tried
+with those that are cleared, in halves drawn by chance, until one alone is left with them: what then
+spoils the sum is its own. Who was in no sum that could be read is left out. A liar among *n* costs
+about 2 log2 *n* sums. One that lies only where some other takes part can have that one left out in
+its place: from sums alone nobody can tell the two apart.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+
+MOST_TRIALS = 64
+FEWEST = 2  # SuperNodes in a sum: what one holds is not to be seen alone
+
+
+class Trials:
+    """SuperNodes that are cleared, those that are not, and those whose tables are summed next."""
+
+    def __init__(self, nodes: Collection[int]) -> None:
+        self.cleared: set[int] = set()
+        self.suspects = set(nodes)
+        self.together = set(nodes)  # empty when there is nothing left to try
+        self._size = len(nodes)
+        self._failed: list[set[int]] = []
+
+    def succeeded(self) -> None:
+        """Clear those whose sum could be read."""
+        self.cleared |= self.together
+        self.suspects -= self.together
+        self._size = len(self.suspects) + 1
+        self._next()
+
+    def failed(self) -> None:
+        """Note that those together include one that spoils their sum."""
+        self._failed.append(set(self.together))
+        alone = self.together - self.cleared
+        if self.cleared and len(alone) == 1:
+            self._blame(alone)
+        self._next()
+
+    def _blame(self, alone: Collection[int]) -> None:
+        self.suspects.difference_update(alone)
+        self._size = len(self.suspects) + 1
+
+    def _next(self) -> None:
+        """Draw some of those that are not cleared, but none that are known to spoil a sum."""
+        draw = secrets.SystemRandom()
+        while self.suspects and len(self._failed) < MOST_TRIALS:
+            least = 1 if self.cleared else FEWEST
+            self._size = min(max(least, self._size // 2), len(self.suspects))
+            for _ in range(MOST_TRIALS):
+                chosen = set(draw.sample(sorted(self.suspects), self._size))
+                self.together = self.cleared | chosen
+                if len(self.together) >= FEWEST and not self._is_spoilt():
+                    return
+                if self.cleared and len(chosen) == 1:
+                    self._blame(chosen)
+                    break
+            else:
+                if self._size <= least:
+                    break
+        self.together = set()
+
+    def _is_spoilt(self) -> bool:
+        return any(others <= self.together for others in self._failed)
