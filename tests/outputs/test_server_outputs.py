@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flower_graph.errors import ConfigError
 from flower_graph.outputs.figures import HEAD
-from flower_graph.outputs.server import BestRound, Wanted, merge_clients
+from flower_graph.outputs.files import write_lines
+from flower_graph.outputs.server import BestRound, Wanted, merge_clients, spread
 
 
 def _table(folder: Path, accuracies: dict[int, str]) -> None:
@@ -34,6 +36,11 @@ def test_clients_tables_are_put_together_and_compared(tmp_path: Path) -> None:
         }
     }
     assert merge_clients(tmp_path / "elsewhere") == {}
+
+
+def test_a_table_without_a_client_has_no_spread(tmp_path: Path, recwarn: Any) -> None:
+    write_lines(tmp_path / "clients.csv", HEAD, [])
+    assert spread(tmp_path / "clients.csv") == {} and not recwarn.list
 
 
 def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() -> None:
