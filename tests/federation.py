@@ -246,9 +246,10 @@ class Federation(InProcessGrid):
         restarts: Mapping[int, Iterable[int]] | None = None,
         final: str = "train",
         new_id: bool = False,
+        node_config: Mapping[str, str] | None = None,
     ) -> None:
         # As in a deployment: what a client keeps is in its context and in files, not in memory.
-        where = {"state-dir": "" if state_dir is None else str(state_dir)}
+        where = {"state-dir": "" if state_dir is None else str(state_dir), **(node_config or {})}
         super().__init__(app, num_supernodes=num_supernodes, node_config=where)
         self.faults, self.final, self.new_id = faults, final, new_id
         self.killed = self.restarted = self.done = 0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flower_graph import __version__
-from flower_graph.client.state import node_name, own_place
+from flower_graph.client.state import node_name, own_place, state_key
 from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
@@ -48,7 +48,10 @@ from flower_graph.messages.keys import (
 )
 from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
-from flower_graph.storage.files import own_folder, remove_if_empty, replaced
+from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
+
+if TYPE_CHECKING:
+    from flower_graph.storage.sealed import StateKey
 
 LOG = logging.getLogger(__name__)
 RECORD, HANDLED = "durable-state", "messages"
@@ -302,10 +305,10 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Load the context's state if the file's is newer; save it before the reply leaves."""
-    file = state_file(context)
+    file, key = state_file(context), state_key(context)
     if file is None:
         return call_next(message, context)
-    _take_over(file, context)
+    _take_over(file, context, key)
     reply = call_next(message, context)
     handled = messages_handled(context) + 1
     context.state.pop(RECORD, None)
@@ -314,7 +317,7 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
         remove_if_empty(file.parent)  # of the run, if it was the last
         return reply
     context.state[RECORD] = ConfigRecord({HANDLED: handled})
-    write_state(file, context.state, handled)
+    write_state(file, context.state, handled, key)
     return reply
 
 
@@ -332,17 +335,22 @@ def messages_handled(context: Context) -> int:
     return 0 if record is None else int(record[HANDLED])  # type: ignore[arg-type]
 
 
-def write_state(file: Path, state: RecordDict, handled: int) -> None:
-    """Write a context's state, whole or not at all."""
+def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | None = None) -> None:
+    """Write a context's state, whole or not at all; encrypted with a key."""
     own_folder(file.parent)
     body = handled.to_bytes(NUMBER, "big") + recorddict_to_proto(state).SerializeToString()
+    data = MAGIC + hashlib.sha256(body).digest() + body
     with replaced(file) as part:
-        part.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
+        part.write_bytes(data if key is None else key.seal(data, file))
 
 
-def read_state(file: Path) -> tuple[RecordDict, int]:
+def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
     """Read what ``write_state`` wrote: the state and how many messages it has behind it."""
     data = file.read_bytes()
+    if key is not None:
+        data = key.open(data, file)
+    elif data.startswith(SEALED):
+        raise ValueError("it is encrypted, and state-key is not set")
     start = len(MAGIC) + DIGEST
     body = data[start:]
     if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
@@ -351,11 +359,11 @@ def read_state(file: Path) -> tuple[RecordDict, int]:
     return recorddict_from_proto(proto), int.from_bytes(body[:NUMBER], "big")
 
 
-def _take_over(file: Path, context: Context) -> None:
+def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
     """Put the file's state into the context if Flower's is older or gone."""
     known = messages_handled(context)
     try:
-        state, handled = read_state(file)
+        state, handled = read_state(file, key)
     except FileNotFoundError:
         if known:
             LOG.warning("%s is gone; going on with what Flower has in memory", file)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.client.state import StateStore, Tensors, node_name, own_place
+from flower_graph.client.state import StateStore, Tensors, node_name, own_place, state_key
 from flower_graph.data.checked import check_clients
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.fields import Resume
@@ -206,6 +206,7 @@ class ClientCheckpoints:
 
     def __init__(self, context: Context, folder: Path | None) -> None:
         self._own, self._shared = own_place(context), folder
+        self._sealed = state_key(context)
         self._file_name = f"client-{node_name(context)}.safetensors"
 
     def path(self, server_round: int, run: str) -> Path:
@@ -218,7 +219,7 @@ class ClientCheckpoints:
         try:
             if self._own is not None:
                 own_folder(path.parent, self._own)
-            checkpoint.save_client(path, tensors, run)
+            checkpoint.save_client(path, tensors, run, self._sealed)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)
             return f"its checkpoint cannot be written: {error.strerror or error}"
@@ -235,7 +236,7 @@ class ClientCheckpoints:
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:
         """Read a round's tensors; ``CheckpointError`` if they are not there or not of this run."""
-        return checkpoint.load_client(self.path(server_round, run), run)
+        return checkpoint.load_client(self.path(server_round, run), run, self._sealed)
 
     def _folder(self, run: str) -> Path:
         if self._own is not None:

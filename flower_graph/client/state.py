@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
     from flower_graph.messages.fields import Resume
+    from flower_graph.storage.sealed import StateKey
 
 __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
@@ -68,7 +69,7 @@ class StateStore:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
-        self._own = own_place(context)
+        self._own, self._sealed = own_place(context), state_key(context)
         # Whether large tensors are in a file that is changed in place
         self._is_mapped = self._own is None and not self._in_process
         self._found = 0  # version of the tensors that were loaded
@@ -201,7 +202,7 @@ class StateStore:
         elif kind == "saved":
             own_folder(self._folder)
             number = {VERSION: torch.tensor(version)}
-            save_client(self._file, tensors | number, f"{self._key[0]}")
+            save_client(self._file, tensors | number, f"{self._key[0]}", self._sealed)
             _MAPS[self._key] = self._place("saved")
         elif kind == "context":
             record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
@@ -262,7 +263,7 @@ class StateStore:
     def _saved(self) -> Tensors:
         """Read the file that is replaced after every message."""
         try:
-            tensors = load_client(self._file, f"{self._key[0]}")
+            tensors = load_client(self._file, f"{self._key[0]}", self._sealed)
         except CheckpointError as error:
             raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
         self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
@@ -298,6 +299,15 @@ def own_place(context: Context) -> Path | None:
         return Path(named).expanduser()
     data = str(context.node_config.get(DATA_FOLDER, ""))
     return Path(data).expanduser() / "state" if data else None
+
+
+def state_key(context: Context) -> StateKey | None:
+    """Return what encrypts the SuperNode's files, if its node config names a key."""
+    if "state-key" not in context.node_config:
+        return None
+    from flower_graph.storage.sealed import StateKey  # loads cryptography
+
+    return StateKey.of(context.node_config, own_place(context))
 
 
 def node_name(context: Context) -> str:

@@ -13,22 +13,26 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError
-from flower_graph.storage.files import replaced
+from flower_graph.storage.files import SEALED, replaced
+
+if TYPE_CHECKING:
+    from flower_graph.storage.sealed import StateKey
 
 LOG = logging.getLogger(__name__)
 KEPT = 2
@@ -52,25 +56,41 @@ def round_folder(folder: Path, server_round: int) -> Path:
 # Files --------------------------------------------------------------------------------------------
 
 
-def save_client(path: Path, tensors: dict[str, Tensor], run: str) -> None:
-    """Write a client's tensors for its owner alone, whole or not at all."""
+def save_client(
+    path: Path, tensors: dict[str, Tensor], run: str, key: StateKey | None = None
+) -> None:
+    """Write a client's tensors for its owner alone, whole or not at all; encrypted with a key."""
     local = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    said = {RUN: run, CHECKSUM: _checksum(local, run)}
     with replaced(path) as part:
         try:
-            save_file(local, part, metadata={RUN: run, CHECKSUM: _checksum(local, run)})
+            if key is None:
+                save_file(local, part, metadata=said)
+            else:
+                part.write_bytes(key.seal(save(local, metadata=said), path))
         except SafetensorError as error:  # as which safetensors hands on what the disk said
             full = "No space left" in str(error)
             code = errno.ENOSPC if full else errno.EIO
             raise OSError(code, f"{os.strerror(code)}: {error}", str(path)) from error
 
 
-def load_client(path: Path, run: str | None = None) -> dict[str, Tensor]:
+def load_client(
+    path: Path, run: str | None = None, key: StateKey | None = None
+) -> dict[str, Tensor]:
     """Read a client's tensors."""
     try:
-        with safe_open(path, framework="pt") as file:
-            result = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        if key is None:
+            with safe_open(path, framework="pt") as file:
+                result = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        else:
+            data = key.open(path.read_bytes(), path)
+            # safetensors reads its head from files alone.
+            end = 8 + int.from_bytes(data[:8], "little")
+            result, tensors = json.loads(data[8:end])["__metadata__"], load(data)
+    except (OSError, SafetensorError):
+        if path.is_file() and path.read_bytes().startswith(SEALED):
+            error = ValueError("it is encrypted, and state-key is not set")
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
         raise CheckpointError(f"{path}: damaged: it does not have the SHA-256 that it names")

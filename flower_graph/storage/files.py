@@ -20,6 +20,7 @@ from flower_graph.errors import OutputError, StateLostError
 
 LOG = logging.getLogger(__name__)
 LOCK_FILE = ".running"
+SEALED = b"flower-graph sealed 1\n"  # begins files that are encrypted (``storage.sealed``)
 STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by who starts a run, and clears up after it
 
 # What a run writes beside its weights is smaller than this; a full disk shows itself with it.

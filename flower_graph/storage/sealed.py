@@ -1,0 +1,130 @@
+"""State files that are encrypted: a SuperNode's node config names a key, ``state-key``.
+
+ChaCha20-Poly1305 with a key for each salt, by HKDF from a key file or by scrypt from a passphrase.
+A file is bound to its path below the SuperNode's place, so one does not open in another's place.
+An older version of the same file does: whoever can write there can put it back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from flower_graph.errors import CheckpointError, ConfigError
+from flower_graph.storage.files import SEALED
+
+__all__ = ["StateKey"]
+
+STATE_KEY = "state-key"  # node config
+SALT, NONCE, CHECK, LENGTH, TAG = 16, 12, 8, 8, 16
+HEAD = len(SEALED) + SALT + CHECK + LENGTH + NONCE
+KEY_DIGITS, FEWEST = 64, 12  # hexadecimal digits of a key; characters of a passphrase
+SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, a tenth of a second
+# The salt of the file that was opened last, by secret: a process derives one key, not one a file
+_SALTS: dict[bytes, bytes] = {}
+
+
+class StateKey:
+    """Encrypts and opens what lies below one SuperNode's place."""
+
+    def __init__(self, secret: bytes, place: Path) -> None:
+        self._secret, self._place = secret, place
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any], place: Path | None) -> StateKey | None:
+        """Read the key that the node config names; None if it names none.
+
+        Raises
+        ------
+        ConfigError
+            A file that cannot be read, that others may read, with neither a key of 64 hexadecimal
+            digits nor a passphrase of 12 characters or more; or a SuperNode without a place.
+        """
+        given = node_config.get(STATE_KEY)
+        if given is None:
+            return None
+        if place is None:
+            raise ConfigError(
+                f"node-config {STATE_KEY}: encrypts what lies under state-dir or data-folder, and "
+                "this node has neither: its state is in memory, where others could map it"
+            )
+        return cls(_read_secret(given), place)
+
+    def seal(self, data: bytes, path: Path) -> bytes:
+        """Encrypt what is to lie at a path."""
+        salt = _SALTS.setdefault(self._secret, os.urandom(SALT))
+        key, check = _derived(self._secret, salt)
+        nonce, length = os.urandom(NONCE), (len(data) + TAG).to_bytes(LENGTH, "big")
+        head = SEALED + salt + check + length + nonce
+        return head + ChaCha20Poly1305(key).encrypt(nonce, data, head + self._name(path))
+
+    def open(self, data: bytes, path: Path) -> bytes:
+        """Open what lies at a path; ``CheckpointError`` says why it cannot be."""
+        if not data.startswith(SEALED):
+            why = "is not encrypted, though state-key is set; remove it, or begin without state-key"
+            raise CheckpointError(f"{path}: {why}")
+        head, body = data[:HEAD], data[HEAD:]
+        salt, check, length, nonce = _cut(head[len(SEALED) :], SALT, CHECK, LENGTH, NONCE)
+        if len(head) < HEAD or len(body) != int.from_bytes(length, "big"):
+            raise CheckpointError(f"{path}: is not whole: {len(data)} bytes are there")
+        key, expected = _derived(self._secret, salt)
+        if check != expected:
+            raise CheckpointError(f"{path}: is encrypted with another key than state-key")
+        try:
+            plain = ChaCha20Poly1305(key).decrypt(nonce, body, head + self._name(path))
+        except InvalidTag as error:
+            why = "was changed, or is another file that was put in its place"
+            raise CheckpointError(f"{path}: {why}") from error
+        _SALTS[self._secret] = salt
+        return plain
+
+    def _name(self, path: Path) -> bytes:
+        return path.relative_to(self._place).as_posix().encode()
+
+
+def _read_secret(given: Any) -> bytes:
+    where = f"node-config {STATE_KEY}"
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"{where}: {given!r:.60} is no path")
+    try:
+        with Path(given).expanduser().open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode & 0o777
+            secret = stream.read(1 << 16).rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(f"{where}: {given} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"{where}: {given} has mode {mode:o}, others may use it; `chmod 600` it")
+    if len(secret) < FEWEST:
+        raise ConfigError(
+            f"{where}: {given} has {len(secret)} characters; it must have {KEY_DIGITS} hexadecimal "
+            f"digits, a key, or a passphrase of {FEWEST} characters or more"
+        )
+    return secret
+
+
+@lru_cache(maxsize=64)
+def _derived(secret: bytes, salt: bytes) -> tuple[bytes, bytes]:
+    """Return the key for a salt, and what shows that it is the right one."""
+    if len(secret) == KEY_DIGITS and not set(secret) - set(b"0123456789abcdefABCDEF"):
+        root = bytes.fromhex(secret.decode())
+    else:
+        root = Scrypt(salt, 32, **SCRYPT).derive(secret)
+    both = HKDF(hashes.SHA256(), 32 + CHECK, salt, b"flower-graph state").derive(root)
+    return both[:32], both[32:]
+
+
+def _cut(data: bytes, *sizes: int) -> list[bytes]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(data[start : start + size])
+        start += size
+    return parts

@@ -1,0 +1,185 @@
+"""State that is encrypted where it lies: what is readable, and what is refused."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation import METHODS, tried
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from flower_graph.client import state
+from flower_graph.client.adaptor import keep_state, state_file
+from flower_graph.client.cohort_state import ClientCheckpoints
+from flower_graph.client.state import StateStore
+from flower_graph.errors import CheckpointError, ConfigError, StateLostError
+from flower_graph.storage import sealed
+from flower_graph.storage.checkpoint import load_client, save_client
+from flower_graph.storage.sealed import SEALED, StateKey
+
+RUN = "a" * 32
+
+
+def key_file(folder: Path, text: str = "correct horse battery\n", mode: int = 0o600) -> str:
+    path = folder / f"key-{secrets.token_hex(4)}"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def key_of(given: str, place: Path) -> StateKey:
+    sealed._SALTS.clear()  # as in a new process
+    found = StateKey.of({"state-key": given}, place)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", tried(["nfedgnn", "fedscem"], fast=["fedscem"]))
+def test_a_run_with_restarts_is_the_same_and_shows_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup, place = METHODS[name], tmp_path / "state"
+    lost = ("strategy.dropout=0.3",) if name == "fedscem" else ()
+    overrides = ("rounds=2", "checkpoint_every=1", *lost)
+    whole = setup.run(tmp_path / "whole", *overrides, supernodes=2, final=setup.final)
+    monkeypatch.setattr(state, "SMALL_BYTES", 0)  # every client has a file of tensors too
+    kept: list[Path] = []
+    unlink = Path.unlink
+
+    def look(path: Path, missing_ok: bool = False) -> None:
+        if path.is_file() and path.is_relative_to(place) and not path.name.startswith("."):
+            kept.append(path)
+            assert path.read_bytes().startswith(SEALED), path
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", look)
+    config = {"state-key": key_file(tmp_path, secrets.token_hex(32))}
+    ended = setup.run(
+        tmp_path / "out",
+        *overrides,
+        **{"supernodes": 2, "final": setup.final, "state_dir": place},
+        restarts={1: [0, 1]},
+        node_config=config,
+    )
+    assert ended.grid.restarted == 2 and ended.result["rejected"] == 0
+    np.testing.assert_allclose(ended.figures, whole.figures, rtol=setup.atol, atol=setup.atol)
+    left = [path for path in place.rglob("client-*.safetensors") if "checkpoints" in path.parts]
+    assert left and all(path.read_bytes().startswith(SEALED) for path in left)
+    assert {path.suffix for path in kept} >= {".state", ".safetensors"}
+
+
+@pytest.mark.parametrize("secret", ["a passphrase of ours\n", "0f" * 32])
+def test_what_is_written_opens_with_the_same_secret_alone(secret: str, tmp_path: Path) -> None:
+    path, given = tmp_path / "place" / "run-1" / "client-0.safetensors", key_file(tmp_path, secret)
+    key = key_of(given, tmp_path / "place")
+    tensors = {"secret": torch.arange(64.0), "step": torch.tensor(3)}
+    save_client(path, tensors, RUN, key)
+    assert torch.arange(64.0).numpy().tobytes()[:64] not in path.read_bytes()
+    assert b"secret" not in path.read_bytes() and path.stat().st_mode & 0o777 == 0o600
+    assert torch.equal(load_client(path, RUN, key_of(given, tmp_path / "place"))["secret"],
+                       tensors["secret"])  # fmt: skip
+    other = key_of(key_file(tmp_path, "another passphrase"), tmp_path / "place")
+    with pytest.raises(CheckpointError, match="is encrypted with another key than state-key"):
+        load_client(path, RUN, other)
+    with pytest.raises(CheckpointError, match="is encrypted, and state-key is not set"):
+        load_client(path, RUN)
+    with pytest.raises(CheckpointError, match="of another run"):
+        load_client(path, "b" * 32, key)
+
+
+def test_two_files_have_nothing_in_common(tmp_path: Path) -> None:
+    key = key_of(key_file(tmp_path), tmp_path)
+    one, other = (key.seal(b"x" * 99, tmp_path / "a") for _ in range(2))
+    start = sealed.HEAD - sealed.NONCE
+    assert one[:start] == other[:start]  # magic, salt, check, length: one derivation a process
+    assert one[start:][:12] != other[start:][:12] and one[-99:] != other[-99:]
+
+
+@pytest.mark.parametrize("cut", [0, 10, sealed.HEAD - 1, sealed.HEAD, -1])
+def test_a_file_that_was_cut_is_not_whole(cut: int, tmp_path: Path) -> None:
+    key = key_of(key_file(tmp_path), tmp_path)
+    data = key.seal(b"state", tmp_path / "a")[:cut]
+    with pytest.raises(CheckpointError, match=r"a: is not (whole: \d+ bytes|encrypted, though)"):
+        key.open(data, tmp_path / "a")
+
+
+def test_every_changed_bit_and_every_other_place_is_refused(tmp_path: Path) -> None:
+    key = key_of(key_file(tmp_path, "ab" * 32), tmp_path)
+    data = key.seal(b"state", tmp_path / "run-1" / "a")
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(CheckpointError):
+            key.open(bytes(changed), tmp_path / "run-1" / "a")
+    for path in (tmp_path / "run-2" / "a", tmp_path / "run-1" / "b", tmp_path / "a"):
+        with pytest.raises(CheckpointError, match="or is another file that was put in its place"):
+            key.open(data, path)
+    assert key.open(data, tmp_path / "run-1" / "a") == b"state"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("correct horse battery", 0o640, "has mode 640, others may use it; `chmod 600` it"),
+        ("short", 0o600, "has 5 characters; it must have 64 hexadecimal digits"),
+        ("\n\n\n\n\n\n\n\n\n\n\n\n\n", 0o600, "has 0 characters"),
+    ],
+)
+def test_a_key_that_is_none_is_refused(text: str, mode: int, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"node-config state-key: .*{said}"):
+        StateKey.of({"state-key": key_file(tmp_path, text, mode)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"state-key": 3}, "3 is no path"),
+        ({"state-key": ""}, "'' is no path"),
+        ({"state-key": "/missing"}, "/missing cannot be read: No such file"),
+    ],
+)
+def test_a_key_that_cannot_be_read_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"node-config state-key: {said}"):
+        StateKey.of(config, Path("/place"))
+
+
+@pytest.mark.parametrize("where", ["", ":memory:"])
+def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"state-dir": where, "state-key": key_file(tmp_path)}
+    context = Context(1, 3, config, RecordDict(), {})
+    for use in (
+        lambda: StateStore(context, "client"),
+        lambda: ClientCheckpoints(context, tmp_path),
+        lambda: keep_state(Message(RecordDict(), 3, "train"), context, lambda *_: pytest.fail()),
+    ):
+        with pytest.raises(ConfigError, match="this node has neither: its state is in memory"):
+            use()
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_context_of_another_key_or_of_none_is_lost(tmp_path: Path) -> None:
+    def answer(message: Message, context: Context) -> Message:
+        context.state["own"] = ConfigRecord({"key": b"a secret of a client"})
+        return Message(RecordDict(), reply_to=message)
+
+    def send(**config: Any) -> Context:
+        context = Context(1, 3, {"state-dir": str(tmp_path), **config}, RecordDict(), {})
+        keep_state(Message(RecordDict(), 3, "train"), context, answer)
+        return context
+
+    config = {"state-key": key_file(tmp_path)}
+    file = state_file(send(**config))
+    assert file is not None and b"a secret of a client" not in file.read_bytes()
+    send(**config)
+    other = {"state-key": key_file(tmp_path, "another passphrase")}
+    for wrong, said in ((other, "with another key than state-key"), ({}, "state-key is not set")):
+        with pytest.raises(StateLostError, match=said):
+            send(**wrong)
+    file.unlink()
+    send()
+    with pytest.raises(StateLostError, match="is not encrypted, though state-key is set"):
+        send(**config)
