@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from flower_graph import __version__
 from flower_graph.client.state import node_name, own_place, state_key
+from flower_graph.client.trust import refuse_less
 from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
@@ -127,6 +128,7 @@ def _handler(
                 f"client_fn must return a flwr.client.NumPyClient (without .to_client()), "
                 f"got {type(client).__name__}"
             )
+        refuse_less(client, context)
         return answer(client, message)
 
     return handle

@@ -1,0 +1,71 @@
+"""What a server that deviates gets from clients that trust it: docs/privacy.md says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from federation import ALL
+from public_helpers import run_secure, still_member
+from test_asked_for_less import Spy
+
+from flower_graph.apps.run import client_app
+from flower_graph.config.registry import method_of
+from flower_graph.secure.align.plaintext import PlainReply
+from flower_graph.secure.sum.service import entries_of
+from flower_graph.strategies.procrustes_alignment.messages import IntArray
+from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
+from flower_graph.strategies.procrustes_alignment.server_state import CommonMean, Floats
+
+
+class LaidApart(CommonMean):
+    """Gives each client places of its own in the sum, and keeps what lies there."""
+
+    def choose(
+        self,
+        ids: Mapping[int, IntArray],
+        there: Mapping[int, Iterable[int]],
+        clients: Sequence[int],
+        dimension: int,
+    ) -> None:
+        ends = np.cumsum([ids[client].size for client in clients])
+        self.slots = {
+            client: np.arange(end - ids[client].size, end)
+            for client, end in zip(clients, ends, strict=True)
+        }
+        self.nodes = np.arange(ends[-1])
+        self.rows = np.zeros((ends[-1], dimension), np.float32)
+
+    def take(self, total: Floats, contributors: Iterable[int]) -> None:
+        self.read = {c: total.reshape(self.rows.shape)[slots] for c, slots in self.slots.items()}
+
+
+def test_who_lays_out_the_secure_consensus_reads_every_client_out_of_one_sum() -> None:
+    """Rows come turned, and whatever compares them with each other is as it was."""
+    chance = np.random.default_rng(0)
+    vectors = [chance.normal(size=(5, 3)) for _ in range(4)]
+    strategy = SecureConsensus()
+    strategy.mean = lying = LaidApart(0.3)
+    members = [still_member(i, rows.tolist(), range(5)) for i, rows in enumerate(vectors)]
+    run_secure(members, rounds=1, strategy=strategy)
+    assert lying.read.keys() == {0, 1, 2, 3}
+    for client, rows in lying.read.items():
+        assert np.allclose(rows @ rows.T, vectors[client] @ vectors[client].T, atol=1e-3)
+
+
+def test_clients_of_fedscem_name_every_node_to_a_server_that_asks_in_the_clear() -> None:
+    """Settings travel in the server's messages; the run's config says `psi` and `masked`."""
+    setup = ALL["fedscem"].with_("strategy.dropout=0.1")
+    hidden = setup.load()
+    in_the_clear = setup.load("strategy.alignment=plain", "strategy.aggregation=plain")
+    grid = Spy(client_app(hidden, None), num_supernodes=setup.supernodes)
+    strategy: Any = method_of(in_the_clear).build_strategy(in_the_clear, None)
+    strategy.start(grid, num_rounds=1, timeout=5.0)
+    named = set[frozenset[str]]()
+    for reply in grid.replies:
+        entries = entries_of(reply.content)
+        if "align-identities" in entries:
+            named |= {frozenset(ids) for ids in PlainReply.from_config(entries).identities}
+    graphs = method_of(hidden).graphs(hidden)
+    assert named == {frozenset(map(str, graph.identities)) for graph in graphs}
