@@ -68,4 +68,4 @@ def test_clients_of_fedscem_name_every_node_to_a_server_that_asks_in_the_clear()
         if "align-identities" in entries:
             named |= {frozenset(ids) for ids in PlainReply.from_config(entries).identities}
     graphs = method_of(hidden).graphs(hidden)
-    assert named == {frozenset(map(str, graph.identities)) for graph in graphs}
+    assert named == {frozenset(f"i:{node}" for node in graph.identities) for graph in graphs}

@@ -86,7 +86,7 @@ def test_other_moduli_are_refused(modulus: int) -> None:
         paper.polynomial(array(1), modulus)
 
 
-# How it is broken. The server has the coefficients; nothing else is used below.
+# How it is broken: the server has the coefficients, a client the sums. Nothing else is used below.
 
 
 def test_the_server_finds_the_identities_by_trying_all_candidates() -> None:
@@ -94,3 +94,11 @@ def test_the_server_finds_the_identities_by_trying_all_candidates() -> None:
     sent = paper.polynomial(array(*secret), PRIME)
     values = paper.evaluate(sent[None], np.arange(20_000, dtype=np.uint64), PRIME)
     assert np.flatnonzero(values[:, 0] == 0).tolist() == secret
+
+
+def test_a_client_takes_its_own_polynomial_away_and_reads_the_others() -> None:
+    sets = [[3, 70, 500, 9_000], [70, 71, 72, 8_999], [1, 2, 500, 600]]
+    table = np.stack([paper.polynomial(array(*one), PRIME) for one in sets])
+    others = paper.pair_sums(table, 0, PRIME) + np.uint64(PRIME) - table[0]
+    values = paper.evaluate(others % np.uint64(PRIME), np.arange(20_000, dtype=np.uint64), PRIME)
+    assert [np.flatnonzero(column == 0).tolist() for column in values.T] == sets[1:]
