@@ -316,29 +316,29 @@ class RunConfig:
             )
 
 
-# Keys that have another name now: it says the same
-RENAMED = {"strategy.patience": "patience"}
+# What stands for keys that were there once, by their value; "" for any other
+MOVED = {
+    "strategy.patience": {"": "set patience"},
+    "data.presence": {
+        "True": f"set data.features={PRESENCE}, or {PRESENCE_ROW} where the rows were scaled too "
+        "(data.normalize)",
+        "False": f"set data.features={AS_IS}, or {ROW} where rows were scaled",
+        "": f"set data.features, one of {', '.join(FEATURES)}",
+    },
+    "data.normalize": {
+        "True": f"set data.features={ROW}, or {PRESENCE_ROW} with presence",
+        "False": f"set data.features={AS_IS}, or {PRESENCE} with presence",
+        "": f"set data.features, one of {', '.join(FEATURES)}",
+    },
+}
 
 
 def moved(key: str, value: object) -> str:
     """Say what stands for a key, or a value of it, that was there once; "" where nothing does."""
-    now = {
-        (
-            "data.presence",
-            "True",
-        ): f"set data.features={PRESENCE}, or {PRESENCE_ROW} where the rows "
-        "were scaled too (data.normalize)",
-        ("data.presence", "False"): f"set data.features={AS_IS}, or {ROW} where rows were scaled",
-        ("data.normalize", "True"): f"set data.features={ROW}, or {PRESENCE_ROW} with presence",
-        ("data.normalize", "False"): f"set data.features={AS_IS}, or {PRESENCE} with presence",
-    }
-    if key in RENAMED:
-        return f"set {RENAMED[key]}"
-    if key in ("data.presence", "data.normalize"):
-        return now.get((key, str(value)), f"set data.features, one of {', '.join(FEATURES)}")
     if key == "data.features" and isinstance(value, int):
         return f"the number of csbm's features is data.num_features={value}"
-    return ""
+    known = MOVED.get(key, {"": ""})
+    return known.get(str(value), known[""])
 
 
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
