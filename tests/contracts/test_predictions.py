@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federation import ALL, Setup, tried
+from without_flower import run_without_flower
 
 import flower_graph as fg
 from flower_graph.apps.run import run
@@ -21,7 +19,6 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method import GraphMethod
 from flower_graph.outputs.files import ROLES, Predictions
 
-ROOT = Path(__file__).parents[2]
 FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
 
 
@@ -88,8 +85,6 @@ def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]
 
 
 PLAIN = """
-import sys
-sys.modules["flwr"] = sys.modules["ray"] = None
 from pathlib import Path
 import numpy as np, torch
 import flower_graph as fg
@@ -131,15 +126,8 @@ def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_pat
         whole = cached_data(config)
         graphs[None] = (None, whole.edge_index, list(range(whole.num_nodes)))
     torch.save(graphs, tmp_path / "graphs.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(there.path), str(tmp_path / "graphs.pt")],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["same", str(len(graphs))]
+    said = run_without_flower(PLAIN, there.path, tmp_path / "graphs.pt")
+    assert said.split() == ["same", str(len(graphs))]
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from sage_helpers import CLASSES, networks
 from structure_helpers import settings_of, toy_clients
+from without_flower import Given, call_saved
 
 from flower_graph import models
 from flower_graph.outputs.files import SavedModels, write_outputs
@@ -21,33 +20,19 @@ from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings
 from flower_graph.strategies.structure_fedavg import kept
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 
-READ = """
-import sys
-from importlib import import_module
-from pathlib import Path
-for name in ("flwr", "ray"):
-    sys.modules[name] = None  # an import of it fails
-import torch
-from flower_graph.outputs.files import read_models
-folder = Path(sys.argv[1])
-given = torch.load(folder / "given.pt")
-for name, (client, x, edges, wanted) in given.items():
-    (one,) = [form for form in read_models(folder / name) if client in form.clients]
-    place, _, kind = one.module.rpartition(".")
-    model = getattr(import_module(place), kind)(**one.arguments)
-    model.load_state_dict(one.state_dict(client))
-    torch.testing.assert_close(model.eval()(x, edges), wanted, atol=1e-5, rtol=1e-5)
-print(len(given), "models")
-"""
-
 
 @pytest.mark.slow  # a process that imports PyG
 def test_models_need_no_flower(tmp_path: Path) -> None:
-    given = {}
+    given = list[Given]()
 
-    def add(name: str, forms: list[SavedModels], client: int, *rest: torch.Tensor) -> None:
+    def add(
+        name: str,
+        forms: list[SavedModels],
+        client: int,
+        *rest: *tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> None:
         write_outputs(tmp_path / name, None, forms)
-        given[name] = (client, *rest)
+        given.append((name, client, "__call__", *rest))
 
     cohort = StructureCohort(toy_clients(), settings_of("structure-fedavg"))
     cohort.train(1)
@@ -71,8 +56,4 @@ def test_models_need_no_flower(tmp_path: Path) -> None:
     form = form_of(masked.merged(), make, 4)
     add("fedpub", SavedModels.join([form]), 4, ego.x, ego.edge_index, wanted)
 
-    torch.save(given, tmp_path / "given.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "3 models\n", done.stderr
+    call_saved(tmp_path, given)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from ego_helpers import CLASSES, FEATURES, HIDDEN, PROJECTION, SETTINGS, toy_egos
 from test_ego_cohort import everyone, full_round
+from without_flower import run_without_flower
 
 from flower_graph.engine.graph_batch import evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
@@ -25,8 +24,6 @@ from flower_graph.strategies.masked_embedding_averaging.kept import (
 
 # Reads models, and calls them on graphs, where Flower and Ray cannot be imported
 READER = """
-import sys
-sys.modules["flwr"] = sys.modules["ray"] = None
 from importlib import import_module
 from pathlib import Path
 import torch
@@ -72,7 +69,7 @@ def logits(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], to
     mean = common_model(mean_of(chosen), SETTINGS, [-1])
     write_outputs(out / "models-common", None, [mean])
     torch.save({e.client: (e.x, e.edge_index) for e in toy_egos()}, out / "graphs.pt")
-    subprocess.run([sys.executable, "-c", READER, str(out)], check=True, timeout=120)
+    run_without_flower(READER, out)
     found: dict[tuple[str, int], torch.Tensor] = torch.load(out / "logits.pt")
     return found
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from torch import Tensor
+from without_flower import Given, call_saved
 
 from flower_graph.config.load import load_config
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -144,26 +142,6 @@ def test_without_outputs_nothing_is_kept() -> None:
     assert [name for name in state if "judged" in name or "outputs" in name] == []
 
 
-CODE = """
-import sys
-sys.modules["flwr"] = sys.modules["ray"] = None
-import torch
-from importlib import import_module
-from flower_graph.outputs.files import read_models
-(saved,), graphs = read_models(sys.argv[1]), torch.load(sys.argv[2])
-place, _, name = saved.module.rpartition(".")
-for client, graph in graphs.items():
-    module = getattr(import_module(place), name)(**saved.arguments)
-    module.load_state_dict(saved.state_dict(client))
-    module.eval()
-    for found, wanted in (
-        (module.embed(graph["x"], graph["edges"]), graph["embeddings"]),
-        (module(graph["x"], graph["edges"]), graph["logits"]),
-    ):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-"""
-
-
 @pytest.mark.slow  # a process that imports PyG
 def test_a_saved_gat_is_a_plain_module_where_there_is_no_flower(tmp_path: Path) -> None:
     state = RecordDict()
@@ -171,25 +149,22 @@ def test_a_saved_gat_is_a_plain_module_where_there_is_no_flower(tmp_path: Path) 
     keep(host, BEGIN, 0)
     ask(host, 1)
     keep(host, FINISH, 1)
-    folder, expected = tmp_path / "clients" / "0", dict[int, dict[str, Tensor]]()
+    folder, expected = tmp_path / "clients" / "0", list[Given]()
     with host.opened() as models:
         for graph in graphs:
             model = models[graph.client]
             assert isinstance(model, PublicGAT)
-            expected[graph.client] = {
-                "x": graph.x,
-                "edges": graph.edge_index,
-                "embeddings": torch.from_numpy(model.embed()),
-                "logits": model.logits(),
-            }
-    torch.save(expected, tmp_path / "expected.pt")
+            wanted = {"embed": torch.from_numpy(model.embed()), "__call__": model.logits()}
+            expected += [
+                (".", graph.client, name, graph.x, graph.edge_index, value)
+                for name, value in wanted.items()
+            ]
     # What each client has of features that it never sees is common, and zero.
     (saved,) = read_models(folder)
     assert saved.clients == [0, 1] and not saved.shared["conv1.lin.weight"].any()
     assert not saved.state_dict(1)["conv1.lin.weight"][:, 1].any()
     assert saved.state_dict(1)["conv1.lin.weight"][:, 0].any()
-    arguments = [str(folder), str(tmp_path / "expected.pt")]
-    subprocess.run([sys.executable, "-c", CODE, *arguments], check=True)
+    call_saved(folder, expected)
 
 
 def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:

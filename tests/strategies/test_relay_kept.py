@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Context
 from relay_helpers import CLASSES, FEATURES, run, small_graph, strategy_for
+from without_flower import Given, call_saved
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.graph import Treatment
@@ -32,29 +31,10 @@ from flower_graph.strategies.split_gradient_relay.kept import server_models, use
 from flower_graph.strategies.split_gradient_relay.method import METHOD
 from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
-READ = """
-import sys
-from importlib import import_module
-from pathlib import Path
-for name in ("flwr", "ray"):
-    sys.modules[name] = None  # an import of it fails
-import torch
-from flower_graph.outputs.files import read_models
-folder = Path(sys.argv[1])
-given = torch.load(folder / "given.pt")
-for name, (client, x, edges, wanted) in given.items():
-    (one,) = read_models(folder / name)
-    place, _, kind = one.module.rpartition(".")
-    model = getattr(import_module(place), kind)(**one.arguments)
-    model.load_state_dict(one.state_dict(client))
-    torch.testing.assert_close(model.eval()(x, edges), wanted, atol=1e-5, rtol=1e-5)
-print(len(given), "models")
-"""
-
 
 @pytest.mark.slow  # a process that imports PyG
 def test_both_halves_need_no_flower(tmp_path: Path) -> None:
-    data, given, draw = small_graph(12), {}, torch.Generator().manual_seed(0)
+    data, given, draw = small_graph(12), list[Given](), torch.Generator().manual_seed(0)
     edges = data.edge_index[:, (data.edge_index != 5).all(0)]  # a node without neighbours
     for name in ("gcn", "gat", "sage"):
         how = {"hidden": 4, "heads": 2, "classes": CLASSES, "dropout": 0.5, "seed": 0}
@@ -63,19 +43,16 @@ def test_both_halves_need_no_flower(tmp_path: Path) -> None:
             for parameter in server.parameters():
                 parameter.normal_(generator=draw)
             latent = torch.randn(12, server.latent_size, generator=draw)
-            given[name] = (-1, latent, edges, server(latent, edges))
+            given.append((name, -1, "__call__", latent, edges, server(latent, edges)))
         write_outputs(tmp_path / name, None, server_models(server))
     for bias in (False, True):
         cohort = trained(data.x, bias)
         users = [10 + user for user in range(12)]
         found = user_models(users, cohort.rows, cohort.tensors(), cohort.settings)
         write_outputs(tmp_path / f"users-{bias}", None, [found])
-        given[f"users-{bias}"] = (17, data.x[7:8], None, cohort.forward(torch.tensor([7])))
-    torch.save(given, tmp_path / "given.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "5 models\n", done.stderr
+        wanted = cohort.forward(torch.tensor([7]))
+        given.append((f"users-{bias}", 17, "__call__", data.x[7:8], None, wanted))
+    call_saved(tmp_path, given)
 
 
 def trained(x: torch.Tensor, bias: bool, average_over: str = "holders") -> LinearCohort:
