@@ -316,9 +316,11 @@ class RunConfig:
             )
 
 
+# Keys that have another name now: it says the same
+RENAMED = {"strategy.patience": "patience"}
 # What stands for keys that were there once, by their value; "" for any other
 MOVED = {
-    "strategy.patience": {"": "set patience"},
+    **{key: {"": f"set {now}"} for key, now in RENAMED.items()},
     "data.presence": {
         "True": f"set data.features={PRESENCE}, or {PRESENCE_ROW} where the rows were scaled too "
         "(data.normalize)",
