@@ -88,10 +88,10 @@ def load_client(
             # safetensors reads its head from files alone.
             end = 8 + int.from_bytes(data[:8], "little")
             result, tensors = json.loads(data[8:end])["__metadata__"], load(data)
-    except (OSError, SafetensorError):
-        if path.is_file() and path.read_bytes().startswith(SEALED):
-            error = ValueError("it is encrypted, and state-key is not set")
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    except (OSError, SafetensorError) as error:
+        is_sealed = path.is_file() and path.read_bytes().startswith(SEALED)
+        why = "it is encrypted, and state-key is not set" if is_sealed else error
+        raise CheckpointError(f"{path}: cannot be read: {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
         raise CheckpointError(f"{path}: damaged: it does not have the SHA-256 that it names")
     if run is not None and result[RUN] != run:

@@ -147,6 +147,7 @@ def test_a_key_that_cannot_be_read_is_refused(config: dict[str, Any], said: str)
         StateKey.of(config, Path("/place"))
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("where", ["", ":memory:"])
 def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"state-dir": where, "state-key": key_file(tmp_path)}
