@@ -99,7 +99,7 @@ class EgoMembership(Membership):
             raise MalformedReplyError(
                 f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
             )
-        self.sums.check_keys(reply)
+        self.sums.check_keys(node, reply)
         return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
 
     def unasked(self) -> None:
@@ -172,7 +172,8 @@ class EgoSession(Session):
     def everyone(self) -> list[int]:
         """All clients that can take part, by number."""
         known = sorted(client for clients in self.clients.values() for client in clients)
-        return [client for client in known if client not in self.sums.excluded]
+        out = self.sums.out
+        return [client for client in known if client not in out]
 
     # Set-up
 
@@ -368,6 +369,7 @@ class EgoSession(Session):
         return found
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
+        self.sums.tick()
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)

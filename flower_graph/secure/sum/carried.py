@@ -41,9 +41,18 @@ class CarriedSum:
         """Return those of some clients that these SuperNodes host."""
         return [client for client in clients if self.node_of(client) in nodes]
 
-    def check_keys(self, reply: KeyReply) -> None:
-        """Refuse keys that are not for this run, or hide nothing."""
-        self.server.check_keys(reply)
+    @property
+    def out(self) -> set[int]:
+        """Clients that are excluded, or sit out the next sum."""
+        return self.server.out
+
+    def tick(self) -> None:
+        """Note that a round without a sum has gone by, for those that must wait for some."""
+        self.server.tick()
+
+    def check_keys(self, node: int, reply: KeyReply) -> None:
+        """Refuse keys that are not for this run or hide nothing, and who may not begin anew."""
+        self.server.check_keys(node, reply)
 
     def enroll(self, node: int, reply: KeyReply) -> None:
         """Take in a SuperNode's clients; one that enrols again gets its new keys."""

@@ -43,9 +43,9 @@ from flower_graph.secure.sum.messages import (
 
 KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
 # What is saved of a round: numbers, arrays, and those that are written into after they were read
-NUMBERS = ("number", "threshold", "minimum", "is_masked")
+NUMBERS = ("number", "threshold", "minimum")
 ARRAYS = ("clients", "partners", "is_foreign", "seeds", "private", "public", "secrets")
-CHANGING = ("held", "has")
+CHANGING = ("held", "has", "live", "sent")
 
 
 @dataclass
@@ -55,7 +55,6 @@ class ClientRound:
     number: int  # As in PrepareRequest
     threshold: int
     minimum: int
-    is_masked: bool  # Whether the sum has left, so that no key may be used again
     clients: Integers  # [p] own clients that take part
     partners: Integers  # [p, k] their partners, and which of them are at other SuperNodes
     is_foreign: NDArray[np.bool_]
@@ -68,6 +67,8 @@ class ClientRound:
     # which are there
     held: Bytes = field(repr=False)
     has: NDArray[np.bool_]
+    live: NDArray[np.bool_]  # [p, k] partners that take part, as the server said with the packets
+    sent: NDArray[np.bool_]  # [p] own clients in the sum that has left
 
     @classmethod
     def begin(
@@ -81,7 +82,6 @@ class ClientRound:
             request.server_round,
             request.threshold,
             request.minimum,
-            False,
             request.clients,
             request.partners,
             is_foreign,
@@ -91,7 +91,14 @@ class ClientRound:
             secrets,
             np.zeros((p, k, 2, SHARE_BYTES), np.uint8),
             ~is_foreign,
+            np.zeros((p, k), np.bool_),
+            np.zeros(p, np.bool_),
         )
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the sum has left, so that no key may be used again."""
+        return bool(self.sent.any())
 
     @property
     def k(self) -> int:
@@ -182,14 +189,15 @@ class SumClient:
         is_present = np.isin(request.clients, np.array(present, np.int64))
         if not 0 < is_present.sum() == len(present):
             raise RefusedError(f"present is {list(present)!r:.60}, must be some of the request's")
-        refused = self._receive(kept, request, rows)
-        few = is_present & (kept.has[rows].sum(1) < kept.threshold)
+        held, has, refused = self._receive(kept, request, rows)
+        few = is_present & (has[rows].sum(1) < kept.threshold)
         if few.any():
             raise RefusedError(
                 f"client {request.clients[few][0]}: fewer than {kept.threshold} of its partners "
                 f"take part in round {kept.number}"
             )
-        kept.is_masked = True
+        kept.held, kept.has = held, has
+        kept.live[rows], kept.sent[rows] = request.live, is_present
         masked = np.array(total)
         add_streams(masked, self._masks(kept, request, rows, rows[is_present]))
         return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
@@ -205,6 +213,7 @@ class SumClient:
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
         """Reveal one share about each partner that the server asks about; never two."""
+        # Of a round in which nothing left this SuperNode, it has nothing to give.
         kept = self._round(request.run_id, request.server_round)
         if request.contributors < kept.minimum:
             raise RefusedError(
@@ -214,8 +223,10 @@ class SumClient:
         rows = kept.rows(request.clients)
         if request.kinds.shape != (rows.size, kept.k) or request.kinds.max() > MASK_KEY:
             raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
-        _check_one_kind(kept.partners[rows], request.kinds)
-        kinds = np.where(kept.has[rows], request.kinds, np.uint8(NOTHING))
+        if kept.is_masked:
+            _check_told(kept, request, rows)
+        shows = kept.has[rows] & kept.is_masked
+        kinds = np.where(shows, request.kinds, np.uint8(NOTHING))
         row, column = np.nonzero(kinds)
         shares = kept.held[rows[row], column, kinds[row, column] - SEED]
         del self._rounds[kept.number]
@@ -245,10 +256,9 @@ class SumClient:
         try:
             arrays = load(state)
             for name in [name for name in arrays if name.endswith("/numbers")]:
-                number, threshold, minimum, is_masked = arrays[name].tolist()
+                head = number, *_ = arrays[name].tolist()
                 fixed = [arrays[f"{number}/{part}"] for part in ARRAYS]
                 changing = [arrays[f"{number}/{part}"].copy() for part in CHANGING]
-                head = (number, threshold, minimum, bool(is_masked))
                 host._rounds[number] = ClientRound(*head, *fixed, *changing)
             host.run_id, host._last = arrays["run"].tobytes(), int(arrays["last"][0])
             channels = zip(arrays["clients"].tolist(), arrays["channels"], strict=True)
@@ -275,12 +285,7 @@ class SumClient:
             raise RefusedError(
                 f"round {request.server_round} is not newer than {self._last}, the last prepared"
             )
-        k = request.partners.shape[1]
-        if not 1 <= request.threshold <= k or request.minimum < 2:
-            raise RefusedError(
-                f"threshold is {request.threshold} and minimum {request.minimum}, must be from 1 "
-                f"to {k} and at least 2"
-            )
+        _check_terms(request)
         for client in request.clients.tolist():
             if client not in self._channels:
                 raise RefusedError(f"client {client} is not hosted here")
@@ -332,12 +337,14 @@ class SumClient:
         ]
         return rows_of(packets, -1, PACKET_BYTES)
 
-    def _receive(self, kept: ClientRound, request: MaskRequest, rows: Integers) -> Integers:
-        """Open the packets of the partners; return the (client, partner) pairs that failed."""
+    def _receive(
+        self, kept: ClientRound, request: MaskRequest, rows: Integers
+    ) -> tuple[Bytes, NDArray[np.bool_], Integers]:
+        """Open the packets; return all shares, which are there, and the pairs that failed."""
         row, column = kept.foreign_pairs(request, rows)
         secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
-        kept.has = np.zeros_like(kept.has)
-        kept.has[rows] = request.live & ~kept.is_foreign[rows]
+        held, has = kept.held.copy(), np.zeros_like(kept.has)
+        has[rows] = request.live & ~kept.is_foreign[rows]
         holders, dealers = kept.clients[row].tolist(), kept.partners[row, column].tolist()
         parts = zip(
             holders,
@@ -356,9 +363,9 @@ class SumClient:
             found = channel.commit_to_shares(contexts, channel.name_bytes(holder), both)
             opened.append(b"".join(both if b"".join(found) == promised else ()))
         good = np.array([plain != b"" for plain in opened], np.bool_)
-        kept.held[row[good], column[good]] = rows_of(opened, -1, 2, SHARE_BYTES)
-        kept.has[row[good], column[good]] = True
-        return np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
+        held[row[good], column[good]] = rows_of(opened, -1, 2, SHARE_BYTES)
+        has[row[good], column[good]] = True
+        return held, has, np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
 
     def _packet(self, kept: ClientRound, dealer: int, holder: int) -> bytes:
         return channel.packet_context(self.run_id, kept.number, dealer, holder)
@@ -391,8 +398,49 @@ def _check_total(request: MaskRequest, total: RingArray) -> None:
         )
 
 
-def _check_one_kind(partners: Integers, kinds: Bytes) -> None:
-    """Refuse a request for both secrets of one client, through whichever of our holders."""
-    both = np.intersect1d(partners[kinds == SEED], partners[kinds == MASK_KEY])
-    if both.size:
-        raise RefusedError(f"both the seed and the mask key of client {both[0]} are asked for")
+def _check_terms(request: PrepareRequest) -> None:
+    """Refuse a threshold, a minimum or partners with which too few could open a vector."""
+    # With more than half of the partners, no two groups of holders that were told different things
+    # can give back both secrets of a client.
+    k, known = request.partners.shape[1], np.union1d(request.clients, request.partners).size
+    threshold, minimum = request.threshold, request.minimum
+    if not k < 2 * threshold <= 2 * k or minimum <= threshold or 2 * minimum <= known:
+        raise RefusedError(
+            f"threshold is {threshold} and minimum {minimum}; for {k} partners and the {known} "
+            f"clients that we know of they must be from {k // 2 + 1} to {k}, and above "
+            f"{max(threshold, known // 2)}"
+        )
+    ordered = np.sort(request.partners, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any() or (
+        request.partners == request.clients[:, None]
+    ).any():
+        raise RefusedError("a client is its own partner, or has one twice")
+
+
+def _check_told(kept: ClientRound, request: UnmaskRequest, rows: Integers) -> None:
+    """Refuse to believe what contradicts itself, or what we know, of who is in the sum."""
+    kinds, partners = request.kinds, kept.partners[rows]
+    numbers, places = np.unique(partners, return_inverse=True)
+    told, places = np.zeros(numbers.size, np.uint8), places.reshape(kinds.shape)
+    told[places] = kinds
+    if (other := told[places] != kinds).any():
+        client = partners[other][0]
+        raise RefusedError(f"both this and that is said of client {client}: nothing is revealed")
+    is_in = told == SEED
+    own = np.isin(numbers, kept.clients)
+    sent = kept.sent[kept.rows(numbers[own])]
+    if (is_in[own] & ~sent).any() or (is_in[own].any() and (sent & ~is_in[own]).any()):
+        raise RefusedError("our own clients are not in the sum as we sent it: nothing is revealed")
+    if ((kinds != NOTHING) & ~kept.live[rows]).any():
+        raise RefusedError("a partner that took no part is asked about: nothing is revealed")
+    if is_in.sum() > request.contributors:
+        raise RefusedError(
+            f"{is_in.sum()} of our partners are said to be among {request.contributors} clients: "
+            "nothing is revealed"
+        )
+    present = (kinds == SEED).sum(1)
+    if present.min() < kept.threshold:
+        raise RefusedError(
+            f"client {request.clients[present.argmin()]}: {present.min()} of its partners are in "
+            f"the sum, at least {kept.threshold} must be: nothing is revealed"
+        )

@@ -11,7 +11,7 @@ stands in column j of my row has me in column ``k - 1 - j`` of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +36,9 @@ from flower_graph.secure.sum.messages import (
 )
 
 StageReply = PrepareReply | MaskedReply | UnmaskReply
-# Told the client, the reason, and whether it is proven, so that the client is not asked again.
-Blame = Callable[[int, str, bool], None]
+# Told the client, the reason and, where the server has seen the proof itself, the SuperNode, whose
+# clients are then not asked again.
+Blame = Callable[[int, str, int | None], None]
 
 STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
 
@@ -77,7 +78,7 @@ class SumRound:
         self.partners, self.threshold, self.minimum = partners, threshold, minimum
         self._channel_keys, self._blame = channel_keys, blame
         numbers = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
-        owner = np.array([numbers[node] for node in nodes])
+        self._owner = owner = np.array([numbers[node] for node in nodes])
         self._rows = {node: np.flatnonzero(owner == index) for node, index in numbers.items()}
         self.is_foreign: NDArray[np.bool_] = owner[partners] != owner[:, None]
         self.round_keys = np.zeros((m, KEY_BYTES), np.uint8)
@@ -89,7 +90,9 @@ class SumRound:
         self.kinds = np.zeros(m, np.uint8)  # what is to be revealed of each client
         self.shares = np.zeros((m, k, SHARE_BYTES), np.uint8)  # by dealer and the holder's column
         self.has = np.zeros((m, k), np.bool_)
-        self._accusers = np.zeros(m, np.int64)  # holders that cannot open a client's packet
+        # Whose packet a holder cannot open, as it says; by dealer and the holder's column
+        self._refused = np.zeros((m, k), np.bool_)
+        self.suspects: Integers = np.zeros(0, np.int64)  # clients that are to sit out, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped = ""
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
@@ -142,7 +145,7 @@ class SumRound:
             )
         for client, key in zip(reply.clients.tolist(), reply.round_keys, strict=True):
             if channel.is_low_order(key.tobytes()):
-                self._blame(client, f"round {self.number}: its round key is of low order", True)
+                self._convict(client, "its round key is of low order")
                 raise MalformedReplyError(f"the round key of client {client} is of low order")
         self.round_keys[rows] = reply.round_keys
         self.seed_commitments[rows] = reply.seed_commitments
@@ -150,11 +153,14 @@ class SumRound:
         self._packets[rows[index], column] = reply.packets
         self.live[rows] = True
 
-    def mask_requests(self, length: int, word: int, meaning: bytes = b"") -> dict[int, MaskRequest]:
+    def mask_requests(
+        self, length: int, word: int, meaning: bytes = b"", out: Collection[int] = ()
+    ) -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
         if self._stage != "prepare":
             raise ValueError(f"round {self.number}: masks were asked for already")
         self._stage, self._meaning = "mask", meaning
+        self.live &= ~np.isin(self.clients, list(out))
         # Without enough partners a client's secrets could not be recovered; without it, its
         # partners may have too few in turn.
         while (few := self.live & (self.live[self.partners].sum(1) < self.threshold)).any():
@@ -179,18 +185,27 @@ class SumRound:
                 f"round {self.number}: the sum has shape {reply.total.shape} and type "
                 f"{reply.total.dtype}, expected {self.total.shape} and {self.total.dtype}"
             )
+        dealers, columns = self._read_refused(rows, reply.refused)
         self.total += reply.total
         self.contributed[rows[np.isin(local, reply.clients)]] = True
-        for client, why in reply.left_out.items():
-            if client in local:
-                self._blame(client, f"round {self.number}: left out: {why}", False)
-        partners = self.partners[rows]
-        for holder, dealer in reply.refused.tolist():
-            # Its own word against the dealer's: noted, not proven.
-            if holder in local and dealer in self.clients[partners[local == holder]]:
-                why = f"round {self.number}: its packet does not open, says client {holder}"
-                self._blame(dealer, why, False)
-                self._accusers[np.searchsorted(self.clients, dealer)] += 1
+        self._refused[dealers, columns] = True
+        for client in sorted(reply.left_out.keys() & set(local.tolist())):
+            why = f"round {self.number}: left out: {reply.left_out[client]}"
+            self._blame(client, why, None)
+
+    def _read_refused(self, rows: Integers, pairs: Integers) -> tuple[Integers, Integers]:
+        """Find packets that holders say they cannot open; none twice, none that was not sent."""
+        index, column = np.nonzero(self.live[self.partners[rows]] & self.is_foreign[rows])
+        m, holders = self.clients.size, rows[index]
+        dealers = self.partners[holders, column]
+        at = np.minimum(np.searchsorted(self.clients, pairs), m - 1)
+        found = np.isin(holders * m + dealers, at[:, 0] * m + at[:, 1])
+        if (self.clients[at] != pairs).any() or found.sum() != pairs.shape[0]:
+            raise MalformedReplyError(
+                f"round {self.number}: {pairs.shape[0]} packets do not open, of which only "
+                f"{found.sum()} were sent, or some are named twice"
+            )
+        return dealers[found], self.partners.shape[1] - 1 - column[found]
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
@@ -238,11 +253,12 @@ class SumRound:
         if self._stage != "unmask" and not self.skipped:
             raise ValueError(f"round {self.number}: no shares were asked for yet")
         self._stage, self._open = "over", set()
-        # So many colluding partners are not to be expected: a client whose secrets cannot be given
-        # back for that reason would stop every round.
-        for row in np.flatnonzero(self._accusers > self.partners.shape[1] - self.threshold):
-            why = f"round {self.number}: {self._accusers[row]} partners cannot open its packets"
-            self._blame(int(self.clients[row]), why, True)
+        for row in np.flatnonzero(self._refused.any(1)):
+            # The holders' word against the dealer's: noted, not proven.
+            holders = self.clients[self.partners[row, self._refused[row]]]
+            why = f"round {self.number}: its packet does not open, says client {holders.min()}"
+            more = f" and {holders.size - 1} more" if holders.size > 1 else ""
+            self._blame(int(self.clients[row]), why + more, None)
         if not self.skipped:
             self.skipped = self._take_masks_away()
         if self.skipped:
@@ -287,8 +303,14 @@ class SumRound:
         same = channel.rows_of(result, *promised.shape) == promised
         good: NDArray[np.bool_] = same.all(1)
         for row in np.unique(holders[~good]).tolist():
-            self._blame(int(self.clients[row]), f"round {self.number}: it sent a wrong share", True)
+            self._convict(int(self.clients[row]), "it sent a wrong share")
         return good
+
+    def _convict(self, client: int, why: str) -> None:
+        """Name a client whose fault is proven, and the SuperNode that spoke for it."""
+        row = np.searchsorted(self.clients, client)
+        node = next(node for node, rows in self._rows.items() if row in rows)
+        self._blame(client, f"round {self.number}: {why}", node)
 
     def _check(self, node: int, reply: StageReply) -> None:
         """Refuse a reply of another run, round or stage, and a second one."""
@@ -317,14 +339,16 @@ class SumRound:
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
+            self.suspects = self._most_disputed()
             return (
                 f"round {self.number} is skipped: too few shares came for {few.size} clients (the "
                 f"first is {self.clients[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
         wrong = [row for row in needed.tolist() if not self._recover(row)]
         for row in wrong:
-            why = f"round {self.number}: its shares do not give the secret that it committed to"
-            self._blame(int(self.clients[row]), why, True)
+            self._convict(
+                int(self.clients[row]), "its shares do not give the secret that it committed to"
+            )
         if wrong:
             return f"round {self.number} is skipped: client {self.clients[wrong[0]]} shared wrongly"
         masks: list[tuple[bytes, int]] = []
@@ -332,6 +356,17 @@ class SumRound:
             masks += [self._self_mask(row)] if self.kinds[row] == SEED else self._pair_masks(row)
         add_streams(self.total, masks)
         return ""
+
+    def _most_disputed(self) -> Integers:
+        """Return the clients of the one SuperNode that most others are at odds with."""
+        # Who is honest is at odds with liars only: with one of them, with one SuperNode at most.
+        dealers, columns = np.nonzero(self._refused)
+        pair = self._owner[np.stack([dealers, self.partners[dealers, columns]])]
+        sides = np.unique(np.concatenate([pair, pair[::-1]], 1), axis=1)[0]
+        odds = np.bincount(sides, minlength=1)
+        if odds.max() < 2 or (odds == odds.max()).sum() > 1:
+            return self.clients[:0]
+        return self.clients[self._owner == odds.argmax()]
 
     def _recover(self, row: int) -> bool:
         """Recover one client's secret; tell whether it is what the client committed to."""

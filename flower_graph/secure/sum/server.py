@@ -32,6 +32,29 @@ MAX_REASON = 300  # characters of a reason, part of which may be a client's own 
 KEPT_ROUNDS = 2  # one that is being unmasked, and the next, prepared in the same exchange
 
 
+class Waits:
+    """Rounds that clients must wait for, twice as many each time."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free  # times without a wait
+        self._times: dict[int, int] = {}
+        self._until: dict[int, int] = {}
+
+    def add(self, clients: Iterable[int], number: int) -> None:
+        """Let clients wait as of a round."""
+        for client in clients:
+            self._times[client] = times = self._times.get(client, 0) + 1
+            self._until[client] = number + (1 << times - 1 >> self._free)
+
+    def until(self, client: int) -> int:
+        """Return the last round that a client waits for; -1 for none."""
+        return self._until.get(client, -1)
+
+    def of(self, number: int) -> set[int]:
+        """Return who waits in a round."""
+        return {client for client, until in self._until.items() if until >= number}
+
+
 class SumServer:
     """Carries out secure sums over clients that SuperNodes host."""
 
@@ -48,7 +71,11 @@ class SumServer:
         self.dropout, self.corrupt = dropout, corrupt
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[tuple[int, str]] = []
-        self.excluded: set[int] = set()
+        self.excluded: set[int] = set()  # for good; proven cheats, and who shares their SuperNode
+        self._barred: set[int] = set()  # those SuperNodes
+        self._sitting_out = Waits(0)  # who stopped a sum, as it seems
+        self._begun = Waits(2)  # who enrolled with new keys
+        self._clock = 0  # rounds that have begun
         self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
         self._rounds: dict[int, SumRound] = {}
         self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
@@ -56,8 +83,13 @@ class SumServer:
 
     @property
     def clients(self) -> list[int]:
-        """Numbers of all enrolled clients that are not excluded, ascending."""
-        return sorted(self._members.keys() - self.excluded)
+        """Numbers of all enrolled clients that may be in the next sum, ascending."""
+        return sorted(self._members.keys() - self.out)
+
+    @property
+    def out(self) -> set[int]:
+        """Numbers of clients that are excluded, or sit out the next sum."""
+        return self.excluded | self._sitting_out.of(self._last + 1)
 
     @property
     def homes(self) -> dict[int, int]:
@@ -68,17 +100,28 @@ class SumServer:
         """Return the SuperNode that hosts a client; None if it is not enrolled."""
         return self._members.get(client, (None,))[0]
 
-    def check_keys(self, reply: KeyReply) -> None:
-        """Refuse keys of another run, and those that hide nothing."""
+    def check_keys(self, node: int, reply: KeyReply) -> None:
+        """Refuse keys of another run, those that hide nothing, and who may not begin anew."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
             if is_low_order(key.tobytes()):
                 raise MalformedReplyError(f"the channel key of client {client} is of low order")
+        clients = reply.clients.tolist()
+        if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
+            return  # it goes on
+        if node in self._barred or self.excluded.issuperset(clients):
+            raise MalformedReplyError(
+                f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
+            )
+        if (rest := max(map(self._begun.until, clients)) - self._clock) > 0:
+            raise MalformedReplyError(
+                f"client {clients[0]} has begun anew too often: not before {rest} more rounds"
+            )
 
     def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
         """Take in a SuperNode's clients; one that enrols again gets its new keys."""
-        self.check_keys(reply)
+        self.check_keys(node, reply)
         result = {}
         for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
             if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
@@ -87,7 +130,7 @@ class SumServer:
         for old in gone:
             self.forget(old)
         self._members |= result
-        self.excluded -= result.keys()
+        self._begun.add(result, self._clock)
 
     def forget(self, node: int) -> None:
         """Strike a SuperNode's clients off, so that another may host them."""
@@ -101,6 +144,7 @@ class SumServer:
 
     def move(self, old: int, node: int) -> None:
         """Go on with a SuperNode under another id: it is back, with its keys and shares."""
+        self._barred |= {node} if old in self._barred else set()
         self._members = {
             c: (node if at == old else at, key) for c, (at, key) in self._members.items()
         }
@@ -111,10 +155,11 @@ class SumServer:
         """Begin a round."""
         if server_round <= self._last:
             raise ValueError(f"round {server_round} is not after {self._last}, the last one")
-        chosen = sorted(set(clients) - self.excluded)
+        chosen = sorted(set(clients) - self.excluded - self._sitting_out.of(server_round))
         if strangers := [client for client in chosen if client not in self._members]:
             raise ValueError(f"client {strangers[0]} is not enrolled")
         self._last = server_round
+        self.tick()
         self._keep_newest()
         if len(chosen) < 2:
             self._unopened[server_round] = Skipped(
@@ -123,6 +168,10 @@ class SumServer:
             return {}
         opened = self._rounds[server_round] = self._begin(server_round, chosen)
         return opened.prepare_requests()
+
+    def tick(self) -> None:
+        """Note that a round has begun, for those that must wait for some."""
+        self._clock += 1
 
     def take(self, node: int, reply: StageReply) -> None:
         """Take what a SuperNode answers in any stage."""
@@ -134,7 +183,8 @@ class SumServer:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         if server_round in self._unopened:
             return {}
-        return self._round(server_round).mask_requests(length, word, meaning)
+        out = self.excluded | self._sitting_out.of(server_round)
+        return self._round(server_round).mask_requests(length, word, meaning, out)
 
     def unmask_requests(self, server_round: int) -> dict[int, UnmaskRequest]:
         """Ask for the shares; nobody if too few clients are in the sum."""
@@ -147,7 +197,12 @@ class SumServer:
         if server_round in self._unopened:
             return self._unopened.pop(server_round)
         result = self._round(server_round).result()
-        del self._rounds[server_round]
+        suspects = self._rounds.pop(server_round).suspects.tolist()
+        self._sitting_out.add(suspects, server_round)
+        for client in suspects:
+            rest = self._sitting_out.until(client) - server_round
+            why = "most others and its SuperNode cannot open what they seal for each other"
+            self._blame(client, f"round {server_round}: {why}: it sits out {rest} sums", None)
         return result
 
     def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
@@ -163,7 +218,7 @@ class SumServer:
             rows_of((key for _, key in members), m, -1),
             partners(np.arange(m), k, seed, server_round),
             threshold,
-            max(2, m - math.floor(self.dropout * m)),
+            max(2, threshold + 1, m - math.floor(self.dropout * m)),
             self._blame,
         )
 
@@ -181,7 +236,16 @@ class SumServer:
         for number in sorted(self._unopened)[: 1 - KEPT_ROUNDS]:
             del self._unopened[number]
 
-    def _blame(self, client: int, reason: str, is_proven: bool) -> None:
-        self.blamed.append((client, " ".join(reason.split())[:MAX_REASON]))
-        if is_proven:
-            self.excluded.add(client)
+    def _blame(self, client: int, reason: str, node: int | None) -> None:
+        """Note what a client did; if that is proven, with the SuperNode, all that it hosts go."""
+        reason = " ".join(reason.split())[:MAX_REASON]
+        if node is None:
+            self.blamed.append((client, reason))
+            return
+        hosted = {other for other, (at, _) in self._members.items() if at == node} - {client}
+        self._barred.add(node)
+        for other in [client, *sorted(hosted)]:
+            if other not in self.excluded:
+                why = reason if other == client else f"{reason} (client {client}, same SuperNode)"
+                self.blamed.append((other, why))
+        self.excluded |= {client, *hosted}
