@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strategies"))
+for part in ("strategies", "secure"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / part))

@@ -169,8 +169,11 @@ def test_wrong_share_is_named_and_its_sender_excluded():
     world.check(world.round(0), range(20))
     assert world.server.blamed == [(3, "round 0: it sent a wrong share")]
     world.check(world.round(1), [c for c in range(20) if c != 3])
-    world.server.enroll(1003, world.hosts[1003].keys())
-    assert 3 in world.server.clients
+    other = SumClient(world.server.run_id, [3, 20]).keys()
+    refused("client 3 is of a SuperNode that has cheated", world.server.enroll, 1003, other)
+    world.server.forget(1003)
+    world.server.enroll(5, other)
+    assert 3 not in world.server.clients and 20 in world.server.clients
 
 
 def test_seed_that_does_not_match_is_named():

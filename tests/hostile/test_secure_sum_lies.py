@@ -1,0 +1,167 @@
+"""Clients that lie in the secure sum: what they can spoil, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sum_helpers import LENGTH, Lost, World, wire
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import MaskedReply, PrepareReply, UnmaskReply
+from flower_graph.secure.sum.server import Skipped
+
+LIAR = 1000  # the SuperNode of client 0
+
+
+def accusing(world: World, *, times: int = 1, only: int | None = None) -> None:
+    """Let the liar say of every packet, or of one client's, that it does not open, and be silent."""
+
+    def tamper(node: int, message: Any) -> Any:
+        if node == LIAR and isinstance(message, UnmaskReply):
+            return replace(message, kinds=message.kinds * 0, shares=message.shares[:0])
+        if node != LIAR or not isinstance(message, MaskedReply):
+            return message
+        kept = world.hosts[LIAR]._rounds[message.server_round]
+        row, column = np.nonzero(kept.is_foreign & kept.live)
+        pairs = np.stack([kept.clients[row], kept.partners[row, column]], 1)
+        if only is not None:
+            pairs = pairs[pairs[:, 1] == only]
+        return replace(message, refused=np.repeat(pairs, times, 0))
+
+    world.tamper = tamper
+
+
+def sealing_rubbish(world: World) -> None:
+    """Let the liar send packets that nobody can open."""
+
+    def tamper(node: int, message: Any) -> Any:
+        if node == LIAR and isinstance(message, PrepareReply):
+            return replace(message, packets=np.zeros_like(message.packets))
+        return message
+
+    world.tamper = tamper
+
+
+def other_seed(node: int, message: Any) -> Any:
+    """Commit to another seed than is shared: the round is lost."""
+    if node == LIAR and isinstance(message, PrepareReply):
+        return replace(message, seed_commitments=np.zeros_like(message.seed_commitments))
+    return message
+
+
+@pytest.mark.parametrize(("m", "per_host"), [(10, 1), (30, 1), (30, 3)])
+def test_a_lying_accuser_spoils_no_sum_and_removes_nobody(m, per_host):
+    world = World.make(m, per_host)
+    accusing(world)
+    for number in range(4):
+        world.check(world.round(number), range(m))
+    assert world.server.excluded == set() and world.server.clients == list(range(m))
+    reasons = [why for _, why in world.server.blamed]
+    assert len(reasons) <= 4 * m and all("does not open, says client" in why for why in reasons)
+
+
+def test_whoever_accuses_twice_or_strangers_is_not_in_the_sum():
+    """Each accusation counts once, and 60,000 of them cost no more than a refusal."""
+    world = World.make(10)
+    accusing(world, times=7000)
+    world.prepare(0)
+    requests = world.server.mask_requests(0, LENGTH)
+    for node, request in requests.items():
+        reply = world.mask_reply(node, request)
+        bad = [reply] if node != LIAR else [world.send(node, reply)]
+        if node == LIAR:
+            strangers = [[0, 0], [1, 2], [0, 77], [-5, 3]]
+            bad += [replace(reply, refused=np.array([pair])) for pair in strangers]
+            for one in bad:
+                with pytest.raises(MalformedReplyError, match="do not open"):
+                    world.server.take(node, one)
+        else:
+            world.server.take(node, reply)
+    world.tamper = lambda node, message: message
+    world.unmask(0)
+    world.check(world.server.result(0), range(1, 10))
+    assert world.server.blamed == []
+
+
+def test_of_two_clients_neither_is_removed_by_the_others_word():
+    world = World.make(2)
+    accusing(world)
+    assert "too few shares" in world.round(0).reason
+    world.tamper = lambda node, message: message
+    world.check(world.round(1), [0, 1])
+
+
+def test_who_seals_rubbish_sits_out_longer_each_time():
+    """Nobody can prove it, but with one liar nobody else is at odds with more than one."""
+    world = World.make(10)
+    sealing_rubbish(world)
+    results = [world.round(number) for number in range(16)]
+    skipped = [number for number, found in enumerate(results) if isinstance(found, Skipped)]
+    assert skipped == [0, 2, 5, 10]  # out of 1; of 3 and 4; of 6 to 9; of 11 to 18
+    world.check(results[1], range(1, 10))
+    assert world.server.excluded == set()
+    assert [c for c, why in world.server.blamed if "sits out" in why] == [0, 0, 0, 0]
+
+
+def test_one_liar_cannot_make_another_sit_out():
+    """It hosts so many that its word stops the sum: both are at odds with one, and none with more."""
+    world = World.make(10, 5)
+    accusing(world, only=7)
+    assert isinstance(world.round(0), Skipped)
+    assert world.server.clients == list(range(10))
+    world.tamper = lambda node, message: message
+    world.check(world.round(1), range(10))
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_proven_cheat_does_not_come_back(renamed):
+    """With lost state, or another node id, or both; nor does what else its SuperNode hosts."""
+    world = World.make(12, 2)
+    world.tamper = other_seed
+    assert isinstance(world.round(0), Skipped)
+    assert world.server.excluded == {0, 1}
+    node = 7777 if renamed else LIAR
+    for number in range(1, 5):
+        world.server.forget(LIAR)
+        keys = wire(SumClient(world.server.run_id, [0, 1]).keys())
+        with pytest.raises(MalformedReplyError, match="cheated: it does not begin anew"):
+            world.server.enroll(node, keys)
+        world.check(world.round(number), range(2, 12))
+
+
+def test_a_cheat_is_not_asked_in_the_round_that_is_prepared_already():
+    world = World.make(12)
+    world.tamper = other_seed
+    world.prepare(0)
+    world.mask(0)
+    world.prepare(1)
+    world.unmask(0)
+    assert isinstance(world.server.result(0), Skipped)
+    world.mask(1)
+    world.unmask(1)
+    world.check(world.server.result(1), range(1, 12))
+
+
+def test_whoever_begins_anew_again_and_again_must_wait():
+    """By the numbers of its clients; one that is back with its keys need not."""
+    world, begun = World.make(6), []
+    for number in range(1, 40):
+        world.server.forget(LIAR)
+        host = SumClient(world.server.run_id, [0])
+        try:
+            world.server.enroll(5000 + number, wire(host.keys()))
+        except MalformedReplyError as error:
+            assert "begun anew too often" in str(error)
+        else:
+            begun.append(number)
+        world.server.forget(5000 + number)
+        world.check(world.round(number), range(1, 6))
+    assert begun == [1, 2, 3, 5, 9, 17, 33]
+    world.server.move(1003, 1103)
+    world.server.enroll(1103, wire(world.hosts[1003].keys()))
+    world.hosts[1103] = world.hosts.pop(1003)
+    world.check(world.round(40, Lost()), range(1, 6))
