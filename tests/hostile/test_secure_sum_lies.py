@@ -18,7 +18,7 @@ LIAR = 1000  # the SuperNode of client 0
 
 
 def accusing(world: World, *, times: int = 1, only: int | None = None) -> None:
-    """Let the liar say of every packet, or of one client's, that it does not open, and be silent."""
+    """Let the liar say of all packets, or one client's, that they do not open, and be silent."""
 
     def tamper(node: int, message: Any) -> Any:
         if node == LIAR and isinstance(message, UnmaskReply):
@@ -108,7 +108,7 @@ def test_who_seals_rubbish_sits_out_longer_each_time():
 
 
 def test_one_liar_cannot_make_another_sit_out():
-    """It hosts so many that its word stops the sum: both are at odds with one, and none with more."""
+    """It hosts so many that its word stops the sum; but nobody is at odds with two others."""
     world = World.make(10, 5)
     accusing(world, only=7)
     assert isinstance(world.round(0), Skipped)
