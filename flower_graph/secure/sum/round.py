@@ -365,8 +365,9 @@ class SumRound:
         sides = np.unique(np.concatenate([pair, pair[::-1]], 1), axis=1)[0]
         odds = np.bincount(sides, minlength=1)
         if odds.max() < 2 or (odds == odds.max()).sum() > 1:
-            return self.clients[:0]
-        return self.clients[self._owner == odds.argmax()]
+            return self.suspects
+        suspects: Integers = self.clients[self._owner == odds.argmax()]
+        return suspects
 
     def _recover(self, row: int) -> bool:
         """Recover one client's secret; tell whether it is what the client committed to."""
