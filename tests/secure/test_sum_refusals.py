@@ -250,7 +250,7 @@ def test_wrong_preparations_are_refused():
         "other clients": {"clients": good.clients + 1},
         "3 packets, expected 4": {"packets": good.packets[1:]},
         "other partners": {"share_commitments": good.share_commitments[:, 1:]},
-        "client 0 is of low order": zeros(good, "round_keys"),
+        "client 0: of low order": zeros(good, "round_keys"),
     }
     for why, change in bad.items():
         refused(why, world.server.take, 1000, replace(good, **change))

@@ -143,10 +143,10 @@ class SumRound:
             raise MalformedReplyError(
                 f"round {self.number}: {reply.packets.shape[0]} packets, expected {index.size}"
             )
-        for client, key in zip(reply.clients.tolist(), reply.round_keys, strict=True):
+        for row, key in zip(rows.tolist(), reply.round_keys, strict=True):
             if channel.is_low_order(key.tobytes()):
-                self._convict(client, "its round key is of low order")
-                raise MalformedReplyError(f"the round key of client {client} is of low order")
+                self._convict(row, "its round key is of low order")
+                raise MalformedReplyError(f"round key of client {self.clients[row]}: of low order")
         self.round_keys[rows] = reply.round_keys
         self.seed_commitments[rows] = reply.seed_commitments
         self.share_commitments[rows] = reply.share_commitments
@@ -303,14 +303,13 @@ class SumRound:
         same = channel.rows_of(result, *promised.shape) == promised
         good: NDArray[np.bool_] = same.all(1)
         for row in np.unique(holders[~good]).tolist():
-            self._convict(int(self.clients[row]), "it sent a wrong share")
+            self._convict(row, "it sent a wrong share")
         return good
 
-    def _convict(self, client: int, why: str) -> None:
+    def _convict(self, row: int, why: str) -> None:
         """Name a client whose fault is proven, and the SuperNode that spoke for it."""
-        row = np.searchsorted(self.clients, client)
         node = next(node for node, rows in self._rows.items() if row in rows)
-        self._blame(client, f"round {self.number}: {why}", node)
+        self._blame(int(self.clients[row]), f"round {self.number}: {why}", node)
 
     def _check(self, node: int, reply: StageReply) -> None:
         """Refuse a reply of another run, round or stage, and a second one."""
@@ -346,9 +345,7 @@ class SumRound:
             )
         wrong = [row for row in needed.tolist() if not self._recover(row)]
         for row in wrong:
-            self._convict(
-                int(self.clients[row]), "its shares do not give the secret that it committed to"
-            )
+            self._convict(row, "its shares do not give the secret that it committed to")
         if wrong:
             return f"round {self.number} is skipped: client {self.clients[wrong[0]]} shared wrongly"
         masks: list[tuple[bytes, int]] = []

@@ -1,0 +1,158 @@
+"""What a SuperNode's clients keep of one round of the secure sum, and what they do not believe."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.errors import RefusedError
+from flower_graph.messages.fields import Bytes, Integers
+from flower_graph.secure import channel
+from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, rows_of
+from flower_graph.secure.sum.messages import (
+    NOTHING,
+    SEED,
+    MaskRequest,
+    PrepareRequest,
+    UnmaskRequest,
+)
+
+# What is saved of a round: numbers, arrays, and those that are written into after they were read
+NUMBERS = ("number", "threshold", "minimum")
+ARRAYS = ("clients", "partners", "is_foreign", "seeds", "private", "public", "secrets")
+CHANGING = ("held", "has", "live", "sent")
+
+
+@dataclass
+class ClientRound:
+    """The secrets of a SuperNode's clients in one round, and what they hold of others."""
+
+    number: int  # As in PrepareRequest
+    threshold: int
+    minimum: int
+    clients: Integers  # [p] own clients that take part
+    partners: Integers  # [p, k] their partners, and which of them are at other SuperNodes
+    is_foreign: NDArray[np.bool_]
+    seeds: Bytes = field(repr=False)  # [p, 32] seeds of the self masks, and mask keys
+    private: Bytes = field(repr=False)
+    public: Bytes
+    # [f, 32] what the channel keys agree on, for each foreign pair
+    secrets: Bytes = field(repr=False)
+    # [p, k, 2, 33] shares of the partners' seeds and mask keys that our clients hold, and [p, k]
+    # which are there
+    held: Bytes = field(repr=False)
+    has: NDArray[np.bool_]
+    live: NDArray[np.bool_]  # [p, k] partners that take part, as the server said with the packets
+    sent: NDArray[np.bool_]  # [p] own clients in the sum that has left
+
+    @classmethod
+    def begin(
+        cls, request: PrepareRequest, is_foreign: NDArray[np.bool_], secrets: Bytes
+    ) -> ClientRound:
+        """Make the seeds and mask keys of a round."""
+        p, k = request.partners.shape
+        pairs = [channel.new_key() for _ in range(p)]
+        seeds = [os.urandom(KEY_BYTES) for _ in range(p)]
+        return cls(
+            request.server_round,
+            request.threshold,
+            request.minimum,
+            request.clients,
+            request.partners,
+            is_foreign,
+            rows_of(seeds, p, KEY_BYTES),
+            rows_of([private for private, _ in pairs], p, KEY_BYTES),
+            rows_of([public for _, public in pairs], p, KEY_BYTES),
+            secrets,
+            np.zeros((p, k, 2, SHARE_BYTES), np.uint8),
+            ~is_foreign,
+            np.zeros((p, k), np.bool_),
+            np.zeros(p, np.bool_),
+        )
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the sum has left, so that no key may be used again."""
+        return bool(self.sent.any())
+
+    @property
+    def k(self) -> int:
+        """Number of partners of a client."""
+        return int(self.partners.shape[1])
+
+    def rows(self, clients: Integers) -> Integers:
+        """Return the rows of some own clients; ``RefusedError`` for one that has none."""
+        places = {client: row for row, client in enumerate(self.clients.tolist())}
+        result = [places.get(client, -1) for client in clients.tolist()]
+        if -1 in result:
+            client = clients[result.index(-1)]
+            raise RefusedError(f"client {client} was not prepared here for round {self.number}")
+        return np.array(result, np.int64)
+
+    def foreign_pairs(self, request: MaskRequest, rows: Integers) -> tuple[Integers, Integers]:
+        """Return rows and columns of the live partners elsewhere, in the request's order."""
+        if request.live.shape != (rows.size, self.k):
+            raise RefusedError(f"live has shape {request.live.shape}, not {(rows.size, self.k)}")
+        index, column = np.nonzero(request.live & self.is_foreign[rows])
+        if index.size != request.packets.shape[0]:
+            raise RefusedError(
+                f"{request.packets.shape[0]} packets for {index.size} foreign partners"
+            )
+        return rows[index], column
+
+    def deliver(self, shares: Bytes) -> None:
+        """Hand the shares ``[p, k, 2, 33]`` of our dealers to those holders that are ours too."""
+        row, column = np.nonzero(~self.is_foreign)
+        holders, mirrored = self.rows(self.partners[row, column]), self.k - 1 - column
+        if (self.partners[holders, mirrored] != self.clients[row]).any():
+            raise RefusedError("the partners are not mirrored")
+        self.held[holders, mirrored] = shares[row, column]
+
+
+def check_terms(request: PrepareRequest) -> None:
+    """Refuse a threshold, a minimum or partners with which too few could open a vector."""
+    k, known = request.partners.shape[1], np.union1d(request.clients, request.partners).size
+    threshold, minimum = request.threshold, request.minimum
+    if not 1 <= threshold <= k or minimum <= threshold or 2 * minimum <= known:
+        raise RefusedError(
+            f"threshold is {threshold} and minimum {minimum}; for {k} partners and the {known} "
+            f"clients that we know of they must be from 1 to {k}, and above "
+            f"{max(threshold, known // 2)}"
+        )
+    ordered = np.sort(request.partners, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any() or (
+        request.partners == request.clients[:, None]
+    ).any():
+        raise RefusedError("a client is its own partner, or has one twice")
+
+
+def check_told(kept: ClientRound, request: UnmaskRequest, rows: Integers) -> None:
+    """Refuse to believe what contradicts itself, or what we know, of who is in the sum."""
+    kinds, partners = request.kinds, kept.partners[rows]
+    numbers, places = np.unique(partners, return_inverse=True)
+    told, places = np.zeros(numbers.size, np.uint8), places.reshape(kinds.shape)
+    told[places] = kinds
+    if (other := told[places] != kinds).any():
+        client = partners[other][0]
+        raise RefusedError(f"both this and that is said of client {client}: nothing is revealed")
+    is_in = told == SEED
+    own = np.isin(numbers, kept.clients)
+    sent = kept.sent[kept.rows(numbers[own])]
+    if (is_in[own] & ~sent).any() or (is_in[own].any() and (sent & ~is_in[own]).any()):
+        raise RefusedError("our own clients are not in the sum as we sent it: nothing is revealed")
+    if ((kinds != NOTHING) & ~kept.live[rows]).any():
+        raise RefusedError("a partner that took no part is asked about: nothing is revealed")
+    if is_in.sum() > request.contributors:
+        raise RefusedError(
+            f"{is_in.sum()} of our partners are said to be among {request.contributors} clients: "
+            "nothing is revealed"
+        )
+    present = (kinds == SEED).sum(1)
+    if present.min() < kept.threshold:
+        raise RefusedError(
+            f"client {request.clients[present.argmin()]}: {present.min()} of its partners are in "
+            f"the sum, at least {kept.threshold} must be: nothing is revealed"
+        )
