@@ -114,12 +114,14 @@ class ClientRound:
 
 def check_terms(request: PrepareRequest) -> None:
     """Refuse a threshold, a minimum or partners with which too few could open a vector."""
+    # With more than half of the partners, no two groups of holders that were told different things
+    # can give back both secrets of a client.
     k, known = request.partners.shape[1], np.union1d(request.clients, request.partners).size
     threshold, minimum = request.threshold, request.minimum
-    if not 1 <= threshold <= k or minimum <= threshold or 2 * minimum <= known:
+    if not k < 2 * threshold <= 2 * k or minimum <= threshold or 2 * minimum <= known:
         raise RefusedError(
             f"threshold is {threshold} and minimum {minimum}; for {k} partners and the {known} "
-            f"clients that we know of they must be from 1 to {k}, and above "
+            f"clients that we know of they must be from {k // 2 + 1} to {k}, and above "
             f"{max(threshold, known // 2)}"
         )
     ordered = np.sort(request.partners, axis=1)

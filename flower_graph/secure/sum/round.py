@@ -36,8 +36,7 @@ from flower_graph.secure.sum.messages import (
 )
 
 StageReply = PrepareReply | MaskedReply | UnmaskReply
-# Told the client, the reason and, where the server has seen the proof itself, the SuperNode, whose
-# clients are then not asked again.
+# Told the client, the reason and, of what is proven, the SuperNode: its clients are asked no more
 Blame = Callable[[int, str, int | None], None]
 
 STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
@@ -363,8 +362,7 @@ class SumRound:
         odds = np.bincount(sides, minlength=1)
         if odds.max() < 2 or (odds == odds.max()).sum() > 1:
             return self.suspects
-        suspects: Integers = self.clients[self._owner == odds.argmax()]
-        return suspects
+        return np.array(self.clients[self._owner == odds.argmax()])
 
     def _recover(self, row: int) -> bool:
         """Recover one client's secret; tell whether it is what the client committed to."""
