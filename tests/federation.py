@@ -83,7 +83,7 @@ FINAL = {
 FOUR = ("data.nodes=160", "partition.clients=4")
 MORE: dict[str, tuple[int, tuple[str, ...]]] = {
     "nfedgnn": (5, ()),
-    "fedscem": (6, ("strategy.dropout=0.5",)),
+    "fedscem": (6, ("strategy.dropout=0.4",)),
     "deepwalk": (4, FOUR),
     "gat": (4, FOUR),
 }

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # The bundled Cora: accuracy counts here
 CORA = {
     "nFedGNN": Setup("quickstart", (), 10),
-    "FedSCem": Setup("fedscem/cora-linqs", ("partition.clients=10", "strategy.dropout=0.6"), 10),
+    "FedSCem": Setup("fedscem/cora-linqs", ("partition.clients=12", "strategy.dropout=0.4"), 12),
     "FedGLS": Setup("fedgls/cora-linqs", (), 8),
     "PPFL-GNN": Setup(
         "ppfl/cora-linqs-gat",

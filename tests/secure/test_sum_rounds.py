@@ -99,13 +99,13 @@ def test_too_few_of_a_stage_skip_the_round(stage, count, why):
 def test_clients_without_enough_partners_are_pruned(monkeypatch):
     """Six of client 0's twelve partners did not prepare, and seven must: it is not in the sum."""
     monkeypatch.setattr(sum_server, "plan", lambda m, dropout, corrupt: (12, 7))
-    world = World.make(16, dropout=0.5)
+    world = World.make(24, dropout=0.5)
     seed = int.from_bytes(world.server.run_id, "little")
-    partners = sum_server.partners(np.arange(16), 12, seed, 0)
+    partners = sum_server.partners(np.arange(24), 12, seed, 0)
     # Places on the circle so that everybody else keeps seven: 1, 5 and 6 on either side
     dead = set(partners[0][[0, 4, 5, 6, 7, 11]].tolist())
     result = world.round(0, Lost(prepare=[1000 + client for client in dead]))
-    world.check(result, set(range(1, 16)) - dead)
+    world.check(result, set(range(1, 24)) - dead)
 
 
 def test_less_than_two_clients():
