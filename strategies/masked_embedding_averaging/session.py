@@ -171,9 +171,8 @@ class EgoSession(Session):
     @property
     def everyone(self) -> list[int]:
         """All clients that can take part, by number."""
-        known = sorted(client for clients in self.clients.values() for client in clients)
-        out = self.sums.out
-        return [client for client in known if client not in out]
+        known = {client for clients in self.clients.values() for client in clients}
+        return sorted(known - self.sums.out)
 
     # Set-up
 
@@ -275,8 +274,7 @@ class EgoSession(Session):
 
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients of a round; depends on the seed, the round and who is there."""
-        connected = set(self.exchange.grid.get_node_ids())
-        everyone = [c for c in self.everyone if self.sums.node_of(c) in connected]
+        everyone = self.sums.at(self.everyone, set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
         drawn = self.draw(len(everyone), server_round, least=2 if self.is_masked else 1)
