@@ -136,7 +136,7 @@ class AlignmentClient(AnyAlignmentClient):
 
     # After *union* the caller adds ``sketch`` to the secure sum; after *publish* there are
     # ``slots``.
-    stages = (
+    stages: ClassVar[tuple[tuple[type[Message], str], ...]] = (
         (BlindRequest, "blind"),
         (EvaluateRequest, "evaluate"),
         (UnionRequest, "finish"),

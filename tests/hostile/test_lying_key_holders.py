@@ -1,0 +1,301 @@
+"""A server that answers in the key-holders' place: it opens everything, or is refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey
+
+from flower_graph.errors import AlignmentError, MalformedReplyError, RefusedError
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.blinded import BlindRequest, UnionRequest, cells_for, peel
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.proofs import prove, public_of
+from flower_graph.secure.align.verified import (
+    OF_BLOCK,
+    OF_KEY,
+    ProvedEvaluateRequest,
+    VerifiedAlignmentClient,
+    block_parts,
+    drawn,
+    proof_context,
+)
+from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
+from flower_graph.secure.channel import framed, pieces, rows_of
+
+RUN, SEED = b"run", b"seed that all committed to"
+DATA = {client: [client, client + 1, 100] for client in range(8)}
+CANDIDATES = range(-5, 120)
+
+
+# What a server with keys of its own reads ---------------------------------------------------------
+
+
+def opened(total, keys):
+    """Name the identities of each client from the sum of tables."""
+    found, _ = peel(total)
+    tokens = {*pieces(found)}
+    names = {i: b"i:%d" % i for i in CANDIDATES}
+    groups = {i: rows_of([ids.hash_to_group(RUN, name)], 1, 32) for i, name in names.items()}
+
+    def token(i, key):
+        return ids.names(RUN, names[i], ids.multiply(groups[i], key).tobytes())[0]
+
+    return {c: sorted(i for i in names if token(i, key) in tokens) for c, key in keys.items()}
+
+
+def test_without_proofs_a_server_with_keys_of_its_own_opens_all_identities():
+    """The attack: nothing tells the server's answers from those of the key-holders."""
+    keys, total, cells = {}, np.uint64(0), cells_for(24)
+    for client, own in DATA.items():
+        host = AlignmentClient(RUN, {client: own})
+        one = np.array([client])
+        points = host.blind(BlindRequest(1, one)).points
+        keys[client] = ids.scalar(os.urandom(32), b"liar", 0)
+        answers = ids.multiply(points, keys[client])
+        host.finish(UnionRequest(1, one, np.array([len(points)]), answers, cells))
+        total = total + host.sketch(cells, [client])
+    assert opened(total, keys) == {client: sorted(own) for client, own in DATA.items()}
+
+
+# The verifiable form ------------------------------------------------------------------------------
+
+
+class Party:
+    def __init__(self, clients):
+        self.clients = clients
+
+    def may_host(self, clients):
+        return set(clients) <= set(self.clients)
+
+
+class Registry:
+    """Public keys and granted clients, as ``flower_graph.secure.registry`` has them."""
+
+    def __init__(self, clients):
+        self.keys = {party: SigningKey.generate() for party in clients}
+        self.parties = {party: Party(local) for party, local in clients.items()}
+
+    def verify(self, party, signature, purpose, *parts):
+        try:
+            self.keys[party].verify_key.verify(framed(purpose, *parts), signature)
+        except BadSignatureError:
+            return False
+        return True
+
+
+class Identity:
+    def __init__(self, party, registry):
+        self.party, self.registry = party, registry
+
+    def sign(self, purpose, *parts):
+        return self.registry.keys[self.party].sign(framed(purpose, *parts)).signature
+
+
+class Setting:
+    """Five parties on as many SuperNodes; the first hosts three clients."""
+
+    def __init__(self):
+        self.clients = {0: [0, 1, 2], 1: [3], 2: [4, 5], 3: [6], 4: [7]}
+        self.registry = Registry(self.clients)
+        self.server = VerifiedAlignmentServer(RUN, self.registry)
+        self.server.begin(SEED, self.clients)
+        self.hosts = {party: self.host(party) for party in self.clients}
+        for party, local in self.clients.items():
+            self.server.enroll(party, local)
+
+    def host(self, party, state=None):
+        own = {client: DATA[client] for client in self.clients[party]}
+        identity = Identity(party, self.registry)
+        if state is None:
+            host = VerifiedAlignmentClient(RUN, own, identity)
+        else:
+            host = VerifiedAlignmentClient.restored(state, RUN, own, identity)
+        host.begin(SEED, self.clients, dict.fromkeys(DATA, 16))
+        return host
+
+    def reply(self, party, config):
+        self.hosts[party] = self.host(party, self.hosts[party].to_bytes())
+        return self.hosts[party].answer(config)
+
+    def stage(self, answer=None):
+        requests = self.server.requests()
+        for party, request in requests.items():
+            reply = (answer or self.reply)(party, request.to_config())
+            if reply is not None:
+                self.server.take(party, reply)
+        return requests
+
+    def union(self):
+        total, present = np.uint64(0), []
+        for party, request in self.server.union_requests().items():
+            self.reply(party, request.to_config())
+            total = total + self.hosts[party].sketch(request.cells, self.clients[party])
+            present += self.clients[party]
+        assert self.server.take_union(total, present)
+        for party, message in self.server.publications().items():
+            self.reply(party, message.to_config())
+
+    def slots(self):
+        found = {}
+        for host in self.hosts.values():
+            for client, slots in host.slots.by_client.items():
+                for identity, slot in zip(DATA[client], slots.tolist(), strict=True):
+                    assert found.setdefault(identity, slot) == slot
+        return found
+
+
+def test_all_agree_when_nobody_lies():
+    setting = Setting()
+    setting.stage()
+    asked = setting.stage()
+    assert sorted(asked) == sorted(drawn(SEED, setting.clients)[:3])
+    assert setting.stage() == {}
+    setting.union()
+    shared = {i for i, slot in setting.slots().items() if slot >= 0}
+    assert shared == {*range(1, 8), 100}
+
+
+def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw():
+    setting, draw = Setting(), drawn(SEED, range(5))
+    setting.stage()
+    setting.stage(lambda party, c: None if party == draw[1] else setting.reply(party, c))
+    assert list(setting.stage()) == [draw[3]]
+    setting.stage()
+    setting.union()
+    assert setting.server.aligned == sorted(DATA)
+
+
+def test_when_more_are_gone_nothing_is_aligned():
+    setting, draw = Setting(), drawn(SEED, range(5))
+    setting.stage()
+    gone = draw[:3]
+    setting.stage(lambda party, c: None if party in gone else setting.reply(party, c))
+    with pytest.raises(AlignmentError, match="of the first 5 parties of the draw"):
+        setting.stage()
+
+
+def evaluated():
+    setting = Setting()
+    setting.stage()
+    setting.stage()
+    return setting, setting.server.union_requests()
+
+
+def forged(setting, request, holder_place, sign):
+    """Answer in a key-holder's place with a key of the server's own."""
+    key = ids.scalar(os.urandom(32), b"liar", 0)
+    holder, public = int(request.holders[holder_place]), public_of(key)
+    host = setting.hosts[1]
+    block = host._blocks[3]
+    answers = ids.multiply(block, key)
+    proof = prove(key, public, block, answers, proof_context(RUN, 1, holder, 3))
+    changed = {"keys": request.keys.copy(), "points": request.points.copy()}
+    changed |= {"proofs": request.proofs.copy(), "signatures": request.signatures.copy()}
+    changed["keys"][holder_place] = np.frombuffer(public, np.uint8)
+    changed["points"][holder_place] = answers
+    changed["proofs"][holder_place, 0] = np.frombuffer(proof, np.uint8)
+    if sign is not None:
+        signed = Identity(sign, setting.registry).sign(OF_KEY, RUN, b"1", public)
+        changed["signatures"][holder_place] = np.frombuffer(signed, np.uint8)
+    return replace(request, **changed)
+
+
+@pytest.mark.parametrize("sign", [None, 4, 1])
+def test_a_server_with_a_key_of_its_own_is_refused(sign):
+    setting, requests = evaluated()
+    holder = int(requests[1].holders[0])
+    with pytest.raises(RefusedError, match=f"key in the name of key-holder {holder} is not"):
+        setting.reply(
+            1, forged(setting, requests[1], 0, None if sign == holder else sign).to_config()
+        )
+    assert setting.hosts[1].finished == []
+
+
+OF_HOLDERS = ("holders", "keys", "signatures", "points", "proofs")
+LIES = {
+    "another's answers": (lambda r: {"points": r.points[[1, 0, 2]]}, "not proved"),
+    "swapped keys": (
+        lambda r: {"keys": r.keys[[1, 0, 2]], "signatures": r.signatures[[1, 0, 2]]},
+        "not signed by it",
+    ),
+    "one holder thrice": (
+        lambda r: {
+            k: getattr(r, k)[[0, 0, 0]]
+            for k in ("holders", "keys", "signatures", "points", "proofs")
+        },
+        "at least 3 must be different",
+    ),
+    "two holders": (
+        lambda r: {k: getattr(r, k)[:2] for k in OF_HOLDERS},
+        "at least 3 must be different",
+    ),
+    "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),
+    "no proofs": (lambda r: {"proofs": np.zeros_like(r.proofs)}, "not proved"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_else_a_server_can_say_is_refused(name):
+    change, why = LIES[name]
+    setting, requests = evaluated()
+    with pytest.raises(RefusedError, match=why):
+        setting.reply(1, replace(requests[1], **change(requests[1])).to_config())
+
+
+# What key-holders refuse --------------------------------------------------------------------------
+
+
+def guess(setting, client, party, points, signer):
+    """Have a block of guesses evaluated that no client sent."""
+    signed = Identity(signer, setting.registry).sign(OF_BLOCK, *block_parts(RUN, 1, client, points))
+    signature = rows_of([signed], 1, 64)
+    one = np.array([client]), np.array([party]), np.array([len(points)])
+    return ProvedEvaluateRequest(1, *one, points, signature).to_config()
+
+
+def test_key_holders_evaluate_no_guesses():
+    """Else the server would have H(id) evaluated for all that it wants to try out."""
+    setting = Setting()
+    requests = setting.stage()
+    assert len(requests) == 5
+    holder = drawn(SEED, range(5))[0]
+    points = rows_of([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(16)], -1, 32)
+    setting.stage()
+    for client, party, signer, rows, why in (
+        (3, 1, 2, points, "not signed by party 1"),
+        (3, 2, 2, points, "may not speak for client 3"),
+        (4, 2, 2, points, "a second block"),
+        (4, 2, 2, np.concatenate([points, points]), "32 points, it may have 16"),
+        (999, 9, 2, points, "may not speak for client 999"),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            setting.reply(holder, guess(setting, client, party, rows, signer))
+
+
+def test_who_is_not_drawn_and_who_knows_no_seed_evaluates_nothing():
+    setting = Setting()
+    setting.hosts[1]._draw = []
+    with pytest.raises(RefusedError, match="no seed yet"):
+        setting.hosts[1].prove(
+            ProvedEvaluateRequest.from_config(guess(setting, 3, 1, np.zeros((16, 32), np.uint8), 1))
+        )
+
+
+def test_a_wrong_proof_is_refused_by_the_server_and_its_key_holder_replaced():
+    setting, draw = Setting(), drawn(SEED, range(5))
+    setting.stage()
+    request = setting.server.requests()[draw[0]]
+    reply = setting.reply(draw[0], request.to_config())
+    wrong = reply | {"align-proofs": reply["align-proofs"][::-1]}
+    with pytest.raises(MalformedReplyError, match=f"party {draw[0]}: a wrong proof"):
+        setting.server.take(draw[0], wrong)
+    for party in draw[1:3]:
+        setting.server.take(party, setting.reply(party, setting.server._asked[party].to_config()))
+    assert list(setting.stage()) == [draw[3]]
+    setting.union()
+    assert setting.server.aligned == sorted(DATA)

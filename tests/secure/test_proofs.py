@@ -1,0 +1,118 @@
+"""Proofs of equal logarithms: right ones hold, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from nacl import bindings as sodium
+
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.proofs import ORDER, PROOF, _weights, prove, public_of, verify
+from flower_graph.secure.channel import pieces, rows_of
+
+
+def a_scalar(number: int = 0) -> bytes:
+    """A small number as a scalar, or a random one."""
+    return number.to_bytes(32, "little") if number else ids.scalar(os.urandom(32), b"test", 0)
+
+
+def some_points(*logs: int):
+    """Multiples of the base point."""
+    return rows_of([public_of(a_scalar(log)) for log in logs], -1, 32)
+
+
+def proved(key, inputs, context=b""):
+    outputs = ids.multiply(inputs, key)
+    return prove(key, public_of(key), inputs, outputs, context), outputs
+
+
+@pytest.mark.parametrize("logs", [(1,), (5, 7), (2, 2, 3, 9)])
+def test_answers_are_proved(logs):
+    key, inputs = a_scalar(11), some_points(*logs)
+    proof, outputs = proved(key, inputs)
+    assert len(proof) == PROOF
+    assert np.array_equal(outputs, some_points(*(11 * log for log in logs)))
+    assert verify(proof, public_of(key), inputs, outputs)
+    assert proved(key, inputs)[0] != proof  # a fresh nonce each time
+
+
+def test_what_is_hashed_satisfies_the_equations():
+    """With known logarithms everything can be computed in integers."""
+    logs, key = (3, 8, 21), 12345
+    inputs = some_points(*logs)
+    proof, outputs = proved(a_scalar(key), inputs, b"of")
+    challenge, response = (int.from_bytes(half, "little") for half in (proof[:32], proof[32:]))
+    public = public_of(a_scalar(key))
+    weights = [int.from_bytes(w, "little") for w in _weights(public, inputs, outputs, b"of")]
+    combined = sum(w * log for w, log in zip(weights, logs, strict=True)) % ORDER
+    nonce = (response + challenge * key) % ORDER
+    answer = key * combined % ORDER
+    assert (response * combined + challenge * answer - nonce * combined) % ORDER == 0
+    assert verify(proof, public, inputs, outputs, b"of")
+
+
+def changed(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def test_nothing_else_is_proved():
+    key, other, inputs = a_scalar(), a_scalar(), some_points(4, 6, 10)
+    proof, outputs = proved(key, inputs, b"one")
+    public = public_of(key)
+    assert verify(proof, public, inputs, outputs, b"one")
+    assert not verify(proof, public, inputs, outputs, b"two")
+    assert not verify(proof, public_of(other), inputs, outputs, b"one")
+    assert not verify(proof, public, outputs, inputs, b"one")
+    assert not verify(proof, public, inputs, outputs[[1, 0, 2]], b"one")
+    assert not verify(proof, public, inputs[[1, 0, 2]], outputs[[1, 0, 2]], b"one")
+    assert not verify(proof, public, inputs, ids.multiply(inputs, other), b"one")
+    assert not verify(proof, public, inputs[:2], outputs[:2], b"one")
+    for place in (0, 31, 32, 63):
+        assert not verify(changed(proof, place), public, inputs, outputs, b"one")
+    assert not verify(proof[:-1], public, inputs, outputs, b"one")
+    assert not verify(b"", public, inputs[:0], outputs[:0], b"one")
+
+
+def test_one_answer_of_many_with_another_key_is_noticed():
+    key, inputs = a_scalar(), some_points(*range(1, 17))
+    outputs = ids.multiply(inputs, key)
+    outputs = np.concatenate([outputs[:15], ids.multiply(inputs[15:], a_scalar())])
+    assert not verify(prove(key, public_of(key), inputs, outputs), public_of(key), inputs, outputs)
+
+
+def test_a_proof_can_be_written_in_one_way():
+    key, inputs = a_scalar(), some_points(5)
+    proof, outputs = proved(key, inputs)
+    for half in (0, 32):
+        value = int.from_bytes(proof[half : half + 32], "little") + ORDER
+        other = proof[:half] + value.to_bytes(32, "little") + proof[half + 32 :]
+        assert not verify(other, public_of(key), inputs, outputs)
+
+
+BAD = {
+    "order two": bytes.fromhex("ec" + "ff" * 30 + "7f"),
+    "neutral": (1).to_bytes(32, "little"),
+    "not canonical": (2**255 - 18).to_bytes(32, "little"),
+    "off the curve": (2).to_bytes(32, "little"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=list(BAD))
+def test_points_that_are_not_in_the_group_are_refused(bad):
+    key, inputs = a_scalar(), some_points(5, 6)
+    proof, outputs = proved(key, inputs)
+    wrong = rows_of([pieces(outputs)[0], bad], -1, 32)
+    assert not verify(proof, public_of(key), inputs, wrong)
+    assert not verify(proof, public_of(key), wrong, outputs)
+    assert not verify(proof, bad, inputs, outputs)
+    with pytest.raises(ValueError, match="not in the group"):
+        prove(key, public_of(key), wrong, outputs)
+
+
+def test_an_answer_shifted_out_of_the_subgroup_is_refused():
+    key, inputs = a_scalar(), some_points(5, 6)
+    proof, outputs = proved(key, inputs)
+    shifted = sodium.crypto_core_ed25519_add(pieces(outputs)[1], BAD["order two"])
+    assert not verify(proof, public_of(key), inputs, rows_of([pieces(outputs)[0], shifted], -1, 32))
