@@ -22,9 +22,9 @@ METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
 
 
 def parties(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Make keys and a registry; return each SuperNode's entries of the node config."""
+    """Make keys and a registry of five or more; return each SuperNode's node config."""
     registry = Registry({}, 100)
-    for number in range(count):
+    for number in range(max(count, 5)):
         clients = [range(100 * number, 100 * number + 100)]
         registry = registry.with_party(new_identity(folder / f"key-{number}"), clients)
     registry.write(folder / "registry.json")
@@ -65,16 +65,30 @@ def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     assert "has a key of its own (identity-key) and takes part in no run" in caplog.text
 
 
-def test_half_of_the_settings_is_enough_to_refuse(tmp_path: Path) -> None:
-    """A registry without a key is a mistake, and not a reason to trust the server."""
-    setup = ALL["fedgls"]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"identity-key": None}, "identity-key: None is no path; registry need both"),
+        ({"trust-minimun": 5}, "trust-minimun: is unknown; there are trust-minimum, trust-corrupt"),
+        ({"identity-key": None, "registry": None, "trust-minimum": 5}, "identity-key: None is no"),
+        ({"identity-key": None, "registry": None, "block-cap": 64}, "identity-key: None is no"),
+        ({"identity-key": "/nowhere"}, "/nowhere: cannot be read: No such file"),
+        ({"trust-corrupt": 0.5}, "trust-corrupt: 0.5; must be from 0 to below 0.5"),
+    ],
+)
+def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
+    changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SuperNode's own log has what is wrong; the server is told nothing of it."""
+    given = parties(tmp_path, 5)[0] | changes
     grid = InProcessGrid(
-        client_app(setup.load(), None),
+        client_app(ALL["fedgls"].load(), None),
         num_supernodes=1,
-        node_config={"registry": parties(tmp_path, 1)[0]["registry"]},
+        node_config={key: value for key, value in given.items() if value is not None},
     )
     (node,) = grid.get_node_ids()
     content = RecordDict({CONFIG: ConfigRecord({"server-round": 1})})
     (reply,) = grid.send_and_receive([Message(content, node, "query")])
-    assert reply.has_error()
-    assert "key of its own" in reply.error.reason
+    assert "key of its own, or should have" in reply.error.reason
+    assert "its own log says why" in reply.error.reason and "/" not in reply.error.reason
+    assert said in caplog.text
