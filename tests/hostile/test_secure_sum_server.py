@@ -1,0 +1,124 @@
+"""A server that deviates in the secure sum, alone: what clients do not believe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sum_helpers import World
+
+from flower_graph.errors import RefusedError
+from flower_graph.secure.sum.messages import MASK_KEY, SEED
+
+
+def masked(m: int, per_host: int = 1) -> World:
+    world = World.make(m, per_host)
+    world.prepare(0)
+    world.mask(0)
+    return world
+
+
+def told(kinds: np.ndarray, partners: np.ndarray, gone: list[int]) -> np.ndarray:
+    """What a holder is asked for if these have vanished."""
+    return np.where(np.isin(partners, gone), MASK_KEY, SEED).astype(np.uint8)
+
+
+@pytest.mark.parametrize("m", [10, 40])
+def test_nobody_believes_that_one_client_alone_survived(m):
+    """On 82e52ed every holder revealed all, and client 3 was open to the server."""
+    world = masked(m)
+    others = [client for client in range(m) if client != 3]
+    for node, request in world.server.unmask_requests(0).items():
+        host = world.hosts[node]
+        kinds = told(request.kinds, host._rounds[0].partners, others)
+        lie = replace(request, kinds=kinds, contributors=m)
+        with pytest.raises(RefusedError, match="of its partners are in the sum, at least"):
+            host.unmask(lie)
+
+
+@pytest.mark.parametrize("m", [10, 40, 100])
+def test_different_stories_open_nobody(m):
+    """Half of the holders are told that a client is there, half that it vanished."""
+    world, draw = masked(m), np.random.default_rng(m)
+    shown = np.zeros((2, m), int)  # shares of each client's seed, and of its mask key
+    threshold = 0
+    for node, request in world.server.unmask_requests(0).items():
+        host = world.hosts[node]
+        kept, threshold = host._rounds[0], host._rounds[0].threshold
+        partners = kept.partners[0]
+        # As many as this holder will believe to have vanished
+        gone = draw.permutation(partners)[: partners.size - threshold].tolist()
+        kinds = told(request.kinds, kept.partners, gone)
+        reply = host.unmask(replace(request, kinds=kinds, contributors=m))
+        for kind in (SEED, MASK_KEY):
+            shown[kind - SEED, partners[reply.kinds[0] == kind]] += 1
+    assert shown.sum() == m * partners.size
+    assert ((shown >= threshold).sum(0) < 2).all()
+
+
+def test_terms_with_which_few_could_open_a_vector():
+    world = World.make(40, 4)
+    node, request = next(iter(world.server.open_round(0, range(40)).items()))
+    host, k = world.hosts[node], request.partners.shape[1]
+    assert 2 * request.threshold > k
+    twice = request.partners.copy()
+    twice[:, 1] = twice[:, 0]
+    own = request.partners.copy()
+    own[0, 0] = request.clients[0]
+    known = np.union1d(request.clients, request.partners).size
+    for why, change in (
+        ("threshold is 1 and minimum 2", {"threshold": 1, "minimum": 2}),
+        (f"must be from {k // 2 + 1} to {k}", {"threshold": k // 2}),
+        ("and above", {"minimum": request.threshold}),
+        ("and above", {"minimum": known // 2}),
+        ("has one twice", {"partners": twice}),
+        ("its own partner", {"partners": own}),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            host.prepare(replace(request, **change))
+    host.prepare(request)
+
+
+def test_what_contradicts_what_a_holder_knows():
+    """Nothing is revealed, and the round stays open for the truth."""
+    world = masked(40, 4)
+    node, request = next(iter(world.server.unmask_requests(0).items()))
+    host = world.hosts[node]
+    kept = host._rounds[0]
+    row, column = np.argwhere(~kept.is_foreign)[0]
+    one, own = kept.partners[row, column], kept.partners == kept.partners[row, column]
+    assert one in host.clients
+    seen = np.unique(kept.partners).size
+    alone = request.kinds.copy()
+    alone[
+        np.unravel_index(np.flatnonzero(kept.partners == kept.partners[0, 0])[0], alone.shape)
+    ] = 0
+    for why, change in (
+        (f"of our partners are said to be among {seen - 1}", {"contributors": seen - 1}),
+        ("not in the sum as we sent it", {"kinds": np.where(own, 2, request.kinds).astype("u1")}),
+        ("both this and that is said", {"kinds": alone}),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            host.unmask(replace(request, **change))
+    kept.live[0, 0] = False
+    with pytest.raises(RefusedError, match="took no part"):
+        host.unmask(request)
+    kept.live[0, 0] = True
+    assert host.unmask(request).kinds.all()
+    with pytest.raises(RefusedError, match="round 0 is not open"):
+        host.unmask(request)
+
+
+def test_a_host_that_sent_nothing_reveals_nothing():
+    """Also when its masks were asked for, and it refused because too few partners were there."""
+    world = World.make(10)
+    world.prepare(0)
+    node, request = next(iter(world.server.mask_requests(0, 6).items()))
+    host, live = world.hosts[node], request.live.copy()
+    live[:, 2:] = False
+    pairs = ("round_keys", "packets", "share_commitments")
+    two = {name: getattr(request, name)[:2] for name in pairs}
+    with pytest.raises(RefusedError, match="fewer than"):
+        host.mask(replace(request, live=live, **two), [0], np.zeros(6, "<u8"))
+    assert not host._rounds[0].has.any() and not host._rounds[0].held.any()
