@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from flower_graph import __version__
 from flower_graph.client.state import node_name, own_place, state_key
 from flower_graph.client.trust import refuse_less
+from flower_graph.config.boundary import boundary
 from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
@@ -113,7 +114,8 @@ class _ActingClientApp(ClientApp):
         if kind == "train" and action:
             with suppress(ValueError):  # it is there, or it is no name: Flower says so
                 self.act(action)
-        return super().__call__(message, context)
+        with boundary(context):
+            return super().__call__(message, context)
 
 
 def _handler(

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from flower_graph.config.boundary import IN_PROCESS, STATE_DIR
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.storage.checkpoint import load_client, save_client
 from flower_graph.storage.files import default_folder, own_file, own_folder, remove_if_empty
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
 SMALL_BYTES = 1 << 20
-IN_PROCESS = ":memory:"
-STATE_DIR, DATA_FOLDER, PARTITION = "state-dir", "data-folder", "partition-id"  # node config
+DATA_FOLDER, PARTITION = "data-folder", "partition-id"  # node config
 VERSION = "state-version"  # among the tensors of a saved file
 Tensors = dict[str, Tensor]
 T = TypeVar("T")

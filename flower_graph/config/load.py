@@ -28,10 +28,12 @@ from flower_graph.config.registry import DEFAULT, schema_of
 from flower_graph.config.rules import one_line, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
 from flower_graph.data.sources.names import in_full, located
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, brief
 
 # A file's key that names the one config which it differs from.
 PARENT = "defaults"
+# To another setting, and to nothing else
+_REFERENCE = re.compile(r"\$\{\.*\w+(\.\w+)*\}", re.ASCII)
 TABLES = "reproduce/"  # Folder of the papers' tables, which `flower-graph reproduce` reads
 
 
@@ -40,6 +42,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     allowed: Collection[str] | None = None,
+    environment: bool = True,
 ) -> RunConfig:
     """Build the settings of a run from a YAML file and overrides.
 
@@ -53,6 +56,9 @@ def load_config(
         Settings as ``key=value`` with dotted keys, laid over the file in this order.
     allowed : collection of str or None
         Modules that ``app`` may name besides methods that ship or are announced; None: any.
+    environment : bool
+        Whether values may have what is not in the settings, such as ``${oc.env:HOME}``; those of
+        others may not.
 
     Returns
     -------
@@ -69,6 +75,9 @@ def load_config(
         for source, settings in read_chain(name_or_path)
     ]
     layers += [(_located(read_override(override), ""), "") for override in overrides]
+    if not environment:
+        for settings, where in layers:
+            _refuse_interpolation(settings, where)
     schema = _schema((settings for settings, _ in layers), allowed)
     tree = OmegaConf.structured(schema)
     for settings, where in layers:
@@ -92,6 +101,17 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def to_yaml(config: RunConfig) -> str:
     """Give the settings as YAML text that `load_config` reads back to the same settings."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def _refuse_interpolation(settings: dict[str, Any], where: str) -> None:
+    """Refuse ``${...}`` that leads out of the settings: to the environment, or by any resolver."""
+    for key, value in settings.items():
+        # What is left once plain references are taken away is a resolver, or hides one.
+        if "${" in _REFERENCE.sub("", repr(value)):
+            raise ConfigError(
+                f"{key}: {brief(value)} is not allowed in a run config: there ${{...}} may name "
+                f"other settings, as ${{strategy.name}}, and nothing else{where}"
+            )
 
 
 def _located(settings: dict[str, Any], source: str) -> dict[str, Any]:

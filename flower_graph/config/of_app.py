@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context
 
+from flower_graph.config.boundary import is_own_machine, on_ray, told
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config, parse_overrides
+from flower_graph.config.load import is_file_name, load_config, parse_overrides
 from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
-from flower_graph.errors import ConfigError
+from flower_graph.data.sources.names import file_path, folder_path
+from flower_graph.errors import ConfigError, brief
 
+DATA_FOLDER, DATA_ROOT = "data-folder", "data-root"  # of the node config: where a client's data are
+# Data sets by name; what has more separators than one, or a dot before a part, is a path
+NAMED = re.compile(r"\w[\w-]*(/\w[\w.+-]*)?", re.ASCII)
 METHODS = "methods"  # of the node config: modules of methods that a run may name, with commas
 # Keys that Flower's own apps have, and the settings that they are; "" is "as in the config".
 SETTINGS = {
@@ -58,6 +64,38 @@ def configured(
     return config, Path(folder).expanduser().absolute() if folder else None
 
 
+def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
+    """Read the run config at a client: paths on a SuperNode's machine are its own to choose."""
+    allowed = allowed_methods(context)
+    if is_own_machine(context):
+        return configured(context, allowed)
+    if is_file_name(name := str(context.run_config.get("config", ""))):
+        raise _no_path("config", name, "name a config that ships, or one in the app's conf/")
+    config, _ = configured(context, allowed)
+    root = context.node_config.get(DATA_ROOT)
+    if DATA_FOLDER not in context.node_config:
+        _refuse_paths(config, named_here=root is not None)
+    own = None if root is None else str(root)
+    return replace(config, data=replace(config.data, root=own)), None
+
+
+def _refuse_paths(config: RunConfig, *, named_here: bool) -> None:
+    """Refuse data of this machine that a run names: files there may be pickles, or private."""
+    data, how = config.data, f"its node config has {DATA_FOLDER}, or {DATA_ROOT}"
+    if data.root is not None and not named_here:
+        raise _no_path("data.root", data.root, how)
+    is_path = file_path(data.name) is not None or folder_path(data.name) is not None
+    if is_path or not NAMED.fullmatch(data.name):
+        raise _no_path("data.name", data.name, how)
+    if added := getattr(data, "add", None):
+        raise _no_path("data.add", added, how)
+
+
+def _no_path(key: str, value: str, instead: str) -> ConfigError:
+    said = f"{key}: {brief(value)}: a run names no path on a SuperNode's machine; {instead}"
+    return told(ConfigError(said), said)
+
+
 def allowed_methods(context: Context) -> frozenset[str] | None:
     """Say which modules of methods a run may make this SuperNode import; None: any."""
     # A run must not choose what a client's machine imports. Where Flower simulates, the machine is
@@ -65,11 +103,10 @@ def allowed_methods(context: Context) -> frozenset[str] | None:
     given = context.node_config.get(METHODS, "")
     if not isinstance(given, str):
         raise ConfigError(
-            f"node-config {METHODS}: {given!r:.60} is no text; write "
+            f"node-config {METHODS}: {brief(given)} is no text; write "
             f"--node-config '{METHODS}=\"package.module\"'"
         )
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
+    if on_ray():
         return None
     return frozenset(name.strip() for name in given.split(",") if name.strip())
 
@@ -87,13 +124,13 @@ def _configuration(
     given = parse_overrides(overrides)
     settings = [f"{SETTINGS[key]}={value}" for key, value in keys]
     try:
-        return load_config(name, [*given, *settings], allowed=allowed)
+        return load_config(name, [*given, *settings], allowed=allowed, environment=False)
     except ConfigError as error:
         blamed = [key for key, _ in keys if str(error).startswith(f"{SETTINGS[key]}: ")]
         if not blamed:
             raise
         # What is wrong without these keys is told as it is, and not as theirs.
-        _require_known(blamed[0], load_config(name, given, allowed=allowed))
+        _require_known(blamed[0], load_config(name, given, allowed=allowed, environment=False))
         raise ConfigError(f"{blamed[0]} in the run config: {error}") from error
 
 

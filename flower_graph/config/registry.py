@@ -13,6 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from flower_graph.config.boundary import told
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import nearest, show
 from flower_graph.errors import ConfigError
@@ -121,7 +122,8 @@ def _not_allowed(app: str, allowed: Collection[str]) -> ConfigError:
     named = ", ".join(sorted(allowed)) or "none"
     why = "and this SuperNode's node config allows no such module"
     advice = f"Whoever runs the SuperNode can allow it with --node-config 'methods=\"{app}\"'"
-    return _none_of(app, f"{why} (methods: {named}). {advice}")
+    error = _none_of(app, f"{why} (methods: {named}). {advice}")
+    return told(error, f"app: {show(app)}: {why.removeprefix('and ')}")
 
 
 def _none_of(app: str, why: str) -> ConfigError:

@@ -18,6 +18,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from flower_graph import __version__
+from flower_graph.config.boundary import told
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.run_folder import (
     CLASS_NAMES,
@@ -234,7 +235,8 @@ def _whole(context: Context, key: str) -> int:
     """Read a whole number of the node config."""
     value: Any = context.node_config.get(key)
     if value is None:
-        raise ConfigError(f"node-config {key}: is missing; {HINT}")
+        said = f"node-config {key}: is missing; {HINT}"
+        raise told(ConfigError(said), said)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {HINT}")
     return value

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from flower_graph.config.boundary import told
 from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError
 from flower_graph.storage.files import saying
@@ -151,15 +152,17 @@ def open_folder(path: Path, settings: Mapping[str, Any], role: str) -> RunFolder
     """Open a folder, and check that it is whole and of this run."""
     place = f"{KEY[role]} {path}"
     if not path.is_dir():
-        raise DataError(f"{place}: there is no such folder; {HINT[role]}")
+        error = DataError(f"{place}: there is no such folder; {HINT[role]}")
+        raise told(error, f"{KEY[role]}: there is no such folder")
     manifest = _read_manifest(path / MANIFEST, place, role)
     if manifest.role != role:
         raise DataError(f"{place}: it is for {KEY[manifest.role]}; {HINT[role]}")
     if differing := _differences(manifest.settings, settings):
-        raise DataError(
-            f"{place}: data folder of another run: {'; '.join(differing)}. Give this party a "
-            "folder that `flower-graph partition` made with this run's settings"
+        error = DataError(
+            f"{place}: data folder of another run: {'; '.join(differing.values())}. Give this "
+            "party a folder that `flower-graph partition` made with this run's settings"
         )
+        raise told(error, f"data folder of another run: {', '.join(differing)}")
     tensors: dict[str, Tensor] = {}
     for name, digest in manifest.files.items():
         tensors |= _read_tensors(path / name, digest)
@@ -216,14 +219,14 @@ def _check_types(found: Manifest) -> None:
         raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
 
 
-def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Say which settings differ; the app alone if that does."""
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
+    """Say which settings differ, and how; the app alone if that does."""
     keys = ["app"] if theirs.get("app") != ours["app"] else sorted({*theirs, *ours})
-    return [
-        f"{key} is {theirs.get(key)!r}, this run's is {ours.get(key)!r}"
+    return {
+        key: f"{key} is {theirs.get(key)!r}, this run's is {ours.get(key)!r}"
         for key in keys
         if theirs.get(key) != ours.get(key)
-    ]
+    }
 
 
 def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
