@@ -257,3 +257,31 @@ def test_payload_by_hand(word: int | None) -> None:
     assert up["metrics"] == 2 * 2 * 10 * size
     # The second round brought the sums of the first to the three clients that were asked.
     assert down["embeddings"] == 3 * (2 * HIDDEN + 2) * size
+
+
+@pytest.mark.parametrize("aggregation", ["masked", "plain"])
+def test_pretended_loss_of_state_aligns_all_anew_ever_more_seldom(aggregation: str) -> None:
+    session, begun = session_of(HOSTED, aggregation=aggregation), []
+    for server_round in range(1, 20):
+        node = next((at for at, local in session.members.clients.items() if 2 in local), None)
+        if node is not None:
+            session.members.forget(node)
+        try:
+            ask(session, {100 + server_round: keys_of(session, [2, 4])})
+        except MalformedReplyError as error:  # which the exchange puts down to the SuperNode
+            assert "begun anew too often" in str(error)
+        begun += [server_round] * len(session.members.new)
+        session.members.new = []
+        session.sums.tick()
+    assert begun == [1, 2, 3, 5, 9, 17]
+
+
+def test_a_proven_cheat_is_not_enrolled_with_new_keys() -> None:
+    session = session_of(HOSTED)
+    session.sums.server._blame(4, "round 1: it sent a wrong share", 72)
+    assert session.sums.excluded == {2, 4}
+    for node, gone in ((72, None), (99, 72)):
+        session.members._lost = {72}
+        with pytest.raises(MalformedReplyError, match="cheated: it does not begin anew"):
+            ask(session, {node: keys_of(session, [4, 2])}, gone=gone)
+    assert session.everyone == [1, 3, 5, 6, 7, 8, 9]
