@@ -4,8 +4,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.boundary import boundary
-from flower_graph.config.of_app import configured_client
+from flower_graph.config.of_app import allowed_methods, configured
 
 
 class ConfiguredClientApp(ClientApp):
@@ -13,8 +12,7 @@ class ConfiguredClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
-        with boundary(context):
-            return client_app(*configured_client(context))(message, context)
+        return client_app(*configured(context, allowed_methods(context)))(message, context)
 
 
 app = ConfiguredClientApp()

@@ -13,18 +13,21 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.run import check_run, client_app
 from flower_graph.audit.attacks import Audit, RecordingGrid
+from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_named, method_of
-from flower_graph.errors import ConfigError, OutputError
+from flower_graph.errors import AlignmentError, ConfigError, NoClientsError, OutputError
 from flower_graph.report.result import versions
 from flower_graph.storage.files import new_folder, write_json, write_text
 
@@ -74,7 +77,25 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
         findings = audit.attack(config, grid, method)
     finally:
         forget_run(grid.run.run_id)
+    for deviation in audit.deviations(config, method):
+        findings += _deviating_run(config, deviation, nodes)
     return findings, time.perf_counter() - started
+
+
+def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
+    """Run a config with a server that lies in one way; clients that refuse may end the run."""
+    strategy, app = method_of(config).build_strategy(config, None), client_app(config, None)
+    patch = partial(deviation.patch, strategy)
+    grid = DeviatingGrid(app, num_supernodes=nodes, seed=config.seed, patch=patch)
+    log, level = logging.getLogger("flower_graph"), logging.getLogger("flower_graph").level
+    log.setLevel(logging.ERROR)  # that clients refuse is the result, not news
+    try:
+        with suppress(AlignmentError, NoClientsError):
+            strategy.start(grid, num_rounds=2)
+    finally:
+        log.setLevel(level)
+        forget_run(grid.run.run_id)
+    return deviation.findings()
 
 
 def _audit_of(config: RunConfig) -> Audit:
@@ -142,7 +163,8 @@ def write_index(folder: Path) -> Path:
 def _notes(record: Mapping[str, Any]) -> Sequence[str]:
     """Give what the audited method says of its attacks."""
     audit = method_named(record["app"]).audit()
-    return () if audit is None else audit.notes
+    tried = [finding["attack"] for finding in record["findings"]]
+    return all_notes(() if audit is None else audit.notes, tried)
 
 
 def _plans(args: argparse.Namespace) -> list[list[Setting]]:

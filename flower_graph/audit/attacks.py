@@ -10,6 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.audit.deviating import Deviation
 from flower_graph.audit.scores import Finding, Floats
 from flower_graph.config.common import RunConfig
 from flower_graph.messages.arrays import decode_array
@@ -118,6 +119,10 @@ class Audit:
     def supernodes(self, clients: int) -> int:
         """Say on how many SuperNodes so many clients are: each on its own, as in a deployment."""
         return clients
+
+    def deviations(self, config: Any, method: Any) -> Sequence[Deviation]:
+        """Give the lies of a deviating server against what a run hides, if it hides anything."""
+        return ()
 
     def attack(self, config: Any, grid: RecordingGrid, method: Any) -> list[Finding]:
         """Attack what was recorded; `method`, which was run, knows what its clients have."""

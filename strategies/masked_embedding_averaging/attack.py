@@ -10,6 +10,7 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
@@ -149,6 +150,11 @@ def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> 
     return ranking(name, sizes[first] - sizes[second], truth[first] > truth[second])
 
 
+def _alignment_of(strategy: Any) -> tuple[bytes, Any]:
+    session = strategy.session
+    return session.sums.run_id, session.members.aligner
+
+
 class EgoAudit(Audit):
     """What is tried on a run of FedSCem."""
 
@@ -176,6 +182,16 @@ class EgoAudit(Audit):
         """Name alignment and sum, and the noise if there is some."""
         form = f"{config.strategy.alignment}, {config.strategy.aggregation} sum"
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
+
+    def deviations(self, config: FedSCemConfig, method: Any) -> list[Deviation]:
+        """Lie to clients of the alignment and of masked sums, where there are such."""
+        result: list[Deviation] = []
+        if config.strategy.alignment == "psi":
+            held = [list(one.identities) for one in method.graphs(config)]
+            result += of_alignment(_alignment_of, held)
+        if config.strategy.aggregation == "masked":
+            result += of_sums(lambda strategy: strategy.session.sums.server)
+        return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         """Attack the alignment and the vectors."""

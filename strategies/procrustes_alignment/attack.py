@@ -18,6 +18,7 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
+from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -178,6 +179,12 @@ class EmbeddingAudit(Audit):
         """Name the secure form, else the noise."""
         is_secure = config.strategy.alignment == SECURE
         return "secure sum" if is_secure else super().label(config)
+
+    def deviations(self, config: PPFLConfig, method: Any) -> list[Deviation]:
+        """Lie to clients of the secure sum, in the form that has one."""
+        if config.strategy.alignment != SECURE:
+            return []
+        return of_sums(lambda strategy: strategy.sums.server)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         """Attack the public embeddings."""

@@ -1,0 +1,294 @@
+"""The deviating server: it tells clients of a secure sum or an alignment what is not so.
+
+The run's own server is patched to lie in one way, and says what it could open by that. Single
+vectors count as opened if the secrets under which they travelled were put together and are those
+that their client had committed to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.audit.scores import Finding, guesses, ranking
+from flower_graph.messages.fields import split_rows
+from flower_graph.secure import channel
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.channel import rows_of
+from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskReply
+from flower_graph.secure.sum.round import SumRound
+from flower_graph.simulation import InProcessGrid
+
+NOTES = (
+    "*Deviating server*: the same run with a server that lies to its clients, each time in one "
+    "way; nobody colludes. What of it succeeds, succeeds in the setting that was run: the "
+    "semi-honest one trusts the server not to do so.",
+)
+
+
+class Deviation:
+    """One way to lie."""
+
+    name: str
+
+    def patch(self, strategy: Any) -> None:
+        """Make the server of a run lie."""
+        raise NotImplementedError
+
+    def findings(self) -> list[Finding]:
+        """Say what it opened, once the run is over, however it ended."""
+        raise NotImplementedError
+
+
+class DeviatingGrid(InProcessGrid):
+    """The in-process grid of a server that begins to lie before anybody is asked anything."""
+
+    def __init__(self, *args: Any, patch: Callable[[], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._patch: Callable[[], None] | None = patch
+
+    def get_node_ids(self) -> list[int]:
+        """Make the server lie when it first looks who is there: now it has all its parts."""
+        if self._patch is not None:
+            patch, self._patch = self._patch, None
+            patch()
+        return super().get_node_ids()
+
+
+@dataclass
+class Opened:
+    """Shares of one sum's secrets that holders revealed."""
+
+    round: SumRound
+    shares: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
+
+    def take(self, reply: UnmaskReply) -> None:
+        """Note what a SuperNode's clients reveal, as they were asked."""
+        local = self.round
+        rows = np.searchsorted(local.clients, reply.clients)
+        index, column = np.nonzero(reply.kinds)
+        dealers = local.partners[rows[index], column].tolist()
+        places = (local.partners.shape[1] - column).tolist()  # as their dealer numbers them, from 1
+        kinds = reply.kinds[index, column].tolist()
+        for dealer, place, kind, share in zip(dealers, places, kinds, reply.shares, strict=True):
+            self.shares.setdefault((dealer, kind), {})[place] = share.tobytes()
+
+    def secret(self, row: int, kind: int) -> bytes | None:
+        """Put a client's secret together; None if it is not what the client committed to."""
+        local, held = self.round, self.shares.get((row, kind), {})
+        chosen = sorted(held)[: local.threshold]
+        if len(chosen) < local.threshold:
+            return None
+        secret = channel.combine_shares(chosen, [held[place] for place in chosen])
+        if kind == MASK_KEY:
+            return secret if channel.public_key(secret) == local.round_keys[row].tobytes() else None
+        client = int(local.clients[row])
+        found = channel.commit_to_seed(local.run_id, local.number, client, secret)
+        return secret if found == local.seed_commitments[row].tobytes() else None
+
+    def is_open(self, row: int) -> bool:
+        """Whether all masks of one client can be computed, so that its vector is in the clear."""
+        if self.secret(row, SEED) is None:
+            return False
+        partners = self.round.partners[row][self.round.live[self.round.partners[row]]]
+        others = (self.secret(int(partner), MASK_KEY) for partner in partners)
+        return self.secret(row, MASK_KEY) is not None or all(other is not None for other in others)
+
+
+# Of a strategy: the run's id, with which identities are hashed, and the alignment's server
+Parts = Callable[[Any], tuple[bytes, Any]]
+# What a server tells the holders: of a round the kinds for one SuperNode's rows, [p, k]
+Story = Callable[[SumRound, NDArray[np.int64]], NDArray[np.uint8]]
+
+
+def only_one_survived(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Tell that all but one client vanished."""
+    victim = np.flatnonzero(local.contributed)[0]
+    return np.where(local.partners[rows] == victim, SEED, MASK_KEY).astype(np.uint8)
+
+
+def two_stories(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Tell one half of each client's partners that it survived, the other that it vanished."""
+    k = local.partners.shape[1]
+    first = np.arange(k) < (k + 1) // 2
+    return np.broadcast_to(np.where(first, SEED, MASK_KEY), (len(rows), k)).astype(np.uint8)
+
+
+class SumDeviation(Deviation):
+    """Lies about who dropped out of a secure sum."""
+
+    def __init__(
+        self, name: str, server_of: Callable[[Any], Any], story: Story, *, threshold: int | None
+    ) -> None:
+        self.name, self._server_of, self._story, self._threshold = name, server_of, story, threshold
+        self._rounds: dict[int, Opened] = {}
+        self._clients = 0
+
+    def patch(self, strategy: Any) -> None:
+        """Change what the server's sums ask, and read what is revealed."""
+        server = self._server_of(strategy)
+        opens, unmasks, takes = server.open_round, server.unmask_requests, server.take
+
+        def open_round(number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+            requests: dict[int, PrepareRequest] = opens(number, clients)
+            self._clients = max(self._clients, len(server.clients))
+            if self._threshold is None or number not in server._rounds:
+                return requests
+            local = server._rounds[number]
+            local.threshold, local.minimum = self._threshold, 2
+            return {
+                node: replace(request, threshold=self._threshold, minimum=2)
+                for node, request in requests.items()
+            }
+
+        def unmask_requests(number: int) -> dict[int, Any]:
+            requests: dict[int, Any] = unmasks(number)
+            if not requests:
+                return requests
+            local = server._rounds[number]
+            self._rounds[number] = Opened(local)
+            lies = {}
+            for node, request in requests.items():
+                rows = np.searchsorted(local.clients, request.clients)
+                lies[node] = replace(request, kinds=self._story(local, rows))
+            return lies
+
+        def take(node: int, reply: Any) -> None:
+            if isinstance(reply, UnmaskReply) and reply.server_round in self._rounds:
+                self._rounds[reply.server_round].take(reply)
+            takes(node, reply)
+
+        server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
+
+    def findings(self) -> list[Finding]:
+        """Count the vectors that are open, of all that were sent."""
+        right = [
+            opened.is_open(row)
+            for opened in self._rounds.values()
+            for row in self._targets(opened.round)
+        ]
+        return [guesses(self.name, right or [False] * max(1, self._clients), 0.0)]
+
+    def _targets(self, local: SumRound) -> list[int]:
+        """Give those whose vectors the story is to open."""
+        sent = np.flatnonzero(local.contributed).tolist()
+        return sent[:1] if self._story is only_one_survived else sent
+
+
+def of_sums(server_of: Callable[[Any], Any]) -> list[Deviation]:
+    """Give the lies to clients of a secure sum."""
+    named = (
+        ("only one client survived", only_one_survived, None),
+        ("different stories about who dropped out", two_stories, None),
+        ("a threshold of 1, and different stories", two_stories, 1),
+    )
+    return [
+        SumDeviation(f"deviating server: {name}: vectors opened", server_of, story, threshold=least)
+        for name, story, least in named
+    ]
+
+
+class OwnAnswers(Deviation):
+    """Answers in the key-holders' place, with a key of its own for each client."""
+
+    name = "deviating server: who holds which node, by answers of its own in the key-holders' place"
+
+    def __init__(self, parts_of: Parts, held: Sequence[Sequence[Any]]) -> None:
+        self._parts_of, self._held = parts_of, held
+        self._run, self._blinded = b"", dict[int, ids.Bytes2D]()
+        self._tokens = set[bytes]()
+
+    def patch(self, strategy: Any) -> None:
+        """Replace all answers, and keep the table of tokens."""
+        self._run, aligner = self._parts_of(strategy)
+        takes, asks, unites = aligner._take_blind, aligner.union_requests, aligner.take_union
+
+        def take_blind(reply: ids.BlindReply) -> None:
+            blocks = split_rows(reply.points, reply.sizes)
+            self._blinded |= dict(zip(reply.clients.tolist(), blocks, strict=True))
+            takes(reply)
+
+        def union_requests() -> dict[int, ids.UnionRequest]:
+            return {node: self._answered(request) for node, request in asks().items()}
+
+        def take_union(total: ids.Words, contributors: Iterable[int]) -> Any:
+            found = ids.peel(total)
+            self._tokens |= set() if found is None else {row.tobytes() for row in found[0]}
+            return unites(total, contributors)
+
+        aligner._take_blind, aligner.union_requests = take_blind, union_requests
+        aligner.take_union = take_union
+
+    def _answered(self, request: ids.UnionRequest) -> ids.UnionRequest:
+        answers = [
+            ids.multiply(self._blinded[client], self._key(client))
+            for client in request.clients.tolist()
+        ]
+        return replace(request, points=rows_of(chain(*answers), -1, ids.POINT))
+
+    def _key(self, client: int) -> bytes:
+        return ids.scalar(b"the server's own", b"key", client)
+
+    def findings(self) -> list[Finding]:
+        """Look each candidate up in the table, as each client would have named it."""
+        sets = [set(ids.canonical(local, "a client")) for local in self._held]
+        candidates = sorted(set().union(*sets))
+        points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
+        found = np.zeros((len(sets), len(candidates)))
+        for client in range(len(sets)) if self._tokens else ():
+            named = zip(candidates, ids.multiply(points, self._key(client)), strict=True)
+            found[client] = [
+                ids.names(self._run, text, point.tobytes())[0] in self._tokens
+                for text, point in named
+            ]
+        truth = [[text in local for text in candidates] for local in sets]
+        return [ranking(self.name, found, truth)]
+
+
+class ChosenHolders(Deviation):
+    """Names key-holders of its choice, whom the draw would not have named."""
+
+    name = "deviating server: key-holders that it chose and that clients answered with"
+
+    def __init__(self, parts_of: Parts) -> None:
+        self._parts_of, self._chosen, self._answered = parts_of, set[int](), set[int]()
+        self._share = 0.0
+
+    def patch(self, strategy: Any) -> None:
+        """Choose the last clients, and note who answers."""
+        _, aligner = self._parts_of(strategy)
+        adds = aligner._add_up
+
+        def choose(count: int) -> list[int]:
+            free = sorted(c for c in aligner._node if c not in aligner._dropped)
+            chosen = [c for c in free if c not in aligner._holders][-count:]
+            self._chosen |= set(chosen)
+            self._share = len(self._chosen) / max(1, len(aligner._node))
+            return chosen
+
+        def add_up() -> None:
+            self._answered |= set(chain.from_iterable(aligner._answers))
+            adds()
+
+        aligner._choose, aligner._add_up = choose, add_up
+
+    def findings(self) -> list[Finding]:
+        """Count those of the chosen with whose answers the alignment went on."""
+        right = [client in self._answered for client in sorted(self._chosen)] or [False]
+        return [guesses(self.name, right, min(self._share, 1.0))]
+
+
+def of_alignment(parts_of: Parts, held: Sequence[Sequence[Any]]) -> list[Deviation]:
+    """Give the lies to clients that align their identities."""
+    return [OwnAnswers(parts_of, held), ChosenHolders(parts_of)]
+
+
+def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Add what a reader must know of the deviating server, where it was tried."""
+    tried = any(name.startswith("deviating server") for name in names)
+    return [*notes, *(NOTES if tried else ())]
