@@ -53,11 +53,14 @@ KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the
 class SumClient:
     """The clients of one SuperNode in a secure sum."""
 
-    def __init__(self, run_id: bytes, clients: Sequence[int]) -> None:
+    def __init__(
+        self, run_id: bytes, clients: Sequence[int], own: tuple[bytes, bytes] | None = None
+    ) -> None:
+        # own: the private and public channel key of the only client, where it has one
         numbers = [int(client) for client in clients]
         if not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
-        pairs = [channel.new_key() for _ in numbers]
+        pairs = [channel.new_key() for _ in numbers] if own is None else [own]
         self.run_id = run_id
         self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
         self._public = rows_of([public for _, public in pairs], -1, KEY_BYTES)

@@ -75,10 +75,18 @@ def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -
     if not 1 <= k < m or (k % 2 and k != m - 1):
         raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
     order = torch.randperm(m, generator=generator(seed, "partners", server_round)).numpy()
+    result: NDArray[np.int64] = clients[circle(order, k)]
+    return result
+
+
+def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """Join each of the places 0 to m - 1 to its k neighbours in a circular order."""
+    # order [m]. In column j of my row stands who has me in column k - 1 - j.
+    m = order.size
     # Steps along the circle: the nearest k/2 ahead, then the nearest k/2 behind.
     steps = np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
     result = np.empty((m, k), np.int64)
-    result[order] = clients[order[(np.arange(m)[:, None] + steps) % m]]
+    result[order] = order[(np.arange(m)[:, None] + steps) % m]
     return result
 
 

@@ -1,0 +1,361 @@
+"""The client's side of the secure sum under a server that may lie.
+
+A ``Party`` is a SuperNode: it takes part with the sum over all clients that it hosts, and the
+protocol inside is that of ``SumClient``, with one client, the party. Around it stands what no
+server can talk a party out of: who its partners are and which keys they have, who was ready and who
+is on the list, and that enough partners have signed the same.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from flower_graph.errors import IdentityError, RefusedError, StateLostError
+from flower_graph.messages.fields import Bytes, Integers
+from flower_graph.secure import channel
+from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
+from flower_graph.secure.identity import Binding, TrustSettings
+from flower_graph.secure.journal import Journal
+from flower_graph.secure.ring import RingArray
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.epoch import MASKS, MOST_LISTS, Epoch, check_list, commit
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    NOTHING,
+    SEED,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.party_messages import (
+    SEED_BYTES,
+    BindReply,
+    EpochReply,
+    EpochRequest,
+    ListReply,
+    ListRequest,
+    Ready,
+    RevealReply,
+    RevealRequest,
+    Signatures,
+    SignedKey,
+)
+
+ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
+KEPT_ROUNDS = 2  # as SumClient's
+
+
+class Party:
+    """One SuperNode with a key of its own in sums whose server it does not trust."""
+
+    def __init__(self, run_id: bytes, clients: Sequence[int], trust: TrustSettings) -> None:
+        self.run_id, self.trust = run_id, trust
+        self.clients = sorted(int(client) for client in clients)
+        self._private, self._public = channel.new_key()
+        self._seed = os.urandom(SEED_BYTES)
+        self._lists_seen, self._epochs = 0, -1  # lists answered, and the newest epoch's number
+        self._shown: RevealRequest | None = None  # the list that the seed was shown for
+        self.epoch: Epoch | None = None
+        self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
+        self.sums: SumClient | None = None
+        # By round, as places of the epoch: who was ready, whether we sent, and the list we signed
+        self._ready: dict[int, MASKS] = {}
+        self._sent: set[int] = set()
+        self._signed: dict[int, MASKS] = {}
+
+    @property
+    def party(self) -> int:
+        """Its number in the registry."""
+        return self.trust.identity.party
+
+    def bind(self) -> BindReply:
+        """Say who is here, and commit to a fresh part of the graph's seed."""
+        if self._shown is not None:  # that seed is known: it may not serve a second list
+            self._seed, self._shown = os.urandom(SEED_BYTES), None
+        commitment = commit(self.run_id, self.party, self._seed)
+        binding = Binding(self.run_id, self.party, tuple(self.clients), self._public, commitment)
+        return BindReply(
+            self.run_id,
+            self.party,
+            np.array(self.clients, np.int64),
+            np.frombuffer(self._public, np.uint8),
+            np.frombuffer(commitment, np.uint8),
+            np.frombuffer(binding.sign(self.trust.identity), np.uint8),
+        )
+
+    def reveal(self, request: RevealRequest) -> RevealReply:
+        """Show the own part of the graph's seed, when all commitments are there."""
+        self._check_run(request.run_id)
+        if self._shown is not None or request.number <= self._epochs:
+            raise RefusedError("the seed of the graph was shown for another list: bind first")
+        if self._lists_seen >= MOST_LISTS:
+            raise RefusedError(
+                f"{MOST_LISTS} lists of commitments were answered in this run: with more, "
+                "whoever shows them could choose the graph of partners"
+            )
+        own = self.party, commit(self.run_id, self.party, self._seed)
+        check_list(request.parties, request.commitments, own, request.minimum, self.trust.minimum)
+        if request.corrupt < self.trust.corrupt or not 0 <= request.dropout < 0.5:
+            raise RefusedError(
+                f"corrupt is {request.corrupt} and dropout {request.dropout}; here at least "
+                f"{self.trust.corrupt} of the parties may collude, and fewer than half vanish"
+            )
+        active = self.trust.registry.active
+        if strangers := sorted(set(request.parties.tolist()) - set(active)):
+            raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
+        self._lists_seen, self._shown = self._lists_seen + 1, request
+        return RevealReply(self.run_id, request.number, np.frombuffer(self._seed, np.uint8))
+
+    def begin(self, request: EpochRequest) -> EpochReply:
+        """Begin an epoch, when all seeds are there: check them, and who the partners are."""
+        self._check_run(request.run_id)
+        shown = self._shown
+        if shown is None or shown.number <= self._epochs:
+            raise RefusedError("no list of commitments is open")
+        if request.seeds.shape != shown.commitments.shape:
+            raise RefusedError(f"{request.seeds.shape[0]} seeds of {shown.parties.size} parties")
+        epoch = Epoch(
+            self.run_id,
+            self.trust.registry.digest,
+            shown.number,
+            shown.parties,
+            shown.commitments,
+            request.seeds,
+            shown.dropout,
+            shown.corrupt,
+            shown.minimum,
+        )
+        epoch.check_seeds()
+        self._check_partners(epoch, request)
+        self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
+        self.sums = SumClient(epoch.id, [self.party], (self._private, self._public))
+        self._ready, self._sent, self._signed = {}, set(), {}
+        return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
+
+    def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
+        """Make the keys of a round, for the partners and the threshold that the epoch has."""
+        epoch, sums = self._begun()
+        wanted = epoch.parties[epoch.partners[epoch.place(self.party)]]
+        if request.clients.tolist() != [self.party] or not np.array_equal(
+            request.partners, wanted[None]
+        ):
+            raise RefusedError("the partners are not those of the epoch's graph")
+        if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
+            raise RefusedError(
+                f"threshold {request.threshold} and minimum {request.minimum}, the epoch has "
+                f"{epoch.threshold} and {epoch.minimum}"
+            )
+        if not np.array_equal(request.channel_keys, self._keys):
+            raise RefusedError("a partner's channel key is not the one that it signed")
+        reply = sums.prepare(request)
+        for older in sorted(self._ready)[: 1 - KEPT_ROUNDS]:
+            del self._ready[older]
+        signature = self.trust.identity.sign(ROUND_KEY, *self._round_key(reply))
+        return reply, SignedKey(np.frombuffer(signature, np.uint8))
+
+    def mask(self, request: MaskRequest, ready: Ready, total: RingArray) -> MaskedReply:
+        """Mask the own sum, once it is clear who is ready and that the keys are theirs."""
+        epoch, sums = self._begun()
+        place = epoch.place(self.party)
+        epoch.check_present(ready.ready, "are ready")
+        row = epoch.partners[place]
+        if not ready.ready[place] or not np.array_equal(request.live, ready.ready[row][None]):
+            raise RefusedError("the partners who are ready are not those of the list")
+        if ready.signatures.shape[0] != request.round_keys.shape[0]:
+            raise RefusedError("a partner's round key is not signed")
+        # Who repeats a round with one fewer learns that one: on the disk before it leaves.
+        Journal(self.trust.journal).contribute(request.server_round, epoch.id)
+        reply = sums.mask(request, [self.party], total)
+        # A packet that opens shows that the key beside it is the partner's. One that does not may
+        # be the partner's fault or the server's: the partner's signature tells.
+        live = epoch.parties[row[ready.ready[row]]].tolist()
+        for partner in {dealer for _, dealer in reply.refused.tolist()}:
+            at = live.index(partner)
+            key = request.round_keys[at].tobytes()
+            signed = epoch.digest, struct.pack("<q", request.server_round), key
+            if not self._verify(partner, ready.signatures[at], ROUND_KEY, signed):
+                raise RefusedError(f"the round key of party {partner} is not the one it signed")
+        self._ready[request.server_round] = ready.ready
+        self._sent.add(request.server_round)
+        return reply
+
+    def sign_list(self, request: ListRequest) -> ListReply:
+        """Sign who is in a sum, if it can be; one list a round."""
+        epoch, _ = self._begun()
+        number, listed = request.server_round, request.listed
+        if request.run_id != epoch.id or number not in self._sent:
+            raise RefusedError(f"nothing was sent for round {number} of this epoch")
+        if number in self._signed:
+            raise RefusedError(f"a list of round {number} is signed already")
+        epoch.check_present(listed, "sent their vectors")
+        ready = self._ready[number]
+        if (listed & ~ready).any():
+            raise RefusedError("somebody is on the list that was not ready")
+        if not listed[epoch.place(self.party)]:
+            raise RefusedError(
+                f"our vector was sent for round {number}, but we are not on the list: who signed "
+                "it would have our masks opened"
+            )
+        self._signed[number] = listed
+        parts = epoch.signed_parts(number, ready, listed)
+        signature = self.trust.identity.sign(LIST, *parts)
+        return ListReply(epoch.id, number, np.frombuffer(signature, np.uint8))
+
+    def unmask(self, request: UnmaskRequest, signed: Signatures) -> UnmaskReply:
+        """Reveal shares as the signed list has it, if enough partners signed the very same."""
+        epoch, sums = self._begun()
+        number = request.server_round
+        if request.run_id != epoch.id or number not in self._signed:
+            raise RefusedError(f"no list of round {number} was signed here: nothing is revealed")
+        ready, listed = self._ready[number], self._signed[number]
+        row = epoch.partners[epoch.place(self.party)]
+        kinds = np.where(listed[row], SEED, np.where(ready[row], MASK_KEY, NOTHING))
+        same = (request.kinds == kinds) | (request.kinds == NOTHING)
+        if request.kinds.shape != (1, row.size) or not same.all():
+            raise RefusedError("shares are asked for that do not follow from the signed list")
+        if request.contributors != listed.sum():
+            raise RefusedError(f"{request.contributors} contributors, the list has {listed.sum()}")
+        self._check_signed(epoch, number, row, signed)
+        reply = sums.unmask(request)
+        del self._signed[number], self._ready[number]
+        self._sent.discard(number)
+        return reply
+
+    def to_bytes(self) -> bytes:
+        """Write the state; it holds secrets."""
+        shown, epoch = self._shown, self.epoch
+        arrays: dict[str, NDArray[Any]] = {
+            "run": np.frombuffer(self.run_id, np.uint8),
+            "clients": np.array(self.clients, np.int64),
+            "keys": rows_of([self._private, self._public, self._seed], 3, KEY_BYTES),
+            "counts": np.array([self._lists_seen, self._epochs], np.int64),
+        }
+        for name, head in (("shown", shown), ("epoch", epoch)):
+            if head is not None:
+                arrays[f"{name}/whole"] = np.array([head.number, head.minimum], np.int64)
+                arrays[f"{name}/real"] = np.array([head.dropout, head.corrupt])
+                arrays[f"{name}/parties"] = np.ascontiguousarray(head.parties)
+                arrays[f"{name}/commitments"] = np.ascontiguousarray(head.commitments)
+        if epoch is not None and self.sums is not None:
+            arrays["epoch/seeds"] = np.ascontiguousarray(epoch.seeds)
+            arrays["partners"] = np.ascontiguousarray(self._keys)
+            arrays["sums"] = np.frombuffer(self.sums.to_bytes(), np.uint8)
+        for name, lists in (("ready", self._ready), ("signed", self._signed)):
+            for number, present in lists.items():
+                arrays[f"{name}/{number}"] = present.astype(np.uint8)
+        arrays["sent"] = np.array(sorted(self._sent), np.int64)
+        return bytes(save(arrays))
+
+    @classmethod
+    def from_bytes(cls, state: bytes, trust: TrustSettings) -> Party:
+        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
+        try:
+            arrays = load(state)
+            party = cls(arrays["run"].tobytes(), arrays["clients"].tolist(), trust)
+            party._private, party._public, party._seed = pieces(arrays["keys"])
+            party._lists_seen, party._epochs = arrays["counts"].tolist()
+            if "shown/whole" in arrays:
+                party._shown = RevealRequest(party.run_id, **_head(arrays, "shown"))
+            if "epoch/whole" in arrays:
+                head, seeds = _head(arrays, "epoch"), arrays["epoch/seeds"]
+                digest = trust.registry.digest
+                party.epoch = Epoch(party.run_id, digest, seeds=seeds, **head)
+                party._keys = arrays["partners"]
+                party.sums = SumClient.from_bytes(arrays["sums"].tobytes())
+                if party.sums.run_id != party.epoch.id:
+                    raise StateLostError("the registry is another one: bind again")
+            for name, lists in (("ready", party._ready), ("signed", party._signed)):
+                for key in [key for key in arrays if key.startswith(f"{name}/")]:
+                    lists[int(key.partition("/")[2])] = arrays[key].astype(np.bool_)
+            party._sent = set(arrays["sent"].tolist())
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
+        return party
+
+    def _check_signed(self, epoch: Epoch, number: int, row: Integers, signed: Signatures) -> None:
+        """Refuse unless as many listed partners as the threshold signed our own list."""
+        ready, listed = self._ready[number], self._signed[number]
+        parts, good = epoch.signed_parts(number, ready, listed), 0
+        columns = signed.columns.tolist()
+        if len(set(columns)) != len(columns) or not all(0 <= each < row.size for each in columns):
+            raise RefusedError("signatures of one partner twice, or of nobody's")
+        for column, signature in zip(columns, signed.signatures, strict=True):
+            place = row[column]
+            party = int(epoch.parties[place])
+            if listed[place] and self._verify(party, signature, LIST, parts):
+                good += 1
+            if good >= epoch.threshold:
+                return
+        raise RefusedError(
+            f"{good} partners that are on the list of round {number} signed it, at least "
+            f"{epoch.threshold} must: others were told otherwise, nothing is revealed"
+        )
+
+    def _check_partners(self, epoch: Epoch, request: EpochRequest) -> None:
+        """Hold the partners' bindings against the registry."""
+        row = epoch.partners[epoch.place(self.party)]
+        if (
+            request.channel_keys.shape[0] != row.size
+            or request.counts.sum() != request.clients.size
+        ):
+            raise RefusedError("there are not as many bindings as partners")
+        if (request.counts < 1).any():
+            raise RefusedError("a partner hosts no clients")
+        ends = np.cumsum(request.counts)[:-1]
+        for place, key, signature, clients in zip(
+            row.tolist(),
+            pieces(request.channel_keys),
+            pieces(request.signatures),
+            np.split(request.clients, ends),
+            strict=True,
+        ):
+            party, promised = int(epoch.parties[place]), epoch.commitments[place].tobytes()
+            binding = Binding(self.run_id, party, tuple(clients.tolist()), key, promised)
+            try:
+                binding.verify(self.trust.registry, signature)
+            except IdentityError as error:
+                raise RefusedError(str(error)) from error
+
+    def _verify(
+        self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]
+    ) -> bool:
+        return self.trust.registry.verify(party, signature.tobytes(), purpose, *parts)
+
+    def _round_key(self, reply: PrepareReply) -> tuple[bytes, ...]:
+        epoch, _ = self._begun()
+        number = struct.pack("<q", reply.server_round)
+        return epoch.digest, number, reply.round_keys.tobytes()
+
+    def _begun(self) -> tuple[Epoch, SumClient]:
+        if self.epoch is None or self.sums is None:
+            raise RefusedError("no epoch has begun")
+        return self.epoch, self.sums
+
+    def _check_run(self, run_id: bytes) -> None:
+        if run_id != self.run_id:
+            raise RefusedError(f"run {run_id.hex()}, expected {self.run_id.hex()}")
+
+
+def _head(arrays: dict[str, Any], name: str) -> dict[str, Any]:
+    """Read what a list of commitments and an epoch have alike."""
+    number, minimum = arrays[f"{name}/whole"].tolist()
+    dropout, corrupt = arrays[f"{name}/real"].tolist()
+    return {
+        "number": number,
+        "minimum": minimum,
+        "dropout": dropout,
+        "corrupt": corrupt,
+        "parties": arrays[f"{name}/parties"],
+        "commitments": arrays[f"{name}/commitments"],
+    }

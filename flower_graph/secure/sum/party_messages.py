@@ -1,0 +1,154 @@
+"""Messages that the secure sum has besides, under a server that may lie.
+
+An epoch begins with ``sum_bind``, ``sum_reveal`` and ``sum_epoch``. In a round, signatures of the
+keys travel beside what ``messages.py`` has, and ``sum_list`` is an exchange of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.messages.codec import Message
+from flower_graph.messages.fields import (
+    Block,
+    Bytes,
+    Clients,
+    Exact,
+    Flags,
+    Integers,
+    Raw,
+    Real,
+    Whole,
+)
+from flower_graph.secure.channel import KEY_BYTES
+from flower_graph.secure.identity import SIGNATURE_BYTES as SIGNATURE
+
+SEED_BYTES = 32
+BindRun = Annotated[bytes, Raw("bind-run", "the run of the sums")]
+RevealRun = Annotated[bytes, Raw("reveal-run", "the run of the sums")]
+EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
+
+
+@dataclass
+class BindRequest(Message, down="sum_bind"):
+    """Server to client: say who is here."""
+
+    run_id: BindRun
+
+
+@dataclass
+class BindReply(Message, up="sum_bind"):
+    """Client to server: who is here, under the party's signature."""
+
+    run_id: BindRun
+    party: Annotated[int, Whole("bind-party", "its number in the registry", least=0)]
+    clients: Annotated[Integers, Clients("bind-clients", "who is hosted", shape="c")]
+    channel_key: Annotated[
+        Bytes, Block("bind-channel-key", "its public channel key (X25519)", shape=f"{KEY_BYTES}")
+    ]
+    commitment: Annotated[
+        Bytes, Block("bind-commitment", "to its part of the graph's seed", shape=f"{SEED_BYTES}")
+    ]
+    signature: Annotated[
+        Bytes, Block("bind-signature", "over all these (Ed25519)", shape=f"{SIGNATURE}")
+    ]
+
+
+@dataclass
+class RevealRequest(Message, down="sum_reveal"):
+    """Server to client: all commitments; show what you committed to."""
+
+    run_id: RevealRun
+    number: Annotated[int, Whole("reveal-epoch", "which epoch", least=0)]
+    dropout: Annotated[float, Real("reveal-dropout", "share of parties that may vanish")]
+    corrupt: Annotated[float, Real("reveal-corrupt", "share of parties that may collude")]
+    minimum: Annotated[int, Whole("reveal-minimum", "parties without whom nothing is revealed")]
+    parties: Annotated[Integers, Clients("reveal-parties", "whose they are, ascending", shape="n")]
+    commitments: Annotated[Bytes, Block("reveal-commitments", "of all", shape=f"n {SEED_BYTES}")]
+
+
+@dataclass
+class RevealReply(Message, up="sum_reveal"):
+    """Client to server: its part of the graph's seed."""
+
+    run_id: RevealRun
+    number: Annotated[int, Whole("reveal-epoch", "as asked", least=0)]
+    seed: Annotated[Bytes, Block("reveal-seed", "as committed to", shape=f"{SEED_BYTES}")]
+
+
+@dataclass
+class EpochRequest(Message, down="sum_epoch"):
+    """Server to client: all seeds, and what the client's partners have signed."""
+
+    run_id: EpochRun
+    seeds: Annotated[Bytes, Block("epoch-seeds", "of all parties", shape=f"n {SEED_BYTES}")]
+    # Of the partners, in the order of the graph
+    channel_keys: Annotated[
+        Bytes, Block("epoch-channel-keys", "the partners'", shape=f"k {KEY_BYTES}")
+    ]
+    signatures: Annotated[
+        Bytes, Block("epoch-signatures", "their bindings'", shape=f"k {SIGNATURE}")
+    ]
+    counts: Annotated[Integers, Exact("epoch-counts", "clients that each hosts", shape="k")]
+    clients: Annotated[Integers, Exact("epoch-clients", "these, one after another", shape="c")]
+
+
+@dataclass
+class EpochReply(Message, up="sum_epoch"):
+    """Client to server: the epoch as it is understood."""
+
+    run_id: EpochRun
+    digest: Annotated[Bytes, Block("epoch-digest", "the epoch's hash", shape=f"{SEED_BYTES}")]
+
+
+@dataclass
+class SignedKey(Message, up="sum_unmask"):
+    """Client to server, beside ``PrepareReply``: its round key, signed."""
+
+    signature: Annotated[
+        Bytes, Block("prepare-signature", "over its round key", shape=f"{SIGNATURE}")
+    ]
+
+
+@dataclass
+class Ready(Message, down="sum_mask"):
+    """Server to client, beside ``MaskRequest``: who prepared, and their signatures of the keys."""
+
+    ready: Annotated[NDArray[np.bool_], Flags("mask-ready", "who of the epoch", shape="n")]
+    signatures: Annotated[
+        Bytes, Block("mask-signatures", "of the partners' round keys", shape=f"f {SIGNATURE}")
+    ]
+
+
+@dataclass
+class ListRequest(Message, down="sum_list"):
+    """Server to client: who is in the sum."""
+
+    run_id: Annotated[bytes, Raw("list-run", "the epoch")]
+    server_round: Annotated[int, Whole("list-round", "number of the sum")]
+    listed: Annotated[NDArray[np.bool_], Flags("list-parties", "who of the epoch", shape="n")]
+
+
+@dataclass
+class ListReply(Message, up="sum_list"):
+    """Client to server: the list, signed."""
+
+    run_id: Annotated[bytes, Raw("list-run", "the epoch")]
+    server_round: Annotated[int, Whole("list-round", "as asked")]
+    signature: Annotated[
+        Bytes, Block("list-signature", "over epoch, round and list", shape=f"{SIGNATURE}")
+    ]
+
+
+@dataclass
+class Signatures(Message, down="sum_unmask"):
+    """Server to client, beside ``UnmaskRequest``: what its partners signed."""
+
+    columns: Annotated[Integers, Exact("unmask-columns", "places of these partners", shape="s")]
+    signatures: Annotated[
+        Bytes, Block("unmask-signatures", "theirs of the list", shape=f"s {SIGNATURE}")
+    ]

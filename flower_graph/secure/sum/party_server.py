@@ -1,0 +1,331 @@
+"""The server's side of the secure sum that parties need not trust: it carries, and they check.
+
+An honest server checks the same as the parties, so that no party's lie makes it look like a liar.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection
+
+import numpy as np
+
+from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
+from flower_graph.messages.fields import RUN_BYTES, Bytes
+from flower_graph.secure.channel import rows_of
+from flower_graph.secure.identity import SIGNATURE_BYTES, Binding
+from flower_graph.secure.registry import Registry
+from flower_graph.secure.sum.epoch import FEWEST, MASKS, Epoch, commit
+from flower_graph.secure.sum.messages import (
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.party import LIST, ROUND_KEY
+from flower_graph.secure.sum.party_messages import (
+    BindReply,
+    EpochReply,
+    EpochRequest,
+    ListReply,
+    ListRequest,
+    Ready,
+    RevealReply,
+    RevealRequest,
+    Signatures,
+    SignedKey,
+)
+from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
+
+KEPT_ROUNDS = 2
+ABSENT = -1  # and below: ids of parties of the epoch that are not connected
+
+
+class PartyRound:
+    """One round: ``SumRound``, with the signatures that travel beside it."""
+
+    def __init__(self, epoch: Epoch, inner: SumRound) -> None:
+        n, self.inner = epoch.parties.size, inner
+        self.keys = np.zeros((n, SIGNATURE_BYTES), np.uint8)
+        self.lists = np.zeros((n, SIGNATURE_BYTES), np.uint8)
+        self.signed: MASKS = np.zeros(n, np.bool_)
+
+
+class PartyServer:
+    """Carries out secure sums over parties, SuperNodes with keys that the registry has."""
+
+    # An epoch is ``take_binding`` for each party, ``reveal_requests``, ``take_seed``,
+    # ``epoch_requests``, ``take_epoch``. A round is ``open_round``, ``mask_requests``,
+    # ``list_requests``, ``unmask_requests``, after each of them a ``take_…`` for every reply,
+    # and ``result``.
+
+    def __init__(
+        self, registry: Registry, *, dropout: float = 0.3, corrupt: float = 0.1, minimum: int = 0
+    ) -> None:
+        for name, share in (("dropout", dropout), ("corrupt", corrupt)):
+            if not 0 <= share < 0.5:
+                raise ValueError(f"{name} is {share}, must be from 0 to below 0.5")
+        active = len(registry.active)
+        # As TrustSettings has it, unless more are asked for.
+        self.minimum = max(minimum, FEWEST, active - 3 * active // 10)
+        if active < self.minimum:
+            raise ValueError(f"the registry has {active} parties, a sum needs {self.minimum}")
+        self.registry, self.dropout, self.corrupt = registry, dropout, corrupt
+        self.run_id = os.urandom(RUN_BYTES)
+        self.blamed: list[tuple[int, str]] = []  # numbers of parties
+        self.excluded: set[int] = set()
+        self.homes: dict[int, int] = {}  # party: SuperNode
+        self._at: dict[int, int] = {}  # SuperNode: party
+        self.bindings: dict[int, tuple[Binding, bytes]] = {}
+        self.epoch: Epoch | None = None
+        self._number, self._last = -1, -1
+        self._request: RevealRequest | None = None
+        self._seeds: dict[int, bytes] = {}
+        self._rounds: dict[int, PartyRound] = {}
+
+    # Epochs
+
+    def take_binding(self, node: int, reply: BindReply) -> None:
+        """Take what a SuperNode says of itself, if its party signed it."""
+        commitment = reply.commitment.tobytes()
+        key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
+        binding = Binding(reply.run_id, reply.party, clients, key, commitment)
+        if reply.run_id != self.run_id:
+            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        try:
+            binding.verify(self.registry, reply.signature.tobytes())
+        except IdentityError as error:
+            raise MalformedReplyError(str(error)) from error
+        self.homes[reply.party], self._at[node] = node, reply.party
+        self.bindings[reply.party] = binding, reply.signature.tobytes()
+
+    def forget(self, node: int) -> None:
+        """Know a SuperNode no more; its party counts as absent until the next epoch."""
+        self.homes = {party: at for party, at in self.homes.items() if at != node}
+
+    @property
+    def parties(self) -> list[int]:
+        """Numbers of the parties that are connected, ascending."""
+        return sorted(self.homes.keys() - self.excluded)
+
+    def reveal_requests(self) -> dict[int, RevealRequest]:
+        """Show everybody the same list; nobody if there are too few."""
+        parties = self.parties
+        if len(parties) < self.minimum:
+            return {}
+        self._number, self._seeds = self._number + 1, {}
+        commitments = [self.bindings[party][0].seed_commitment for party in parties]
+        numbers = np.array(parties, np.int64)
+        rows = rows_of(commitments, len(parties), -1)
+        self._request = RevealRequest(
+            self.run_id, self._number, self.dropout, self.corrupt, self.minimum, numbers, rows
+        )
+        return {self.homes[party]: self._request for party in parties}
+
+    def take_seed(self, node: int, reply: RevealReply) -> None:
+        """Take a party's part of the graph's seed."""
+        party, seed = self._party(node), reply.seed.tobytes()
+        self._check(reply.run_id, self.run_id, reply.number, self._number)
+        if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
+            self._blame(party, "it has committed to another seed of the graph", True)
+            raise MalformedReplyError(f"party {party} has committed to another seed of the graph")
+        self._seeds[party] = seed
+
+    def epoch_requests(self) -> dict[int, EpochRequest]:
+        """Show all seeds; nobody if one is missing: who shows none is left out of a new list."""
+        request = self._request
+        assert request is not None
+        parties = request.parties.tolist()
+        if missing := [party for party in parties if party not in self._seeds]:
+            for party in missing:
+                self.homes.pop(party, None)
+            return {}
+        seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
+        self.epoch = Epoch(
+            self.run_id,
+            self.registry.digest,
+            request.number,
+            request.parties,
+            request.commitments,
+            seeds,
+            self.dropout,
+            self.corrupt,
+            self.minimum,
+        )
+        self._rounds = {}
+        return {self.homes[party]: self._epoch_request(party) for party in parties}
+
+    def _epoch_request(self, party: int) -> EpochRequest:
+        epoch = self.epoch
+        assert epoch is not None
+        row = epoch.parties[epoch.partners[epoch.place(party)]].tolist()
+        signed = [self.bindings[partner] for partner in row]
+        clients = [np.array(binding.clients, np.int64) for binding, _ in signed]
+        return EpochRequest(
+            self.run_id,
+            epoch.seeds,
+            rows_of([binding.channel_key for binding, _ in signed], len(row), -1),
+            rows_of([signature for _, signature in signed], len(row), -1),
+            np.array([each.size for each in clients], np.int64),
+            np.concatenate(clients),
+        )
+
+    def take_epoch(self, node: int, reply: EpochReply) -> None:
+        """Hear that a party has the same epoch."""
+        assert self.epoch is not None
+        if reply.digest.tobytes() != self.epoch.digest:
+            raise MalformedReplyError(f"party {self._party(node)} has another epoch")
+
+    # Rounds
+
+    def open_round(self, number: int) -> dict[int, PrepareRequest]:
+        """Begin a round of the epoch; parties that are gone are absent from it."""
+        epoch = self.epoch
+        assert epoch is not None
+        if number <= self._last:
+            raise ValueError(f"round {number} is not after {self._last}, the last one")
+        self._last = number
+        for old in sorted(self._rounds)[: 1 - KEPT_ROUNDS]:
+            del self._rounds[old]
+        there = set(self.parties)
+        nodes = [
+            self.homes[party] if party in there else ABSENT - place
+            for place, party in enumerate(epoch.parties.tolist())
+        ]
+        keys = [self.bindings[party][0].channel_key for party in epoch.parties.tolist()]
+        inner = SumRound(
+            epoch.id,
+            number,
+            epoch.parties,
+            nodes,
+            rows_of(keys, len(keys), -1),
+            epoch.partners,
+            epoch.threshold,
+            epoch.minimum,
+            self._blame,
+        )
+        self._rounds[number] = PartyRound(epoch, inner)
+        return {node: one for node, one in inner.prepare_requests().items() if node >= 0}
+
+    def take_prepared(self, node: int, reply: PrepareReply, signed: SignedKey) -> None:
+        """Take keys and sealed shares, with the key's signature."""
+        one, party = self._round(reply.server_round), self._party(node)
+        parts = self._parts(reply.server_round, reply.round_keys.tobytes())
+        self._verify(party, signed.signature, ROUND_KEY, parts)
+        one.inner.take(node, reply)
+        one.keys[self._place(party)] = signed.signature
+
+    def mask_requests(
+        self, number: int, length: int, word: int = 64, meaning: bytes = b""
+    ) -> dict[int, tuple[MaskRequest, Ready]]:
+        """Ask every party that prepared for its masked sum."""
+        one, epoch = self._round(number), self.epoch
+        assert epoch is not None
+        requests = one.inner.mask_requests(length, word, meaning)
+        ready = one.inner.live.copy()
+        result = {}
+        for node, request in requests.items():
+            row = epoch.partners[self._place(self._party(node))]
+            result[node] = request, Ready(ready, one.keys[row[ready[row]]])
+        return result
+
+    def take_masked(self, node: int, reply: MaskedReply) -> None:
+        """Add a masked sum."""
+        self._round(reply.server_round).inner.take(node, reply)
+
+    def list_requests(self, number: int) -> dict[int, ListRequest]:
+        """Ask those who are in the sum to sign who is."""
+        one, epoch = self._round(number), self.epoch
+        assert epoch is not None
+        if one.inner.skipped:
+            return {}
+        listed = one.inner.contributed.copy()
+        try:
+            epoch.check_present(listed, "sent their vectors")
+        except RefusedError as error:
+            one.inner.skipped = f"round {number} is skipped: {error}; nothing is revealed"
+            return {}
+        request = ListRequest(epoch.id, number, listed)
+        return {self._home(place): request for place in np.flatnonzero(listed).tolist()}
+
+    def take_list(self, node: int, reply: ListReply) -> None:
+        """Take a signature."""
+        one, party, epoch = self._round(reply.server_round), self._party(node), self.epoch
+        assert epoch is not None
+        inner = one.inner
+        parts = epoch.signed_parts(reply.server_round, inner.live, inner.contributed)
+        self._verify(party, reply.signature, LIST, parts)
+        place = self._place(party)
+        one.lists[place], one.signed[place] = reply.signature, True
+
+    def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
+        """Ask those who signed for their shares, with the signatures of their partners."""
+        one, epoch = self._round(number), self.epoch
+        assert epoch is not None
+        result = {}
+        for node, request in one.inner.unmask_requests().items():
+            if node < 0 or not one.signed[place := self._place(self._party(node))]:
+                continue
+            columns = np.flatnonzero(one.signed[epoch.partners[place]])[: epoch.threshold]
+            signatures = one.lists[epoch.partners[place][columns]]
+            if columns.size < epoch.threshold:  # it would have to take us for a liar
+                continue
+            result[node] = request, Signatures(columns.astype(np.int64), signatures)
+        return result
+
+    def take_shares(self, node: int, reply: UnmaskReply) -> None:
+        """Take shares that are revealed."""
+        self._round(reply.server_round).inner.take(node, reply)
+
+    def result(self, number: int) -> SumResult | Skipped:
+        """End a round; contributors are numbers of parties."""
+        result = self._round(number).inner.result()
+        del self._rounds[number]
+        return result
+
+    def clients_of(self, parties: Collection[int]) -> list[int]:
+        """Return the clients that parties host, ascending."""
+        return sorted(c for party in parties for c in self.bindings[party][0].clients)
+
+    def _round(self, number: int) -> PartyRound:
+        if number not in self._rounds:
+            raise MalformedReplyError(f"round {number} is not open; open: {sorted(self._rounds)}")
+        return self._rounds[number]
+
+    def _party(self, node: int) -> int:
+        party = self._at.get(node)
+        if party is None or self.homes.get(party) != node:
+            raise MalformedReplyError(f"node {node} is no party")
+        return party
+
+    def _place(self, party: int) -> int:
+        assert self.epoch is not None
+        return self.epoch.place(party)
+
+    def _home(self, place: int) -> int:
+        assert self.epoch is not None
+        return self.homes[int(self.epoch.parties[place])]
+
+    def _parts(self, number: int, key: bytes) -> tuple[bytes, ...]:
+        assert self.epoch is not None
+        return self.epoch.digest, struct.pack("<q", number), key
+
+    def _verify(
+        self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]
+    ) -> None:
+        if not self.registry.verify(party, signature.tobytes(), purpose, *parts):
+            raise MalformedReplyError(f"party {party}: its signature is not valid")
+
+    def _check(self, run_id: bytes, wanted: bytes, number: int, expected: int) -> None:
+        if run_id != wanted or number != expected:
+            raise MalformedReplyError(
+                f"run {run_id.hex()}, {number}; expected {wanted.hex()}, {expected}"
+            )
+
+    def _blame(self, party: int, reason: str, is_proven: bool) -> None:
+        self.blamed.append((party, " ".join(reason.split())[:300]))
+        if is_proven:
+            self.excluded.add(party)

@@ -1,0 +1,291 @@
+"""What a server that lies about keys, partners and survivors is told by parties with own keys."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
+
+from party_helpers import PartyWorld
+from sum_helpers import LENGTH
+
+from flower_graph.errors import RefusedError
+from flower_graph.secure.channel import new_key
+from flower_graph.secure.sum.epoch import MOST_LISTS
+from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
+from flower_graph.secure.sum.party_messages import (
+    EpochRequest,
+    ListRequest,
+    Ready,
+    RevealRequest,
+    Signatures,
+)
+
+VICTIM = 1003
+
+
+def without(present, places):
+    """Strike places off a list."""
+    result = np.array(present)
+    result[list(places)] = False
+    return result
+
+
+def own_key(message):
+    """Put the server's own key in place of the first partner's."""
+    keys = np.array(message.channel_keys)
+    keys[0] = np.frombuffer(new_key()[1], np.uint8)
+    return replace(message, channel_keys=keys)
+
+
+def swap_first(name, size):
+    def change(message):
+        rows = np.array(getattr(message, name))
+        rows[0, :size] ^= 1
+        return replace(message, **{name: rows})
+
+    return change
+
+
+def lying(kind, change, node=VICTIM):
+    return lambda at, message: (
+        change(message) if isinstance(message, kind) and node in (at, None) else message
+    )
+
+
+@pytest.fixture
+def world(tmp_path):
+    return PartyWorld.make(12, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        (EpochRequest, own_key, "binding is not signed"),
+        (EpochRequest, swap_first("seeds", 1), "committed to another seed"),
+        (RevealRequest, swap_first("commitments", 1), "committed to another seed|not on the list"),
+        (RevealRequest, lambda m: replace(m, minimum=4), "a minimum of 4"),
+        (RevealRequest, lambda m: replace(m, corrupt=0.0), "corrupt is 0.0"),
+        (
+            RevealRequest,
+            lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
+            "a minimum of 9 of 7 parties",
+        ),
+        (
+            RevealRequest,
+            lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
+            "own commitment is not on the list",
+        ),
+        (
+            RevealRequest,
+            lambda m: replace(m, parties=np.append(m.parties[:-1], 99)),
+            "party 99 is revoked or not in the registry",
+        ),
+    ],
+)
+def test_an_epoch_is_refused(world, kind, change, why):
+    world.tamper = lying(kind, change)
+    with pytest.raises(RefusedError, match=why):
+        world.begin()
+
+
+def test_a_graph_is_drawn_at_most_eight_times_a_run(world):
+    for _ in range(MOST_LISTS):
+        world.begin()
+    with pytest.raises(RefusedError, match="choose the graph"):
+        world.begin()
+
+
+def test_a_seed_that_was_shown_serves_no_second_list(world):
+    world.begin()
+    request = world.server._request
+    with pytest.raises(RefusedError, match="shown for another list"):
+        world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: replace(m, partners=m.partners[:, ::-1]), "not those of the epoch's graph"),
+        (lambda m: replace(m, threshold=m.threshold - 1), "threshold 7"),
+        (lambda m: replace(m, minimum=5), "minimum 5"),
+        (own_key, "not the one that it signed"),
+    ],
+)
+def test_a_preparation_is_refused(world, change, why):
+    world.begin()
+    world.tamper = lying(PrepareRequest, change)
+    with pytest.raises(RefusedError, match=why):
+        world.prepare(0)
+
+
+def test_a_round_key_of_the_servers_own_is_refused(world):
+    """It cannot open the packet beside it, and nobody signed it: no mask is made with it."""
+    world.begin()
+    world.prepare(0)
+    node, (request, ready) = next(iter(world.server.mask_requests(0, LENGTH).items()))
+    keys = np.array(request.round_keys)
+    keys[0] = np.frombuffer(new_key()[1], np.uint8)
+    with pytest.raises(RefusedError, match="is not the one it signed"):
+        world.parties[node].mask(replace(request, round_keys=keys), ready, world.words[0])
+
+
+def test_who_is_ready_is_one_list_for_all(world):
+    world.begin()
+    world.prepare(0)
+    world.tamper = lying(Ready, lambda m: replace(m, ready=without(m.ready, [7])))
+    with pytest.raises(RefusedError, match="not those of the list"):
+        world.mask(0)
+
+
+def to_lists(world, number=0):
+    world.begin()
+    world.prepare(number)
+    world.mask(number)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: replace(m, listed=without(m.listed, [3])), "we are not on the list"),
+        (lambda m: replace(m, listed=without(m.listed, range(4, 8))), "8 parties sent"),
+        (lambda m: replace(m, server_round=1), "nothing was sent for round 1"),
+        (lambda m: replace(m, run_id=bytes(16)), "nothing was sent for round 0 of this epoch"),
+    ],
+)
+def test_a_list_is_refused(world, change, why):
+    to_lists(world)
+    world.tamper = lying(ListRequest, change)
+    with pytest.raises(RefusedError, match=why):
+        world.sign(0)
+
+
+def test_a_second_list_is_refused(world):
+    to_lists(world)
+    requests = world.server.list_requests(0)
+    world.parties[VICTIM].sign_list(requests[VICTIM])
+    with pytest.raises(RefusedError, match="signed already"):
+        world.parties[VICTIM].sign_list(requests[VICTIM])
+
+
+def two_lists(world, halves, gone):
+    """Show each half a list without one of the other half, collect and hand out signatures."""
+    epoch, signed = world.server.epoch, []
+    ready = world.server._round(0).inner.live
+    for half, missing in zip(halves, gone, strict=True):
+        listed = without(ready, [missing])
+        signed.append({})
+        for place in half:
+            if place != missing:
+                request = ListRequest(epoch.id, 0, listed)
+                reply = world.parties[1000 + place].sign_list(request)
+                signed[-1][place] = listed, reply.signature
+    return signed
+
+
+def test_two_lists_to_two_halves_open_nothing(world):
+    """Each half signs, but nobody has as many partners who signed the same as the threshold."""
+    to_lists(world)
+    halves = range(6), range(6, 12)
+    lists = two_lists(world, halves, (7, 1))
+    epoch = world.server.epoch
+    for signed in lists:
+        for place, (listed, _) in signed.items():
+            row = epoch.partners[place]
+            columns = np.array([c for c, other in enumerate(row.tolist()) if other in signed])
+            signatures = np.stack([signed[int(row[c])][1] for c in columns])
+            kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
+            count = int(listed.sum())
+            request = UnmaskRequest(epoch.id, 0, count, epoch.parties[[place]], kinds)
+            with pytest.raises(RefusedError, match="others were told otherwise"):
+                world.parties[1000 + place].unmask(request, Signatures(columns, signatures))
+
+
+def test_signatures_of_others_or_other_rounds_do_not_count(world):
+    world.begin()
+    world.check(world.round(0), range(12))
+    old = [world.server.epoch.partners]  # the graph stays for the epoch
+    world.prepare(1)
+    world.mask(1)
+    world.sign(1)
+    assert (world.server.epoch.partners == old[0]).all()
+    one = world.server._round(1)
+    request, signed = world.server.unmask_requests(1)[VICTIM]
+    twice = replace(signed, columns=np.repeat(signed.columns[:1], signed.columns.size))
+    party = world.parties[VICTIM]
+    with pytest.raises(RefusedError, match="twice"):
+        party.unmask(request, twice)
+    moved = replace(signed, signatures=np.roll(signed.signatures, 1, 0))
+    with pytest.raises(RefusedError, match="0 partners that are on the list"):
+        party.unmask(request, moved)
+    keys = replace(signed, signatures=one.keys[world.server.epoch.partners[3][signed.columns]])
+    with pytest.raises(RefusedError, match="0 partners"):  # signed, but for another purpose
+        party.unmask(request, keys)
+
+
+def test_kinds_follow_from_the_list(world):
+    to_lists(world)
+    world.sign(0)
+    request, signed = world.server.unmask_requests(0)[VICTIM]
+    kinds = np.full_like(request.kinds, MASK_KEY)
+    with pytest.raises(RefusedError, match="do not follow from the signed list"):
+        world.parties[VICTIM].unmask(replace(request, kinds=kinds), signed)
+
+
+@pytest.fixture(scope="module")
+def circle(tmp_path_factory):
+    """Sixty parties, of whom nobody colludes: a graph with fewer partners than all."""
+    world = PartyWorld.make(60, tmp_path_factory.mktemp("circle"), corrupt=0.0)
+    world.begin()
+    assert world.server.epoch.plan[0] < 59
+    return world
+
+
+def ring_of(epoch):
+    """Walk along the circle: the first partner of each is its neighbour ahead."""
+    ring = [0]
+    while len(ring) < epoch.parties.size:
+        ring.append(int(epoch.partners[ring[-1], 0]))
+    return ring
+
+
+def test_the_partners_of_a_victim_cannot_be_named_as_vanished(circle):
+    """All but one of them gone would leave the victim's vector with one mask of its own."""
+    epoch = circle.server.epoch
+    everybody = np.ones(60, bool)
+    gone = epoch.partners[3][: epoch.plan[0] - epoch.threshold + 1]
+    assert 60 - gone.size >= epoch.minimum - 10
+    wide = replace(epoch, minimum=5)  # not the minimum: the partners alone must show it
+    with pytest.raises(RefusedError, match="could be cut"):
+        _check_with_graph(wide, epoch, without(everybody, gone))
+
+
+def test_the_circle_cannot_be_cut_by_two_sets_of_dropouts(circle):
+    epoch = circle.server.epoch
+    ring, half = ring_of(epoch), epoch.plan[0] // 2
+    gone = [*ring[:half], *ring[30 : 30 + half]]
+    wide = replace(epoch, minimum=5)
+    with pytest.raises(RefusedError, match="could be cut"):
+        _check_with_graph(wide, epoch, without(np.ones(60, bool), gone))
+
+
+def _check_with_graph(wide, epoch, present):
+    """Check a list under another minimum, which alone would refuse it, and the same graph."""
+    wide.__dict__["partners"] = epoch.partners
+    wide.check_present(present, "sent")
+
+
+def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
+    """The journal knows of the round, where Flower's state was put back."""
+    world.begin()
+    world.prepare(0)
+    before = world.parties[VICTIM].to_bytes()
+    requests = world.server.mask_requests(0, LENGTH)
+    party, (request, ready) = world.parties[VICTIM], requests[VICTIM]
+    party.mask(request, ready, world.words[3])
+    again = type(party).from_bytes(before, party.trust)
+    with pytest.raises(RefusedError, match="not after 0"):
+        again.mask(request, ready, world.words[3])

@@ -1,0 +1,112 @@
+"""Parties with keys of their own, a server, and a way for a test to lie on the way between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sum_helpers import LENGTH, RING, wire
+
+from flower_graph.secure.identity import Identity, TrustSettings
+from flower_graph.secure.registry import Party as Entry
+from flower_graph.secure.registry import Registry
+from flower_graph.secure.sum.party import Party
+from flower_graph.secure.sum.party_server import PartyServer
+
+RUN = bytes(16)
+
+
+def settings(n: int, folder: Path, corrupt: float = 0.1) -> list[TrustSettings]:
+    """Make keys, a registry of them, and what each party's node config would say."""
+    keys = [Ed25519PrivateKey.generate() for _ in range(n)]
+    entries = {
+        i: Entry(i, key.public_key().public_bytes_raw(), (range(2 * i, 2 * i + 2),))
+        for i, key in enumerate(keys)
+    }
+    registry = Registry(entries, 2)
+    minimum = max(5, n - 3 * n // 10)
+    return [
+        TrustSettings(Identity(key, registry), registry, minimum, corrupt, 1, folder / f"{i}")
+        for i, key in enumerate(keys)
+    ]
+
+
+@dataclass
+class PartyWorld:
+    """A server and its parties; SuperNode 1000 + i is party i."""
+
+    server: PartyServer
+    parties: dict[int, Party]
+    words: np.ndarray
+    tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
+    refused: list[str] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, n: int, folder: Path, corrupt: float = 0.1) -> PartyWorld:
+        trusts = settings(n, folder, corrupt)
+        server = PartyServer(trusts[0].registry, corrupt=corrupt)
+        parties = {
+            1000 + i: Party(server.run_id, [2 * i, 2 * i + 1], trust)
+            for i, trust in enumerate(trusts)
+        }
+        values = np.random.default_rng(n).uniform(-60, 60, (n, LENGTH))
+        return cls(server, parties, RING.encode(values))
+
+    def send(self, node: int, message: Any) -> Any:
+        return wire(self.tamper(node, message))
+
+    def restart(self, node: int) -> Party:
+        old = self.parties[node]
+        self.parties[node] = Party.from_bytes(old.to_bytes(), old.trust)
+        return self.parties[node]
+
+    def begin(self, lost: Collection[int] = ()) -> None:
+        server = self.server
+        for node, party in self.parties.items():
+            server.take_binding(node, wire(party.bind()))
+        for node, request in server.reveal_requests().items():
+            reply = self.restart(node).reveal(self.send(node, request))
+            if node not in lost:
+                server.take_seed(node, wire(reply))
+        for node, request in server.epoch_requests().items():
+            server.take_epoch(node, wire(self.restart(node).begin(self.send(node, request))))
+
+    def prepare(self, number: int, lost: Collection[int] = ()) -> None:
+        for node, request in self.server.open_round(number).items():
+            if node not in lost:
+                reply, signed = self.restart(node).prepare(self.send(node, request))
+                self.server.take_prepared(node, wire(reply), wire(signed))
+
+    def mask(self, number: int, lost: Collection[int] = ()) -> None:
+        for node, (request, ready) in self.server.mask_requests(number, LENGTH).items():
+            total = self.words[node - 1000]
+            request, ready = self.send(node, request), self.send(node, ready)
+            reply = self.restart(node).mask(request, ready, total)
+            if node not in lost:
+                self.server.take_masked(node, wire(reply))
+
+    def sign(self, number: int, lost: Collection[int] = ()) -> None:
+        for node, request in self.server.list_requests(number).items():
+            if node not in lost:
+                reply = self.restart(node).sign_list(self.send(node, request))
+                self.server.take_list(node, wire(reply))
+
+    def unmask(self, number: int, lost: Collection[int] = ()) -> None:
+        for node, (request, signed) in self.server.unmask_requests(number).items():
+            if node not in lost:
+                request, signed = self.send(node, request), self.send(node, signed)
+                self.server.take_shares(node, wire(self.restart(node).unmask(request, signed)))
+
+    def round(self, number: int, **lost: Collection[int]):
+        for stage in ("prepare", "mask", "sign", "unmask"):
+            getattr(self, stage)(number, lost.get(stage, ()))
+        return self.server.result(number)
+
+    def check(self, result, contributors) -> None:
+        assert result.contributors.tolist() == sorted(contributors)
+        expected = self.words[result.contributors].sum(0, dtype=self.words.dtype)
+        assert (result.total == expected).all()
