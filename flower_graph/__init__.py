@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     )
     from flower_graph.outputs.run import Run, load_run
     from flower_graph.secure.sum import service as secure_sum
-    from flower_graph.secure.sum.service import SecureSum, SecureSumClient
+    from flower_graph.secure.sum.masking_client import SecureSumClient
+    from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
     from flower_graph.server.exchange import Exchange
     from flower_graph.server.module_averaging import ModuleFedAvg

@@ -44,8 +44,9 @@ from flower_graph.messages.keys import RING_WORD
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import derive_seed
+from flower_graph.secure.sum.masking_client import MaskingClient
 from flower_graph.secure.sum.server import Skipped
-from flower_graph.secure.sum.service import MaskingClient, SecureSum
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds

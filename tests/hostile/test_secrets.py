@@ -25,7 +25,7 @@ from public_helpers import toy_members
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.service import SUM_STATE
+from flower_graph.secure.sum.masking_client import SUM_STATE
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (

@@ -11,7 +11,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sum_helpers import LENGTH, RING, wire
 
-from flower_graph.secure.identity import Identity, TrustSettings
+from flower_graph.secure.identity import Identity, TrustSettings, new_identity
 from flower_graph.secure.registry import Party as Entry
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.sum.party import Party
@@ -33,6 +33,15 @@ def settings(n: int, folder: Path, corrupt: float = 0.1) -> list[TrustSettings]:
         TrustSettings(Identity(key, registry), registry, minimum, corrupt, 1, folder / f"{i}")
         for i, key in enumerate(keys)
     ]
+
+
+def write_keys(n: int, folder: Path) -> tuple[Path, list[Path]]:
+    """Write keys and a registry as files."""
+    registry, keys = Registry({}, 2), [folder / f"key-{i}" for i in range(n)]
+    for i, path in enumerate(keys):
+        registry = registry.with_party(new_identity(path), [range(2 * i, 2 * i + 2)])
+    registry.write(folder / "registry.json")
+    return folder / "registry.json", keys
 
 
 @dataclass

@@ -130,7 +130,7 @@ class PartyServer:
         party, seed = self._party(node), reply.seed.tobytes()
         self._check(reply.run_id, self.run_id, reply.number, self._number)
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
-            self._blame(party, "it has committed to another seed of the graph", True)
+            self._blame(party, "it has committed to another seed of the graph", node)
             raise MalformedReplyError(f"party {party} has committed to another seed of the graph")
         self._seeds[party] = seed
 
@@ -325,7 +325,8 @@ class PartyServer:
                 f"run {run_id.hex()}, {number}; expected {wanted.hex()}, {expected}"
             )
 
-    def _blame(self, party: int, reason: str, is_proven: bool) -> None:
+    def _blame(self, party: int, reason: str, node: int | None) -> None:
+        # node: where it was proven, so that it is not asked again
         self.blamed.append((party, " ".join(reason.split())[:300]))
-        if is_proven:
+        if node is not None:
             self.excluded.add(party)

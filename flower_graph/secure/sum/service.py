@@ -1,6 +1,6 @@
 """Sums of vectors over Flower clients that the server cannot read one by one.
 
-``SecureSum`` is the server's half, ``SecureSumClient`` the clients'. The protocol is in
+``SecureSum`` is the server's half; the clients' is in ``masking_client.py``. The protocol is in
 ``flower_graph.secure``; here is only how its messages travel. A sum takes two exchanges: masked
 vectors, then shares, and the second also prepares the next sum. ``docs/secure-sum.md`` has an
 example.
@@ -8,46 +8,48 @@ example.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, RecordDict
-from flwr.client import NumPyClient
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, StateLostError, UnreadableSumError
+from flower_graph.errors import (
+    MalformedReplyError,
+    UnreadableSumError,
+)
 from flower_graph.messages.arrays import decode_array
 from flower_graph.messages.keys import (
-    ARRAY_NAMES,
     ARRAYS,
     CONFIG,
     MASKED_SUM,
     METRICS,
-    SUM_STATE,
 )
-from flower_graph.secure.ring import Ring, encode_sum
+from flower_graph.secure.registry import Registry
+from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.carried import CarriedSum
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.epoch import FEWEST
 from flower_graph.secure.sum.messages import (
     RING,
     KeyReply,
     KeyRequest,
     MaskedReply,
-    MaskRequest,
     PrepareReply,
     PrepareRequest,
     UnmaskReply,
 )
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.party_server import PartyServer
+from flower_graph.secure.sum.party_service import PartySums
+from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
 
 FloatArray = NDArray[np.floating[Any]]
+SEMI_HONEST, MALICIOUS = "semi-honest", "malicious-server"  # whom clients trust
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class SecureSum(CarriedSum):
         SuperNodes to wait for.
     guard : bool
         Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
+    trust : str
+        ``semi-honest``, or ``malicious-server``: what clients send is safe from a server that lies,
+        too. Then SuperNodes have keys of their own, and ``sum`` is all there is to call.
+    registry : Path or str, optional
+        The registry's file, for ``malicious-server``.
     """
 
     def __init__(
@@ -91,6 +98,8 @@ class SecureSum(CarriedSum):
         timeout: float = 600.0,
         min_nodes: int = 1,
         guard: bool = False,
+        trust: str = SEMI_HONEST,
+        registry: Path | str | None = None,
     ) -> None:
         super().__init__(SumServer(dropout=dropout, corrupt=corrupt))
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
@@ -99,6 +108,15 @@ class SecureSum(CarriedSum):
         self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
         self._exchange, self._timeout, self._min_nodes = exchange, timeout, min_nodes
         self._enrolled: set[int] = set()
+        if trust not in (SEMI_HONEST, MALICIOUS) or (registry is None) != (trust == SEMI_HONEST):
+            raise ValueError(
+                f"trust is {trust!r:.40}, must be {SEMI_HONEST}, or {MALICIOUS} with a registry"
+            )
+        self.parties: PartySums | None = None
+        if registry is not None:
+            known = Registry.read(registry)
+            server = PartyServer(known, dropout=dropout, corrupt=corrupt)
+            self.parties = PartySums(server, self._send, self.ring_for)
 
     def sum(
         self, server_round: int, length: int, config: Mapping[str, Any] | None = None
@@ -120,6 +138,8 @@ class SecureSum(CarriedSum):
             The sum, or why there is none. SuperNodes that joined since the last sum was made
             ready take part from the next one on.
         """
+        if self.parties is not None:
+            return self._sum_of_parties(self.parties, server_round, length, dict(config or {}))
         self.prepare(server_round)
         requests = {
             node: as_record(entries | dict(config or {}))
@@ -175,15 +195,14 @@ class SecureSum(CarriedSum):
         """Take the masks away, in an exchange that also makes the next sum ready."""
         number, ring = self.number, self._ring
         self.turn(server_round, self.server.clients, self._send)
-        result = self.server.result(number)
-        if isinstance(result, Skipped):
-            return result
-        try:
-            values = ring.decode(result.total)
-            ring.check_sums(values, result.contributors.size)
-        except UnreadableSumError as error:  # nobody can say whose words were wrong
-            return Skipped(f"a client's part of the sum was not as agreed: {error}")
-        return Summed(values, result.contributors)
+        return _read_sum(ring, self.server.result(number))
+
+    def _sum_of_parties(
+        self, parties: PartySums, server_round: int, length: int, config: dict[str, Any]
+    ) -> Summed | Skipped:
+        assert self._exchange is not None
+        nodes = self._exchange.nodes(max(FEWEST, self._min_nodes), self._timeout)
+        return _read_sum(*parties.sum(server_round, length, config, set(nodes)))
 
     def turn(
         self,
@@ -299,77 +318,6 @@ class SecureSum(CarriedSum):
         return replies
 
 
-class MaskingClient(NumPyClient):
-    """What clients' halves share: keys, masks and shares. It says not when vectors are sent."""
-
-    # Keys are kept in the context's state.
-
-    actions: tuple[str, ...] = ("sum_enroll", "sum_unmask")  # named actions
-
-    def __init__(self, context: Context, clients: Sequence[int]) -> None:
-        self.context, self.clients = context, clients
-
-    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Make channel keys, or show those of the run: the SuperNode may be back."""
-        run_id = KeyRequest.from_config(config).run_id
-        with suppress(StateLostError):
-            known = self.keys()
-            if known.run_id == run_id and set(known.clients) == set(self.clients):
-                return [], len(self.clients), known.keys().to_config()
-        host = SumClient(run_id, self.clients)
-        self._keep(host)
-        return [], len(self.clients), host.keys().to_config()
-
-    def masked(
-        self, config: dict[str, Any], vectors: Mapping[int, FloatArray], meaning: bytes = b""
-    ) -> tuple[MaskedReply, dict[str, Any]]:
-        """Add up clients' vectors and mask the sum, as the server's ``requests`` says."""
-        host, request = self.keys(), replace(MaskRequest.from_config(config), meaning=meaning)
-        total, left_out = encode_sum(
-            RING.from_config(config), vectors, request.clients.tolist(), request.length
-        )
-        present = [client for client in request.clients.tolist() if client not in left_out]
-        if not present:
-            raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
-        reply = host.mask(request, present, total)
-        reply.left_out = left_out
-        self._keep(host)
-        return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
-
-    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Reveal shares of one sum, prepare the next, or both."""
-        host = self.keys()
-        entries = host.turn(config)
-        self._keep(host)
-        return [], len(self.clients), entries
-
-    def keys(self) -> SumClient:
-        """Return what the clients keep for the sum; ``StateLostError`` if there is nothing."""
-        record = self.context.state.config_records.get(SUM_STATE)
-        state = None if record is None else record.get(SUM_STATE)
-        if not isinstance(state, bytes):
-            raise StateLostError("there are no keys for the secure sum: enrol first")
-        return SumClient.from_bytes(state)
-
-    def _keep(self, host: SumClient) -> None:
-        self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
-
-
-class SecureSumClient(MaskingClient):
-    """The clients' half: a subclass says in ``vectors`` what is to be added up."""
-
-    actions = (*MaskingClient.actions, "sum_mask")
-
-    @abstractmethod
-    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
-        """Return the vector of each client; one that is missing is left out of the sum."""
-
-    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Add up the own clients' vectors and mask the sum."""
-        reply, entries = self.masked(config, self.vectors(config))
-        return [reply.total], reply.clients.size, entries
-
-
 def as_record(config: Mapping[str, Any]) -> RecordDict:
     """Write entries as a message."""
     return RecordDict({CONFIG: ConfigRecord(dict(config))})
@@ -379,3 +327,15 @@ def entries_of(content: RecordDict) -> dict[str, Any]:
     """Return a reply's entries: the adaptor puts numbers and all else into two records."""
     config = content.config_records.get(CONFIG, ConfigRecord())
     return {**content.metric_records.get(METRICS, {}), **config}
+
+
+def _read_sum(ring: Ring, result: SumResult | Skipped) -> Summed | Skipped:
+    """Read a sum's words as numbers."""
+    if isinstance(result, Skipped):
+        return result
+    try:
+        values = ring.decode(result.total)
+        ring.check_sums(values, result.contributors.size)
+    except UnreadableSumError as error:  # nobody can say whose words were wrong
+        return Skipped(f"a client's part of the sum was not as agreed: {error}")
+    return Summed(values, result.contributors)
