@@ -4,7 +4,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.of_app import allowed_methods, configured
+from flower_graph.config.boundary import boundary
+from flower_graph.config.of_app import configured_client
 
 
 class ConfiguredClientApp(ClientApp):
@@ -12,7 +13,8 @@ class ConfiguredClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
-        return client_app(*configured(context, allowed_methods(context)))(message, context)
+        with boundary(context):
+            return client_app(*configured_client(context))(message, context)
 
 
 app = ConfiguredClientApp()
