@@ -74,7 +74,7 @@ def test_settings_may_name_each_other() -> None:
 
 def planetoid(folder: Path) -> Path:
     """Lay a Cora whose files run code when they are read."""
-    raw = folder / "Cora" / "raw"
+    raw = folder / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
         (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
