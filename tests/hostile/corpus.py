@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from attacked_runs import SHORT, Attacked, Method
-from hostile_grid import ENVELOPES, Around, Attack, Key
+from attacked_runs import CAMPAIGN, SHORT, Attacked, Method
+from campaigns import Campaign, campaigns, costly, costly_again, evicted
+from hostile_grid import ENVELOPES, ERRORS, Around, Attack, Key, Told
 from mutations import by_hand, drawn
 
 CLEAN = 3  # every so manieth round nobody attacks
@@ -23,7 +25,8 @@ class Tally:
     ``taken``: well-formed, so that nobody can tell; ``crashed``: the run ended. ``proven`` are
     among the refused: a lie that comes out in a later message, in which the client takes part as
     if all were well. That sum is given up and the client excluded, so the result is not that of a
-    run in which one reply never came.
+    run in which one reply never came. ``evicted``: honest clients are gone, or had no part in the
+    last round; ``costly``: it cost more than twice what an honest reply of the allowed size does.
     """
 
     tried: int = 0
@@ -34,17 +37,21 @@ class Tally:
     crashed: dict[str, str] = field(default_factory=dict)
     unnamed: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
+    evicted: dict[str, str] = field(default_factory=dict)
+    costly: dict[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
-        names = ("refused", "proven", "harmless", "taken", "differs")
+        names = ("refused", "proven", "harmless", "taken", "differs", "evicted", "costly")
         found = {name: len(getattr(self, name)) for name in names}
         return {"tried": self.tried, "crashes": len(self.crashed)} | found
 
     def summary(self) -> dict[str, Any]:
         where = Counter(name.partition(": ")[0] for name in self.taken)
-        others = {"proven-which": self.proven, "crashed": self.crashed}
-        return self.counts | {"taken-where": dict(where), "differs": self.differs} | others
+        names = ("crashed", "evicted", "costly")
+        others = {"proven-which": self.proven, "differs": self.differs}
+        others |= {f"{name}-which": getattr(self, name) for name in names}
+        return self.counts | {"taken-where": dict(where)} | others
 
 
 def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Attack]:
@@ -52,7 +59,8 @@ def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) ->
     place = 1 if setup else method.first(kind) + 1
     example = method.clean.grid.examples[kind, place]
     around: list[Attack] = [Around(way) for way in ENVELOPES]
-    found = [*around, *by_hand(example)]
+    errors = [Told(what, *error) for what, error in ERRORS.items()]
+    found = [*around, *errors, *by_hand(example)]
     names = {attack.name for attack in found}
     return found + [one for one in drawn(example, count) if one.name not in names]
 
@@ -98,20 +106,62 @@ def _sort(
     }
     for key, one in refused.items():
         tally.refused[one.name] = "; ".join(named[method.round_of(key)])
-    for key in plan.keys() - refused.keys():
-        _judge_alone(method, kind, plan[key], tally)
+    _sort_unnoticed(method, kind, [plan[key] for key in plan.keys() - refused.keys()], tally)
     again = outcome if len(refused) == len(plan) else method.run(refused, rounds)
     absent = method.run(dict.fromkeys(refused), rounds)
     if not again.same(absent, method.atol):
         for one in refused.values():  # which of them it was
             _compare(method, kind, one, tally)
+    if evicted(method, outcome) or costly(method, outcome):
+        for one in plan.values():
+            _judge_trace(method, lambda one=one: _alone(method, kind, one), one.name, tally)
+
+
+def _alone(method: Method, kind: str, one: Attack | None, rounds: int = SHORT) -> Attacked:
+    return method.run({(kind, method.first(kind) + 1): one}, rounds)
+
+
+def _judge_trace(
+    method: Method,
+    run: Callable[[], Attacked],
+    name: str,
+    tally: Tally,
+    first: Attacked | None = None,
+) -> None:
+    """Say whether honest clients are gone after an attack, and whether it cost too much."""
+    outcome = first or run()
+    if outcome.error is not None:
+        return
+    if gone := evicted(method, outcome):
+        tally.evicted[name] = gone
+    if costly(method, outcome) and (cost := costly_again(method, run)):
+        tally.costly[name] = cost
+
+
+def _sort_unnoticed(method: Method, kind: str, attacks: list[Attack], tally: Tally) -> None:
+    """Say of attacks that nobody noticed which changed anything: most did not, all together."""
+    start = method.first(kind) + 1
+    plan: dict[Key, Attack | None] = {(kind, start + n): one for n, one in enumerate(attacks)}
+    if len(plan) > 1:
+        rounds = method.round_of((kind, start + len(plan))) + 1
+        outcome = method.run(plan, rounds)
+        quiet = outcome.error is None and not outcome.named and not outcome.grid.failed
+        if quiet and outcome.same(method.run({}, rounds), method.atol):
+            tally.harmless += [one.name for one in attacks]
+            return
+        if len(plan) > 3:
+            half = len(attacks) // 2
+            _sort_unnoticed(method, kind, attacks[:half], tally)
+            _sort_unnoticed(method, kind, attacks[half:], tally)
+            return
+    for one in attacks:
+        _judge_alone(method, kind, one, tally)
 
 
 def _judge_alone(method: Method, kind: str, one: Attack, tally: Tally) -> None:
     """Say whether an attack that nobody noticed changed anything."""
-    key = (kind, method.first(kind) + 1)
-    alone = method.run({key: one}, SHORT)
-    assert key not in alone.grid.failed, one.name
+    alone = _alone(method, kind, one)
+    assert not alone.grid.failed, one.name
     if alone.error is not None:
         tally.crashed[one.name] = f"{type(alone.error).__name__}: {alone.error}"
     elif alone.named:  # found out later, or in a message that the long run did not have
@@ -124,12 +174,11 @@ def _judge_alone(method: Method, kind: str, one: Attack, tally: Tally) -> None:
 
 def _compare(method: Method, kind: str, one: Attack, tally: Tally) -> None:
     """Hold a run with one refused attack against those without the reply, and without attacks."""
-    key = (kind, method.first(kind) + 1)
     rounds = SHORT + 2  # what comes out a round later ends one more round
-    alone = method.run({key: one}, rounds)
-    if key in alone.grid.failed:
+    alone = _alone(method, kind, one, rounds)
+    if alone.grid.failed:
         return  # this round's reply has no such entry: it was refused where it has
-    without = method.run({key: None}, rounds), method.run({}, rounds)
+    without = _alone(method, kind, None, rounds), method.run({}, rounds)
     if not any(alone.same(other, method.atol) for other in without):
         (tally.proven if alone.excluded else tally.differs).append(one.name)
 
@@ -140,24 +189,43 @@ def try_setup(method: Method, kind: str, attacks: Sequence[Attack]) -> Tally:
     absent = method.run({(kind, 1): None}, SHORT)
     assert absent.error is None, absent.error
     for one in attacks:
-        outcome = method.run({(kind, 1): one}, SHORT)
-        if outcome.error is not None:
-            tally.crashed[one.name] = f"{type(outcome.error).__name__}: {outcome.error}"
+        run = partial(method.run, {(kind, 1): one}, SHORT)
+        outcome = run()
+        if not _sort_run(method, outcome, one.name, method.clean, tally):
             continue
-        named = [why for found in outcome.named.values() for why in found]
-        if named or outcome.logged:  # those of the last message are in the log only
-            tally.refused[one.name] = "; ".join(named or outcome.logged)
-            if not named:
-                tally.unnamed.append(one.name)
-            if not outcome.same(absent, method.atol) and not outcome.same(
-                method.clean, method.atol
-            ):
-                (tally.proven if outcome.excluded else tally.differs).append(one.name)
-        elif outcome.same(method.clean, method.atol):
-            tally.harmless.append(one.name)
-        else:
-            tally.taken.append(one.name)
+        _judge_trace(method, run, one.name, tally, outcome)
+        same = [outcome.same(other, method.atol) for other in (absent, method.clean)]
+        if one.name in tally.refused and not any(same):
+            (tally.proven if outcome.excluded else tally.differs).append(one.name)
     return tally
+
+
+def try_campaigns(method: Method, chosen: Sequence[Campaign]) -> Tally:
+    """Try SuperNodes that attack all the time."""
+    tally = Tally(tried=len(chosen))
+    for one in chosen:
+        run = partial(method.run, one.plan, CAMPAIGN, new_id=one.new_id)
+        outcome = run()
+        if _sort_run(method, outcome, one.name, method.reference, tally):
+            _judge_trace(method, run, one.name, tally, outcome)
+    return tally
+
+
+def _sort_run(method: Method, outcome: Attacked, name: str, clean: Attacked, tally: Tally) -> bool:
+    """Say what became of an attack in a run of its own; whether the run went on."""
+    if outcome.error is not None:
+        tally.crashed[name] = f"{type(outcome.error).__name__}: {outcome.error}"[:300]
+        return False
+    named = [why for found in outcome.named.values() for why in found]
+    if named or outcome.logged:  # those of the last message are in the log only
+        tally.refused[name] = "; ".join(list(dict.fromkeys(named or outcome.logged))[:5])
+        if not named:
+            tally.unnamed.append(name)
+    elif outcome.same(clean, method.atol):
+        tally.harmless.append(name)
+    else:
+        tally.taken.append(name)
+    return True
 
 
 def try_all(method: Method, count: int, part: int = 1) -> dict[str, Tally]:
@@ -168,4 +236,5 @@ def try_all(method: Method, count: int, part: int = 1) -> dict[str, Tally]:
         found[f"{kind}, first"] = try_setup(method, kind, attacks)
     for kind in method.rounds:
         found[kind] = try_rounds(method, kind, attacks_on(method, kind, count)[::part])
+    found["campaigns"] = try_campaigns(method, campaigns(method)[::part])
     return found

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from federation import round_of
-from flwr.app import Error, Message, RecordDict
+from federation import forget_live, round_of
+from flwr.app import Context, Error, Message, RecordDict
 from mutations import Mutation
 
 from flower_graph.flower_compat import stamp
@@ -22,8 +24,23 @@ NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" *
 ENVELOPES = (
     *("an error", "the round before", "the round after", "no round", "another's name"),
     *("to another's message", "to no message", "no content", "a replay", "another's content"),
-    "twice",
+    *("twice", "500 times"),
 )
+# Errors by name: code and reason. Those that look like lost state are in campaigns.
+ERRORS = {
+    "no reason": (7, ""),
+    "code 0": (0, "lost"),
+    "an odd code": (-(2**31), "odd"),
+    "a large code": (2**31 - 1, "odd"),
+    "the SuperLink's code": (4, "the node is gone"),
+    "2 MB": (7, "x" * (2 << 20)),
+    "7 MB of lines": (7, "a line\n" * (1 << 20)),
+    "2 M signs": (7, "\u202e\x1b[2J" * (2 << 17)),
+    "a line of blanks": (7, " " * (2 << 20)),
+    "a refusal": (7, "RefusedError: round 1 is masked already: no mask is used twice"),
+    "a traceback": (7, "Traceback (most recent call last):\n" * 300 + "KeyError: 'prepare-run'"),
+}
+TIMES = {"twice": 1, "500 times": 499}
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,21 @@ class Around:
         return f"{self.where}: {self.way}"
 
 
-Attack = Mutation | Around
+@dataclass(frozen=True)
+class Told:
+    """An error in place of the reply."""
+
+    what: str
+    code: int
+    reason: str = field(repr=False)
+    where: str = "error"
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+Attack = Mutation | Around | Told
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
 
 
@@ -46,15 +77,30 @@ class HostileGrid(InProcessGrid):
     """Spoils replies of the SuperNode in place 1.
 
     ``plan`` says which: by type of message, and the how-manieth of its type. ``None`` stands for
-    a reply that never comes; an error is sent instead, so that nobody waits.
+    a reply that never comes; an error is sent instead, so that nobody waits. With ``new_id`` it
+    comes back under another id, without what it kept, whenever it has attacked.
+
+    What the server does between two exchanges is weighed: its processor time, and the memory that
+    it takes at most, beyond the replies themselves.
     """
 
     def __init__(
-        self, app: Any, *, num_supernodes: int, plan: Mapping[Key, Attack | None], **more: Any
+        self,
+        app: Any,
+        *,
+        num_supernodes: int,
+        plan: Mapping[Key, Attack | None],
+        new_id: bool = False,
+        **more: Any,
     ) -> None:
         super().__init__(app, num_supernodes=num_supernodes, **more)
-        self.plan, self.counts = plan, Counter[str]()
+        self.plan, self.counts, self.new_id = plan, Counter[str](), new_id
         self.hostile = list(self.contexts)[1]
+        self.names = {self.hostile}  # it may have had others
+        self.limits: dict[str, int] = {}  # by type of message: the most bytes of a reply
+        self.seconds: dict[str, float] = {}  # the server's, after messages of a type, at most
+        self.peaks: dict[str, int] = {}  # and its bytes
+        self._has_struck, self._begun = False, ("", 0.0)
         self.examples: dict[Key, RecordDict] = {}  # what it would have answered
         self.rounds: dict[Key, int] = {}  # the round of each message to it
         self.failed: list[Key] = []  # there was nothing to spoil
@@ -62,8 +108,44 @@ class HostileGrid(InProcessGrid):
         self._before: dict[str, RecordDict] = {}
         self._again: list[Message] = []
 
+    def get_node_ids(self) -> list[int]:
+        if self.new_id and self._has_struck:
+            self._come_back()
+        return super().get_node_ids()
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         pushed = list(messages)
+        self.weigh()
+        ids = self._push(pushed)
+        if pushed:
+            self._begun = pushed[0].metadata.message_type, time.process_time()
+        tracemalloc.start()
+        return ids
+
+    def weigh(self) -> None:
+        """Note what the server took since the last messages."""
+        kind, begun = self._begun
+        if not tracemalloc.is_tracing():
+            return
+        spent, peak = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        if kind:
+            self.seconds[kind] = max(spent, self.seconds.get(kind, 0))
+            self.peaks[kind] = max(peak, self.peaks.get(kind, 0))
+
+    def _come_back(self) -> None:
+        old = self.contexts[self.hostile]
+        forget_live(old.run_id, old.node_id)
+        number = self.hostile + 1
+        context = Context(old.run_id, number, old.node_config, RecordDict(), old.run_config)
+        self.contexts = {
+            **{node: one for node, one in self.contexts.items() if node != self.hostile},
+            number: context,
+        }
+        self.hostile, self._has_struck = number, False
+        self.names.add(number)
+
+    def _push(self, pushed: list[Message]) -> list[str]:
         ids = super().push_messages(pushed)
         sent = dict(zip(ids, pushed, strict=True))
         for number, message in sent.items():
@@ -94,9 +176,12 @@ class HostileGrid(InProcessGrid):
             if reply.has_content():
                 self.examples[key] = copied(reply.content)
             return
-        attack = self.plan[key]
+        attack, self._has_struck = self.plan[key], True
         if attack is None:
             self._replies[number] = Message(Error(0, "lost"), reply_to=message)
+            self._number(self._replies[number])
+        elif isinstance(attack, Told):
+            self._replies[number] = Message(Error(attack.code, attack.reason), reply_to=message)
             self._number(self._replies[number])
         elif not reply.has_content():
             self.failed.append(key)
@@ -134,8 +219,7 @@ class HostileGrid(InProcessGrid):
         elif way == "another's content":
             reply.content = copied(self._last.get((kind, others[0]), RecordDict()))
         else:
-            assert way == "twice"
-            self._again.append(reply)
+            self._again += [reply] * TIMES[way]
 
 
 class Listener(logging.Handler):

@@ -283,6 +283,9 @@ def by_hand(example: RecordDict) -> list[Mutation]:
 
     found = [Mutation("crowd", "40,000 keys", crowd), Mutation("all", "nothing", nothing)]
     found += gigantic(3)
+    if any(who(record) for record in example.values()):
+        found += [invented(how, count) for how, count in (("few", 4), ("many", 1000))]
+    found += [often(record, key) for record in sorted(example) for key in _lists(example[record])]
     for record in sorted(example):
         for key, value in sorted(example[record].items()):
             where = f"{record}/{key}"
@@ -317,3 +320,84 @@ def _all_large(array: Array) -> Array:
     if values.dtype.kind == "f":
         return Array(np.full_like(values, 1e9))
     return Array(np.full(values.shape, 10**9, np.int64))
+
+
+# Client numbers, accusations, proofs -------------------------------------------------------------
+
+WHO = ("users", "clients", "sum-clients", "align-clients", "mask-clients", "present")
+FIXED = ("-run", "flower-graph", "weight-shape")  # not one for each client
+OFTEN = 900_000  # bytes: fewer than any reply may have
+
+
+def _lists(record: Any) -> list[str]:
+    return [key for key in sorted(record) if isinstance(record[key], (bytes, list)) and record[key]]
+
+
+def often(record: str, key: str) -> Mutation:
+    """Say the same again as often as a reply has room."""
+
+    def again(value: Any) -> Any:
+        size = len(value) * (1 if isinstance(value, bytes) else 8)
+        return value * max(2, OFTEN // size)
+
+    return Mutation(f"{record}/{key}", "as often as there is room", replaced(record, key, again))
+
+
+def who(record: Any) -> str | None:
+    """Return the key of the clients that a record is about."""
+    found = [key for key in WHO if isinstance(record.get(key), (bytes, list)) and record[key]]
+    return found[0] if found else None
+
+
+def invented(what: str, count: int, first: int = 10**6, *, instead: bool = False) -> Mutation:
+    """Speak for clients that nobody has, or that are another's; all else is repeated for them."""
+
+    def apply(content: RecordDict) -> None:
+        named = [(record, key) for record in content.values() if (key := who(record))]
+        if not named:
+            raise KeyError("clients")
+        for record, key in named:
+            _speak_for(record, key, np.arange(first, first + count), instead)
+
+    return Mutation("clients", f"{what}, in their own place" if instead else what, apply)
+
+
+def _speak_for(record: Any, key: str, numbers: Any, instead: bool) -> None:
+    own = record[key]
+    size = len(own) // 8 if isinstance(own, bytes) else len(own)
+    more = numbers.astype("<i8").tobytes() if isinstance(own, bytes) else numbers.tolist()
+    for other in [one for one in _lists(record) if not one.endswith(FIXED) and one != key]:
+        each = max(1, len(record[other]) // size)
+        rows = record[other][-each:] * len(numbers)
+        record[other] = rows if instead else record[other] + rows
+    record[key] = more if instead else own + more
+
+
+def accusing(own: int, others: list[int], times: int = 1) -> Mutation:
+    """Say of others that their packets do not open."""
+    pairs = np.array([(own, other) for other in others] * times, "<i8").tobytes()
+
+    def apply(content: RecordDict) -> None:
+        config = content["config"]
+        config["mask-refused"] = config["mask-clients"][:0] + pairs  # KeyError where there is none
+
+    return Mutation("config/mask-refused", f"{len(others)} of them, {times} times", apply)
+
+
+def leaving_out(others: list[int]) -> Mutation:
+    """Say of others that they left themselves out."""
+
+    def apply(content: RecordDict) -> None:
+        config = content["config"]
+        key = "mask-left-out" if "mask-clients" in config else "left-out"
+        if not {"mask-clients", "present"} & config.keys():
+            raise KeyError("mask-clients")
+        config[key] = [f"{other}:a number is too large" for other in others]
+
+    return Mutation("config/left-out", "others", apply)
+
+
+def withholding(content: RecordDict) -> None:
+    """Reveal nothing of what one holds."""
+    content["config"]["unmask-kinds"] = bytes(len(content["config"]["unmask-kinds"]))
+    content["config"]["unmask-shares"] = b""

@@ -34,6 +34,8 @@ PAPERS: dict[str, dict[str, int]] = {
     "FedSCem": {"fedscem, plain alignment": 25, "fedscem": 20, "fedscem, plain": 20},
     "FedGLS": {"fedgls": 50},
     "PPFL-GNN": {"gat": 50, "deepwalk, secure": 15},
+    "FedGTA": {"fedgta": 20},
+    "FED-PUB": {"fedpub": 20},
 }
 
 

@@ -31,6 +31,7 @@ def check(tallies: dict[str, Tally]) -> None:
     """Hold what became of attacks against what must become of any."""
     for tally in tallies.values():
         assert tally.crashed == {}
+        assert (tally.evicted, tally.costly) == ({}, {})
         assert tally.differs == []  # from the run in which the reply never came
         assert len(tally.refused) + len(tally.harmless) + len(tally.taken) == tally.tried > 0
         assert all(fit_for_a_log(why) or "; " in why for why in tally.refused.values())
