@@ -147,7 +147,8 @@ class HostileGrid(InProcessGrid):
 
     def _push(self, pushed: list[Message]) -> list[str]:
         ids = super().push_messages(pushed)
-        sent = dict(zip(ids, pushed, strict=True))
+        known = [one for one in pushed if one.metadata.dst_node_id in self.contexts]
+        sent = dict(zip(ids, known, strict=True))
         for number, message in sent.items():
             reply, kind = self._replies[number], message.metadata.message_type
             node = message.metadata.dst_node_id
