@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.client.state import StateStore, Tensors, node_name, own_place, state_key
+from flower_graph.config.boundary import told
 from flower_graph.data.checked import check_clients
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.messages.fields import Resume
@@ -127,10 +128,8 @@ class CohortState(Generic[T]):
         kept = {name[cut:]: tensors.pop(name) for name in local}
         if not torch.equal(numbers, self._numbers):
             if adopt is None or (found := adopt(kept, numbers, tensors)) is None:
-                raise CheckpointError(
-                    f"{path}: other {self._key}; resume with the same, on as many SuperNodes as "
-                    "before"
-                )
+                why = f"other {self._key}; resume with the same, on as many SuperNodes as before"
+                raise told(CheckpointError(f"{path}: {why}"), f"its checkpoint: {why}")
             kept = found
         if self._copies:
             _check_forms(path, kept, makers.start())
@@ -177,7 +176,8 @@ def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
             for local in (found, wanted)
         ]
         if forms[0] != forms[1]:
-            raise CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
+            error = CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
+            raise told(error, "its checkpoint: made with other data or settings")
 
 
 def check_graphs(graphs: Sequence[G]) -> list[G]:
@@ -245,8 +245,9 @@ class ClientCheckpoints:
                 raise CheckpointError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
             return self._own / "checkpoints" / run
         if self._shared is None:
-            raise CheckpointError(
+            why = (
                 "the server wants a checkpoint, but checkpoint_dir is not set, and the node's "
                 "config has neither state-dir nor data-folder"
             )
+            raise told(CheckpointError(why), why)
         return self._shared

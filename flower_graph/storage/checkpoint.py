@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
+from flower_graph.config.boundary import told
 from flower_graph.errors import CheckpointError
 from flower_graph.storage.files import SEALED, replaced
 
@@ -91,12 +92,17 @@ def load_client(
     except (OSError, SafetensorError) as error:
         is_sealed = path.is_file() and path.read_bytes().startswith(SEALED)
         why = "it is encrypted, and state-key is not set" if is_sealed else error
-        raise CheckpointError(f"{path}: cannot be read: {why}") from error
+        raise _refused(path, "cannot be read", f": {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
-        raise CheckpointError(f"{path}: damaged: it does not have the SHA-256 that it names")
+        raise _refused(path, "damaged: it does not have the SHA-256 that it names")
     if run is not None and result[RUN] != run:
-        raise CheckpointError(f"{path}: of another run, {result[RUN]}; this one is {run}")
+        raise _refused(path, "of another run", f", {result[RUN]}; this one is {run}")
     return tensors
+
+
+def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
+    """Say why a client's file is of no use; the server is told that, and no name or value."""
+    return told(CheckpointError(f"{path}: {why}{more}"), f"its checkpoint: {why}")
 
 
 def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:

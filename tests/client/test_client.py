@@ -38,7 +38,8 @@ class Recorder(NumPyClient):
         return self.result
 
 
-CONTEXT = Context(1, 7, {}, RecordDict(), {})
+# In this process, where errors say all
+CONTEXT = Context(1, 7, {"state-dir": ":memory:"}, RecordDict(), {})
 
 
 def record_of(**arrays: Any) -> ArrayRecord:

@@ -223,10 +223,12 @@ def share(context: Context, count: int) -> slice:
     part, parts = (_whole(context, key) for key in (PARTITION, PARTITIONS))
     check_supernodes(parts, count)
     if not 0 <= part < parts:
-        raise ConfigError(
+        error = ConfigError(
             f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; must be at least 0 and "
             f"below {parts}; {HINT}"
         )
+        words = f"must be at least 0 and below {PARTITIONS}; {HINT}"
+        raise told(error, f"node-config {PARTITION}: {words}")
     here = assigned(part, parts, count)
     return slice(here.start, here.stop)
 
@@ -238,7 +240,8 @@ def _whole(context: Context, key: str) -> int:
         said = f"node-config {key}: is missing; {HINT}"
         raise told(ConfigError(said), said)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {HINT}")
+        error = ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {HINT}")
+        raise told(error, f"node-config {key}: is no whole number; {HINT}")
     return value
 
 
