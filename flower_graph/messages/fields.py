@@ -260,8 +260,11 @@ class Flags(Block):
     type = "bytes (bool)"
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Read all but zero as yes."""
-        return super().decode(value, name, reading) > 0
+        """Refuse bytes that are neither 0 nor 1."""
+        flags = super().decode(value, name, reading)
+        if (flags > 1).any():
+            raise MalformedReplyError(f"{self.key}: a byte is {flags.max()}, expected 0 or 1")
+        return flags > 0
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def test_plain_sums_show_who_shares_nodes_and_blinded_points_no_node(tmp_path: P
     found = audited(tmp_path, "fedscem", "strategy.aggregation=plain")
     assert by_words(found, "common, from the counts").success == 1.0
     assert by_words(found, "common, from the embeddings").success > 0.9
-    assert by_words(found, "holds which node").success == 0.5
+    assert by_words(found, "holds which node, from the alignment").success == 0.5
 
 
 def test_masked_sums_show_nobody(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_open_alignments_show_every_node(tmp_path: Path, alignment: str) -> None
     how = [f"strategy.alignment={alignment}"]
     how += ["strategy.aggregation=plain"] if alignment == "plain" else []
     found = audited(tmp_path, "fedscem", *how)
-    assert by_words(found, "holds which node").success == 1.0
+    assert by_words(found, "holds which node, from the alignment").success == 1.0
     assert by_words(found, "common, from the alignment").success == 1.0
 
 

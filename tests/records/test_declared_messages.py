@@ -18,6 +18,7 @@ from flower_graph.messages.codec import Message, fields_of
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
+from flower_graph.secure.align.verified import SignedBlindReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
@@ -33,6 +34,7 @@ SHAPES = {name: (2, 3) for name in (*sage.FEATURE_NAMES, *sage.CLASSIFIER_NAMES)
 VALUES: dict[type, dict[str, Any]] = {
     UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
+    SignedBlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
     polynomial.PolynomialRequest: {"prime": PRIME},
     polynomial.PairRequest: {"prime": PRIME},
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
