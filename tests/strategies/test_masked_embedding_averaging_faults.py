@@ -197,27 +197,32 @@ def wrong_bytes(key: str) -> Change:
 
 
 @pytest.mark.parametrize(
-    ("script", "why", "left"),
+    ("script", "why", "answered"),
     [
-        # The fourth round was prepared already
-        ({(2, "both", 3): wrong_bytes("unmask-shares")}, "round 3: it sent a wrong share", 3),
+        # Proof: it is out for good
+        (
+            {(2, "both", 3): wrong_bytes("unmask-shares")},
+            "round 3: it sent a wrong share",
+            [7, 7, 6, 6, 6, 6],
+        ),
+        # One word against another: it sits out one sum, then two, then four
         (
             {(2, "hello", 1): wrong_bytes("sum-channel-keys")},
-            "partners cannot open its packets",
-            4,
+            "cannot open what they seal for each other: it sits out 4 sums",
+            [6, 0, 6, 6, 0, 6],
         ),
     ],
 )
 def test_who_spoils_the_sum_is_named_and_left_out(
-    script: dict[Any, Any], why: str, left: int
+    script: dict[Any, Any], why: str, answered: list[int]
 ) -> None:
     outcome = run(seven_egos(), rounds=6, supernodes=7, make_grid=faulty(script), alignment="plain")
-    assert outcome.answered[-left:] == [6] * left
-    assert not any(report.skipped for report in outcome.reports[-left:])
+    assert outcome.answered == answered
+    assert [not report.skipped for report in outcome.reports] == [n > 0 for n in answered]
     named = [e for r in outcome.reports for e in r.rejected if e.get("client") == 103]
     assert any(re.search(why, entry["reason"]) for entry in named)
     assert {e["client"] for r in outcome.reports for e in r.rejected if "client" in e} == {103}
-    assert outcome.figures[-left:, :2].isfinite().all()
+    assert outcome.figures[[n > 0 for n in answered], :2].isfinite().all()
 
 
 # Checkpoints -------------------------------------------------------------------------------------
