@@ -140,7 +140,7 @@ def measure_size(clients: int, length: int, sample: int) -> dict[str, Any]:
     hosted = {node: range(node, node + 1) for node in range(sample)}
     many = Sum(hosted | {REST: range(sample, clients)}, length, 32)
     many.round(0)
-    k, threshold = plan(clients, many.server.dropout, many.server.corrupt)
+    k, threshold, _ = plan(clients, many.server.dropout, many.server.corrupt)
     say(f"{clients} clients: {many.seconds[0] * 1e3:.1f} ms a client, {k} partners")
     return {
         "clients": clients,

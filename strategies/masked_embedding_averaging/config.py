@@ -13,11 +13,11 @@ from flower_graph.config.common import (
 )
 from flower_graph.config.rules import (
     ABOVE_ZERO,
-    BELOW_ONE,
     NOT_NEGATIVE,
     RATIOS,
     SEED,
     SHARE,
+    Rule,
     at_least,
     choice,
     require,
@@ -41,6 +41,8 @@ VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
 ALIGNMENTS = ("psi", "polynomial", "plain")
 AGGREGATIONS = ("masked", "plain")
+# With a tenth that may collude, no number of clients could stand more
+BORNE = Rule("at least 0 and below 0.45", lambda value: 0 <= value < 0.45)
 MOST_BITS = 61  # of limit / resolution: two clients need three more in a word of a sum
 
 
@@ -104,7 +106,7 @@ class StrategyConfig(RobustSection, StrategySection):
         help="step of a masked sum's fixed-point numbers (2^-12), above 0 and at most "
         "`strategy.limit`; where models are shared at most 2^-20",
     )
-    dropout: float = setting(0.3, BELOW_ONE, help="share of the clients that may vanish in a round")
+    dropout: float = setting(0.3, BORNE, help="share of the clients that may vanish in a round")
     block_cap: int = setting(
         1 << 14, at_least(16), help="points of a client's block in the blinded alignment, at most"
     )

@@ -207,7 +207,7 @@ def registered(name: str, *words: str, atol: float = 0.0) -> Method:
 FINE = "strategy.resolution=1e-6"
 ONCE = "judge.every=99"  # nothing of what clients send is evaluated in between
 NFEDGNN = registered("nfedgnn")
-# With more, sums of the five SuperNodes that an attacker leaves are refused: no threshold is enough
+# One of six may vanish, and one of the five that an attacker leaves
 BORNE = "strategy.dropout=0.3"
 FEDSCEM = registered("fedscem", FINE, BORNE, "strategy.alignment=plain", atol=1e-4)
 PSI = registered("fedscem", FINE, BORNE, atol=1e-4)

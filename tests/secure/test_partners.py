@@ -30,17 +30,26 @@ def test_graph_is_new_in_each_round_and_the_same_for_the_same():
 def test_few_clients_have_all_partners():
     for m in range(2, 14):
         assert plan(m, 0.3, 0.1)[0] == m - 1
-    assert plan(2, 0.3, 0.1) == plan(2, 0.9, 0.1) == (1, 1)
-    assert plan(3, 0.3, 0.1) == (2, 2)
-    assert plan(10, 0.3, 0.1) == (9, 6)  # three of nine partners may vanish, one may collude
-    with pytest.raises(ValueError, match="with 3 clients no choice"):
-        plan(3, 0.7, 0.1)  # one of two partners is not more than half of them
+    assert plan(2, 0.3, 0.1) == plan(2, 0.44, 0.1) == (1, 1, 0)
+    assert plan(3, 0.3, 0.1) == (2, 2, 0)
+    assert plan(10, 0.3, 0.1) == (9, 6, 3)  # three of nine partners may vanish, one may collude
+
+
+def test_fewer_may_vanish_where_so_few_clients_stand_no_more():
+    """A share of 0.4: one of four, but not two of five: two of four partners are not above half."""
+    assert plan(6, 0.4, 0.1) == (5, 3, 2)
+    assert plan(5, 0.4, 0.1) == (4, 3, 1)
+    assert plan(4, 0.4, 0.1) == (3, 2, 1)
+    assert plan(3, 0.4, 0.1) == (2, 2, 0)
+    with pytest.raises(ValueError, match="with 2 clients no choice of partners stands 1 that coll"):
+        plan(2, 0.0, 0.5)
 
 
 @pytest.mark.parametrize("corrupt", [0.0, 0.1])
 def test_every_number_of_clients_has_a_plan_above_half_of_the_partners(corrupt):
     for m in [*range(2, 150), 300, 1_000, 3_000, 10_000]:
-        k, threshold = plan(m, 0.3, corrupt)
+        k, threshold, vanished = plan(m, 0.3, corrupt)
+        assert vanished == min(int(0.3 * m), m - 2)
         colluding = int(corrupt * m)
         # In a whole graph any of those who collude are partners, and they give out both secrets.
         assert 2 * threshold > k + (colluding if k == m - 1 else 2 * round(corrupt * k / 2))
@@ -54,7 +63,7 @@ def test_partners_grow_with_the_logarithm_when_nobody_colludes():
 
 @pytest.mark.parametrize(("m", "dropout", "corrupt"), [(20, 0.3, 0.1), (100, 0.2, 0.05)])
 def test_secrets_survive_in_drawn_graphs(m, dropout, corrupt):
-    k, threshold = plan(m, dropout, corrupt)
+    k, threshold, _ = plan(m, dropout, corrupt)
     draw = np.random.default_rng(0)
     for t in range(200):
         gone = draw.permutation(m)[: int(dropout * m)]
@@ -68,7 +77,7 @@ def test_secrets_survive_in_drawn_graphs(m, dropout, corrupt):
 @pytest.mark.parametrize(("m", "corrupt"), [(100, 0.1), (1_000, 0.1), (1_000, 0.02)])
 def test_half_of_the_partners_and_those_who_collude_in_the_other_half_are_too_few(m, corrupt):
     """Whoever loses all of one side, but those who collude there, stays below the threshold."""
-    k, threshold = plan(m, 0.3, corrupt)
+    k, threshold, _ = plan(m, 0.3, corrupt)
     assert k < m - 1
     draw = np.random.default_rng(0)
     for t in range(10):
@@ -89,7 +98,7 @@ def test_the_page_has_the_plan():
     }
     for who, corrupt in (("with a tenth colluding", 0.1), ("without", 0.0)):
         pairs = zip(table[f"partners, {who}"], table[f"threshold, {who}"], strict=True)
-        assert list(pairs) == [plan(m, 0.3, corrupt) for m in table["clients"]]
+        assert list(pairs) == [plan(m, 0.3, corrupt)[:2] for m in table["clients"]]
 
 
 def test_most_who_collude_by_hand():
@@ -102,8 +111,9 @@ def test_bad_input():
         plan(1, 0.3, 0.1)
     with pytest.raises(ValueError, match="dropout is 1"):
         plan(5, 1.0, 0.1)
-    with pytest.raises(ValueError, match="lower one"):
-        plan(10, 0.6, 0.6)
+    for dropout, corrupt in ((0.6, 0.6), (0.5, 0.0), (0.45, 0.1), (0.7, 0.1)):
+        with pytest.raises(ValueError, match=f"{dropout} and corrupt {corrupt}: .*; lower one"):
+            plan(10, dropout, corrupt)
     for k in (0, 3, 8):
         with pytest.raises(ValueError, match=f"k is {k}"):
             partners(np.arange(8), k, 0, 0)

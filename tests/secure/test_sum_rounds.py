@@ -98,8 +98,8 @@ def test_too_few_of_a_stage_skip_the_round(stage, count, why):
 
 def test_clients_without_enough_partners_are_pruned(monkeypatch):
     """Six of client 0's twelve partners did not prepare, and seven must: it is not in the sum."""
-    monkeypatch.setattr(sum_server, "plan", lambda m, dropout, corrupt: (12, 7))
-    world = World.make(24, dropout=0.5)
+    monkeypatch.setattr(sum_server, "plan", lambda m, dropout, corrupt: (12, 7, 9))
+    world = World.make(24, dropout=0.4)
     seed = int.from_bytes(world.server.run_id, "little")
     partners = sum_server.partners(np.arange(24), 12, seed, 0)
     # Places on the circle so that everybody else keeps seven: 1, 5 and 6 on either side
@@ -112,6 +112,28 @@ def test_less_than_two_clients():
     world = World.make(2)
     assert "a sum needs at least 2" in world.round(0, clients=[1]).reason
     assert "0 clients" in world.round(1, clients=[]).reason
+
+
+@pytest.mark.parametrize("gone", [2, 1])
+def test_a_sum_goes_on_with_however_few_clients_leave_it(gone):
+    """With a share of 0.4 two of six may vanish, one of five, and none of three."""
+    world = World.make(6, dropout=0.4)
+    for number, m in enumerate((6, 5, 4, 3, 2)):
+        lost = range(1000, 1000 + gone)
+        world.check(world.round(2 * number, clients=range(m)), range(m))
+        found = world.round(2 * number + 1, Lost(mask=list(lost)), clients=range(m))
+        if gone <= {6: 2, 5: 1, 4: 1, 3: 0, 2: 0}[m]:
+            world.check(found, range(gone, m))
+        else:
+            assert f"{m - gone} of {m} clients sent their vectors" in found.reason
+    with pytest.raises(ValueError, match=r"dropout is 0.5 and corrupt 0.1: .*lower one"):
+        World.make(6, dropout=0.5)
+
+
+def test_a_sum_needs_two_that_do_not_collude():
+    world = World.make(4, dropout=0.0, corrupt=0.5)
+    assert "2 clients, a sum needs at least 2 that do not" in world.round(0, clients=[0, 1]).reason
+    world.check(world.round(1), range(4))
 
 
 def test_participants_may_change_and_the_next_round_is_prepared_early():

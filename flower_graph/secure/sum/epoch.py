@@ -70,7 +70,7 @@ class Epoch:
     @cached_property
     def plan(self) -> tuple[int, int]:
         """Number of partners, and threshold."""
-        return plan(self.parties.size, self.dropout, self.corrupt, BROKEN / MOST_LISTS)
+        return plan(self.parties.size, self.dropout, self.corrupt, BROKEN / MOST_LISTS)[:2]
 
     @property
     def threshold(self) -> int:

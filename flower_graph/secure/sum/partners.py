@@ -33,25 +33,51 @@ LOST, BROKEN = 2.0**-20, 2.0**-40
 FEWEST = 12
 
 
+def check_shares(dropout: float, corrupt: float) -> None:
+    """Refuse shares that a large number of clients could not stand."""
+    for name, share in (("dropout", dropout), ("corrupt", corrupt)):
+        if not 0 <= share < 1:
+            raise ValueError(f"{name} is {share}, must be from 0 to below 1")
+    # Who is left must be more than half of all, and of those who collude once more.
+    if 2 * dropout + corrupt >= 1:
+        raise ValueError(
+            f"dropout is {dropout} and corrupt {corrupt}: twice the one plus the other must be "
+            "below 1, or no choice of partners stands it; lower one"
+        )
+
+
 @lru_cache(maxsize=256)
 def plan(
     num_clients: int, dropout: float, corrupt: float, broken: float = BROKEN
-) -> tuple[int, int]:
-    """Choose the number of partners and of shares that give a secret back."""
+) -> tuple[int, int, int]:
+    """Choose the number of partners and of shares that give a secret back; say who may vanish."""
+    # A share of few clients is a whole number of them, which may be one too many: of five a share
+    # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
+    # choice stands as many: who leaves or joins must not end what the others could go on with.
+    if num_clients < 2:
+        raise ValueError(f"num_clients is {num_clients}, must be at least 2")
+    check_shares(dropout, corrupt)
+    colluding = math.floor(corrupt * num_clients)
+    # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
+    for vanished in range(min(math.floor(dropout * num_clients), num_clients - 2), -1, -1):
+        if found := _search(num_clients, vanished, colluding, broken):
+            return *found, vanished
+    raise ValueError(
+        f"with {num_clients} clients no choice of partners stands {colluding} that collude "
+        f"(corrupt {corrupt:g}), even if none vanishes; lower it"
+    )
+
+
+def _search(
+    num_clients: int, vanished: int, colluding: int, broken: float
+) -> tuple[int, int] | None:
+    """Find the number of partners and the threshold for so many, if there are any."""
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
     # the chance that any client has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
     # ``broken``. So any client's k partners have at most twice as many who collude. That
     # vanished and colluding clients cut the circle in two has at most the chance ``broken`` too.
     # Of the possible t the largest is taken.
-    if num_clients < 2:
-        raise ValueError(f"num_clients is {num_clients}, must be at least 2")
-    for name, share in (("dropout", dropout), ("corrupt", corrupt)):
-        if not 0 <= share < 1:
-            raise ValueError(f"{name} is {share}, must be from 0 to below 1")
-    # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
-    vanished = min(math.floor(dropout * num_clients), num_clients - 2)
-    colluding = math.floor(corrupt * num_clients)
     others = num_clients - 1
     for k in [*range(FEWEST, others, 2), others]:
         thresholds = np.arange(1, k + 1)
@@ -62,10 +88,7 @@ def plan(
         cut = -math.inf if k == others else _log_cut(num_clients, vanished + colluding, k)
         if good.any() and cut <= math.log(broken):
             return k, int(thresholds[good][-1])
-    raise ValueError(
-        f"with {num_clients} clients no choice of partners stands {vanished} that vanish "
-        f"(dropout {dropout:g}) and {colluding} that collude (corrupt {corrupt:g}); lower one"
-    )
+    return None
 
 
 def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -> NDArray[np.int64]:

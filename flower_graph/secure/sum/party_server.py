@@ -25,6 +25,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.secure.sum.partners import check_shares
 from flower_graph.secure.sum.party import LIST, ROUND_KEY
 from flower_graph.secure.sum.party_messages import (
     BindReply,
@@ -68,6 +69,7 @@ class PartyServer:
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
             if not 0 <= share < 0.5:
                 raise ValueError(f"{name} is {share}, must be from 0 to below 0.5")
+        check_shares(dropout, corrupt)
         active = len(registry.active)
         # As TrustSettings has it, unless more are asked for.
         self.minimum = max(minimum, FEWEST, active - 3 * active // 10)

@@ -23,7 +23,7 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.partners import partners, plan
+from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.round import Skipped, StageReply, SumResult, SumRound
 
 __all__ = ["Skipped", "SumResult", "SumServer"]
@@ -65,9 +65,7 @@ class SumServer:
     # taken nothing of it.
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
-        for name, share in (("dropout", dropout), ("corrupt", corrupt)):
-            if not 0 <= share < 1:
-                raise ValueError(f"{name} is {share}, must be from 0 to below 1")
+        check_shares(dropout, corrupt)
         self.dropout, self.corrupt = dropout, corrupt
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[tuple[int, str]] = []
@@ -161,9 +159,11 @@ class SumServer:
         self._last = server_round
         self.tick()
         self._keep_newest()
-        if len(chosen) < 2:
+        m = len(chosen)
+        if m - math.floor(self.corrupt * m) < 2:
             self._unopened[server_round] = Skipped(
-                f"round {server_round} is skipped: {len(chosen)} clients, a sum needs at least 2"
+                f"round {server_round} is skipped: {m} clients, a sum needs at least 2 that do not "
+                f"collude (corrupt {self.corrupt:g})"
             )
             return {}
         opened = self._rounds[server_round] = self._begin(server_round, chosen)
@@ -207,7 +207,7 @@ class SumServer:
 
     def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
         m = len(chosen)
-        k, threshold = plan(m, self.dropout, self.corrupt)
+        k, threshold, vanished = plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
         members = [self._members[client] for client in chosen]
         return SumRound(
@@ -218,7 +218,7 @@ class SumServer:
             rows_of((key for _, key in members), m, -1),
             partners(np.arange(m), k, seed, server_round),
             threshold,
-            max(2, threshold + 1, m - math.floor(self.dropout * m)),
+            max(2, threshold + 1, m - vanished),
             self._blame,
         )
 
