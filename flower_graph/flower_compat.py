@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME  # 1.25
     from flwr.supercore.constant import NOOP_FEDERATION_ID  # 1.33
     from flwr.supercore.object_store import ObjectStoreFactory  # 1.22
+    from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign  # 1.24
     from flwr.superlink.federation import NoOpFederationManager  # 1.25
     from flwr.superlink.grid.http_grid import HttpGrid  # 1.35
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # 1.31
@@ -91,6 +92,7 @@ __all__ = [
     "aggregate_arrayrecords",
     "build_fab_from_disk",
     "clip_inputs_inplace",
+    "create_message_to_sign",
     "flower_message",
     "fuse_dicts",
     "identify",

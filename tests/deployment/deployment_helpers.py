@@ -21,7 +21,7 @@ from flower_graph.outputs.run import latest_in
 
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
 # What a simulation has in its output folder, and clients of a deployment in places of their own
-AT_CLIENTS = {"clients", "clients.csv", "data.json"}
+AT_CLIENTS = {"clients", "clients.csv", "data.json", "embeddings"}
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
@@ -188,6 +188,17 @@ def check_kept(prepared: Prepared) -> None:
         right = chosen.predicted == chosen.label
         shares = [right[chosen.client == client].mean() for client in np.unique(chosen.client)]
         assert np.mean(shares) == pytest.approx(result[f"{role}-accuracy"], abs=1e-12), role
+
+
+def check_embeddings(prepared: Prepared) -> None:
+    """Hold the embeddings that clients keep, where they live, against the simulation's."""
+    simulated = prepared.folder / "simulated" / "embeddings"
+    for kept in [latest_in(folder) for folder in prepared.clients()]:
+        found = kept.embeddings()
+        (client,) = set(found.client.tolist())
+        with np.load(simulated / f"client-{client}.npz") as arrays:
+            assert found.number.tolist() == arrays["nodes"].tolist()
+            assert found.embeddings == pytest.approx(arrays["embeddings"], rel=1e-3, abs=1e-4)
 
 
 def _near(key: str, value: float | None, expected: float | None, **tolerance: float) -> None:

@@ -7,7 +7,8 @@ import json
 import pytest
 from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+
+from flower_graph.flower_compat import create_message_to_sign
 
 # Flower's own, and not public; without it the page has to be read anew
 supernode = pytest.importorskip("flwr.supernode.start_client_internal")
