@@ -162,7 +162,7 @@ def open_folder(path: Path, settings: Mapping[str, Any], role: str) -> RunFolder
             f"{place}: data folder of another run: {'; '.join(differing.values())}. Give this "
             "party a folder that `flower-graph partition` made with this run's settings"
         )
-        raise told(error, f"data folder of another run: {', '.join(differing)}")
+        raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: dict[str, Tensor] = {}
     for name, digest in manifest.files.items():
         tensors |= _read_tensors(path / name, digest)
