@@ -146,7 +146,10 @@ def test_errors_leave_by_their_kind(tmp_path: Path, error: Exception, said: str)
     "node,wanted",
     [
         ({"data-folder": f"/nowhere/{SECRET}"}, "DataError: data-folder: there is no such folder"),
-        ({"partition-id": SECRET}, f"ConfigError: {AT_HOME}"),
+        (
+            {"partition-id": SECRET},
+            "ConfigError: node-config partition-id: is no whole number; start the",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_node_is_told_without_its_config(
