@@ -35,6 +35,33 @@ class StateLostError(RuntimeError):
     """What a client kept between rounds is gone or belongs to another round."""
 
 
+class IdentityError(ValueError):
+    """A party's key, registry or signed statement that is unreadable or not as granted."""
+
+
+class DivergedError(RuntimeError):
+    """The loss is no longer a number."""
+
+
+class OutOfRangeError(ValueError):
+    """A number that the ring of a secure sum cannot hold; the client does not send it."""
+
+
+class UnreadableSumError(ValueError):
+    """A sum that parts written as agreed cannot have; under masks nobody can say whose is wrong."""
+
+
+class RefusedError(ValueError):
+    """A request that a client does not answer, because it is wrong or the answer tells too much."""
+
+
+class AlignmentError(RuntimeError):
+    """The clients could not be brought to one order of their shared identities."""
+
+
+# What others say, in a log or a report
+
+
 def says_lost(reason: str) -> bool:
     """Whether a client's error, as Flower hands it on, is that it has lost its state."""
     return StateLostError.__name__ in reason
@@ -44,17 +71,14 @@ MAX_REASON = 300  # characters of a peer's own words that reach a log or a repor
 LOOKED_AT = 1 << 16  # characters of a peer's text that are looked at: it may have 50 million
 
 
-def one_line(text: str, limit: int = MAX_REASON) -> str:
+def one_line(said: object, limit: int = MAX_REASON) -> str:
     """Keep a peer's words from breaking a log: one line, printable, short."""
     # Of a long text the last line is kept: Ray sends whole tracebacks, which end with the error.
+    text = said if isinstance(said, str) else brief(said, limit)
     if len(text) > limit:
         text = text[-LOOKED_AT:].rstrip().rpartition("\n")[2]
     line = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 3] + "..."
-
-
-class IdentityError(ValueError):
-    """A party's key, registry or signed statement that is unreadable or not as granted."""
 
 
 def brief(value: object, limit: int = 60) -> str:
@@ -82,23 +106,3 @@ def words_of(error: BaseException) -> str:
     """Give an error's message; of one that quotes a peer at any length, no more than begins it."""
     large = (one for one in error.args if isinstance(one, (str, bytes)) and len(one) > LOOKED_AT)
     return str(error) if (one := next(large, None)) is None else brief(one, MAX_REASON)
-
-
-class DivergedError(RuntimeError):
-    """The loss is no longer a number."""
-
-
-class OutOfRangeError(ValueError):
-    """A number that the ring of a secure sum cannot hold; the client does not send it."""
-
-
-class UnreadableSumError(ValueError):
-    """A sum that parts written as agreed cannot have; under masks nobody can say whose is wrong."""
-
-
-class RefusedError(ValueError):
-    """A request that a client does not answer, because it is wrong or the answer tells too much."""
-
-
-class AlignmentError(RuntimeError):
-    """The clients could not be brought to one order of their shared identities."""

@@ -7,6 +7,7 @@ in the project knows which methods there are (``flower_graph.config.registry`` f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from flower_graph.config.common import RunConfig
+from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.data.baselines import (
     Figures,
     client_baselines,
@@ -112,6 +114,10 @@ class Method:
     def num_clients(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the clients of the federation, all SuperNodes' together."""
         raise NotImplementedError
+
+    def local_steps(self, config: Any) -> float:
+        """Count the gradient steps of a client in a round; NaN where nobody says."""
+        return float(getattr(config.strategy, "local_epochs", math.nan))
 
     def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
         """Cut the data into clients; with `true_edges`, folders have those that clients lack."""
@@ -257,6 +263,7 @@ class GraphMethod(Method):
             folder,
             how.ratios,
             config.seed if how.seed is None else how.seed,
+            train_share=how.train_share,
             features=config.data.features,
             no_features=config.data.no_features,
         )
@@ -282,7 +289,8 @@ class GraphMethod(Method):
 
     def default_supernodes(self, config: Any) -> int | None:
         """Give each client a SuperNode of its own where replies get noise."""
-        return self.num_clients(config) if config.privacy.is_on else None
+        fewest = FEWEST_PARTIES if config.strategy.distrusts else None
+        return self.num_clients(config) if config.privacy.is_on else fewest
 
     def num_clients(self, config: Any, folder: RunFolder | None = None) -> int:
         """Count the clients."""

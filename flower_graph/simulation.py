@@ -24,6 +24,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfi
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from flower_graph.config.boundary import IN_PROCESS, STATE_DIR
 from flower_graph.engine.memory import keep_freed_memory
 from flower_graph.flower_compat import ErrorCode, Run, identify, stamp
 
@@ -98,17 +99,12 @@ class InProcessGrid(Grid):
             local: dict[str, UserConfigValue] = {
                 "partition-id": partition,
                 "num-partitions": num_supernodes,
-                "state-dir": ":memory:",
+                STATE_DIR: IN_PROCESS,
                 **(node_config or {}),
                 **(node_configs[partition] if node_configs else {}),
             }
-            self.contexts[node_id] = Context(
-                run_id=self._run.run_id,
-                node_id=node_id,
-                node_config=local,
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
+            given = dict(run_config or {})
+            self.contexts[node_id] = Context(run_id, node_id, local, RecordDict(), given)
 
     def set_run(self, run: Run) -> None:
         """Set the run that messages belong to."""

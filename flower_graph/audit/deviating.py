@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.scores import Finding, guesses, ranking
 from flower_graph.messages.fields import split_rows
-from flower_graph.secure import channel
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskReply
@@ -35,6 +34,7 @@ class Deviation:
     """One way to lie."""
 
     name: str
+    told = 0  # lies that clients were told
 
     def patch(self, strategy: Any) -> None:
         """Make the server of a run lie."""
@@ -48,14 +48,12 @@ class Deviation:
 class DeviatingGrid(InProcessGrid):
     """The in-process grid of a server that begins to lie before anybody is asked anything."""
 
-    def __init__(self, *args: Any, patch: Callable[[], None], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._patch: Callable[[], None] | None = patch
+    patch: Callable[[], None] | None = None
 
     def get_node_ids(self) -> list[int]:
         """Make the server lie when it first looks who is there: now it has all its parts."""
-        if self._patch is not None:
-            patch, self._patch = self._patch, None
+        if self.patch is not None:
+            patch, self.patch = self.patch, None
             patch()
         return super().get_node_ids()
 
@@ -80,16 +78,7 @@ class Opened:
 
     def secret(self, row: int, kind: int) -> bytes | None:
         """Put a client's secret together; None if it is not what the client committed to."""
-        local, held = self.round, self.shares.get((row, kind), {})
-        chosen = sorted(held)[: local.threshold]
-        if len(chosen) < local.threshold:
-            return None
-        secret = channel.combine_shares(chosen, [held[place] for place in chosen])
-        if kind == MASK_KEY:
-            return secret if channel.public_key(secret) == local.round_keys[row].tobytes() else None
-        client = int(local.clients[row])
-        found = channel.commit_to_seed(local.run_id, local.number, client, secret)
-        return secret if found == local.seed_commitments[row].tobytes() else None
+        return self.round.secret_of(row, kind, self.shares.get((row, kind), {}))
 
     def is_open(self, row: int) -> bool:
         """Whether all masks of one client can be computed, so that its vector is in the clear."""
@@ -102,6 +91,7 @@ class Opened:
 
 # Of a strategy: the run's id, with which identities are hashed, and the alignment's server
 Parts = Callable[[Any], tuple[bytes, Any]]
+ServerOf = Callable[[Any], Any]  # of a strategy, the server of its sums
 # What a server tells the holders: of a round the kinds for one SuperNode's rows, [p, k]
 Story = Callable[[SumRound, NDArray[np.int64]], NDArray[np.uint8]]
 
@@ -123,73 +113,84 @@ class SumDeviation(Deviation):
     """Lies about who dropped out of a secure sum."""
 
     def __init__(
-        self, name: str, server_of: Callable[[Any], Any], story: Story, *, threshold: int | None
+        self, name: str, server_of: ServerOf, story: Story, *, threshold: int | None
     ) -> None:
-        self.name, self._server_of, self._story, self._threshold = name, server_of, story, threshold
-        self._rounds: dict[int, Opened] = {}
-        self._clients = 0
+        self.name, self.server_of, self.story, self.threshold = name, server_of, story, threshold
+        self.rounds: dict[int, Opened] = {}
+        self.clients = 0
 
     def patch(self, strategy: Any) -> None:
         """Change what the server's sums ask, and read what is revealed."""
-        server = self._server_of(strategy)
+        server = self.server_of(strategy)
         opens, unmasks, takes = server.open_round, server.unmask_requests, server.take
 
         def open_round(number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
             requests: dict[int, PrepareRequest] = opens(number, clients)
-            self._clients = max(self._clients, len(server.clients))
-            if self._threshold is None or number not in server._rounds:
-                return requests
-            local = server._rounds[number]
-            local.threshold, local.minimum = self._threshold, 2
-            return {
-                node: replace(request, threshold=self._threshold, minimum=2)
-                for node, request in requests.items()
-            }
+            self.clients = max(self.clients, len(server.clients))
+            if self.threshold is not None and number in server._rounds:
+                local = server._rounds[number]
+                local.threshold, local.minimum = self.threshold, 2
+            return self.with_threshold(requests)
 
         def unmask_requests(number: int) -> dict[int, Any]:
             requests: dict[int, Any] = unmasks(number)
             if not requests:
                 return requests
             local = server._rounds[number]
-            self._rounds[number] = Opened(local)
+            self.rounds[number] = Opened(local)
             lies = {}
             for node, request in requests.items():
                 rows = np.searchsorted(local.clients, request.clients)
-                lies[node] = replace(request, kinds=self._story(local, rows))
+                lies[node] = replace(request, kinds=self.story(local, rows))
+            self.told += len(lies)
             return lies
 
         def take(node: int, reply: Any) -> None:
-            if isinstance(reply, UnmaskReply) and reply.server_round in self._rounds:
-                self._rounds[reply.server_round].take(reply)
+            if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
+                self.rounds[reply.server_round].take(reply)
             takes(node, reply)
 
         server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
+
+    def with_threshold(self, requests: dict[int, PrepareRequest]) -> dict[int, PrepareRequest]:
+        """Lower the threshold, if that is part of the lie."""
+        if self.threshold is None:
+            return requests
+        self.told += len(requests)
+        return {
+            node: replace(request, threshold=self.threshold, minimum=2)
+            for node, request in requests.items()
+        }
 
     def findings(self) -> list[Finding]:
         """Count the vectors that are open, of all that were sent."""
         right = [
             opened.is_open(row)
-            for opened in self._rounds.values()
+            for opened in self.rounds.values()
             for row in self._targets(opened.round)
         ]
-        return [guesses(self.name, right or [False] * max(1, self._clients), 0.0)]
+        return [guesses(self.name, right or [False] * max(1, self.clients), 0.0)]
 
     def _targets(self, local: SumRound) -> list[int]:
         """Give those whose vectors the story is to open."""
         sent = np.flatnonzero(local.contributed).tolist()
-        return sent[:1] if self._story is only_one_survived else sent
+        return sent[:1] if self.story is only_one_survived else sent
 
 
-def of_sums(server_of: Callable[[Any], Any]) -> list[Deviation]:
-    """Give the lies to clients of a secure sum."""
-    named = (
-        ("only one client survived", only_one_survived, None),
-        ("different stories about who dropped out", two_stories, None),
-        ("a threshold of 1, and different stories", two_stories, 1),
-    )
+def stories_of() -> list[tuple[str, Story, int | None]]:
+    """Give the lies about who dropped out: name, story, threshold."""
+    name = "deviating server: {}: vectors opened".format
     return [
-        SumDeviation(f"deviating server: {name}: vectors opened", server_of, story, threshold=least)
-        for name, story, least in named
+        (name("only one client survived"), only_one_survived, None),
+        (name("different stories about who dropped out"), two_stories, None),
+        (name("a threshold of 1, and different stories"), two_stories, 1),
+    ]
+
+
+def of_sums(server_of: ServerOf) -> list[Deviation]:
+    """Give the lies to clients of a secure sum."""
+    return [
+        SumDeviation(name, server_of, story, threshold=least) for name, story, least in stories_of()
     ]
 
 
@@ -200,7 +201,7 @@ class OwnAnswers(Deviation):
 
     def __init__(self, parts_of: Parts, held: Sequence[Sequence[Any]]) -> None:
         self._parts_of, self._held = parts_of, held
-        self._run, self._blinded = b"", dict[int, ids.Bytes2D]()
+        self._run, self.blinded = b"", dict[int, ids.Bytes2D]()
         self._tokens = set[bytes]()
 
     def patch(self, strategy: Any) -> None:
@@ -210,11 +211,11 @@ class OwnAnswers(Deviation):
 
         def take_blind(reply: ids.BlindReply) -> None:
             blocks = split_rows(reply.points, reply.sizes)
-            self._blinded |= dict(zip(reply.clients.tolist(), blocks, strict=True))
+            self.blinded |= dict(zip(reply.clients.tolist(), blocks, strict=True))
             takes(reply)
 
         def union_requests() -> dict[int, ids.UnionRequest]:
-            return {node: self._answered(request) for node, request in asks().items()}
+            return {node: self.answered(request) for node, request in asks().items()}
 
         def take_union(total: ids.Words, contributors: Iterable[int]) -> Any:
             found = ids.peel(total)
@@ -224,12 +225,18 @@ class OwnAnswers(Deviation):
         aligner._take_blind, aligner.union_requests = take_blind, union_requests
         aligner.take_union = take_union
 
-    def _answered(self, request: ids.UnionRequest) -> ids.UnionRequest:
+    def answered(self, request: Any) -> Any:
+        """Put answers of the server's own in the place of the key-holders'."""
         answers = [
-            ids.multiply(self._blinded[client], self._key(client))
+            ids.multiply(self.blinded[client], self._key(client))
             for client in request.clients.tolist()
         ]
+        self.told += len(answers)
         return replace(request, points=rows_of(chain(*answers), -1, ids.POINT))
+
+    def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
+        """Name candidates as a client does that believed it."""
+        return ids.multiply(points, self._key(client))
 
     def _key(self, client: int) -> bytes:
         return ids.scalar(b"the server's own", b"key", client)
@@ -241,7 +248,7 @@ class OwnAnswers(Deviation):
         points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
         found = np.zeros((len(sets), len(candidates)))
         for client in range(len(sets)) if self._tokens else ():
-            named = zip(candidates, ids.multiply(points, self._key(client)), strict=True)
+            named = zip(candidates, self.named(points, client), strict=True)
             found[client] = [
                 ids.names(self._run, text, point.tobytes())[0] in self._tokens
                 for text, point in named
@@ -256,30 +263,31 @@ class ChosenHolders(Deviation):
     name = "deviating server: key-holders that it chose and that clients answered with"
 
     def __init__(self, parts_of: Parts) -> None:
-        self._parts_of, self._chosen, self._answered = parts_of, set[int](), set[int]()
+        self.parts_of, self.chosen, self.answered = parts_of, set[int](), set[int]()
         self._share = 0.0
 
     def patch(self, strategy: Any) -> None:
         """Choose the last clients, and note who answers."""
-        _, aligner = self._parts_of(strategy)
+        _, aligner = self.parts_of(strategy)
         adds = aligner._add_up
 
         def choose(count: int) -> list[int]:
             free = sorted(c for c in aligner._node if c not in aligner._dropped)
             chosen = [c for c in free if c not in aligner._holders][-count:]
-            self._chosen |= set(chosen)
-            self._share = len(self._chosen) / max(1, len(aligner._node))
+            self.chosen |= set(chosen)
+            self.told += len(chosen)
+            self._share = len(self.chosen) / max(1, len(aligner._node))
             return chosen
 
         def add_up() -> None:
-            self._answered |= set(chain.from_iterable(aligner._answers))
+            self.answered |= set(chain.from_iterable(aligner._answers))
             adds()
 
         aligner._choose, aligner._add_up = choose, add_up
 
     def findings(self) -> list[Finding]:
         """Count those of the chosen with whose answers the alignment went on."""
-        right = [client in self._answered for client in sorted(self._chosen)] or [False]
+        right = [client in self.answered for client in sorted(self.chosen)] or [False]
         return [guesses(self.name, right, min(self._share, 1.0))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from flower_graph.client.state import StateStore, Tensors, node_name, own_place, state_key
-from flower_graph.config.boundary import told
+from flower_graph.config.boundary import AT_HOME, told
 from flower_graph.data.checked import check_clients
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import CheckpointError, StateLostError, brief
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.storage import checkpoint
@@ -222,7 +223,8 @@ class ClientCheckpoints:
             checkpoint.save_client(path, tensors, run, self._sealed)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)
-            return f"its checkpoint cannot be written: {error.strerror or error}"
+            why = os.strerror(error.errno) if error.errno else AT_HOME  # its own words name files
+            return f"its checkpoint cannot be written: {why}"
         if self._own is not None:
             folder = self._folder(run)
             files = folder.glob(f"round-*/{self._file_name}")
@@ -242,7 +244,7 @@ class ClientCheckpoints:
         if self._own is not None:
             # The token comes with a message: it may name a folder here and no other.
             if not re.fullmatch(r"[0-9a-f]{32}", run):
-                raise CheckpointError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
+                raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
             return self._own / "checkpoints" / run
         if self._shared is None:
             why = (

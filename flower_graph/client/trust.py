@@ -1,16 +1,28 @@
-"""What a SuperNode with a key of its own accepts."""
+"""Whom a SuperNode trusts: what its node config says, or the throw-away key of a simulation.
+
+A simulation's SuperNodes are on the server's own machine, and nobody can have handed their keys
+out. So whoever starts a run without a registry makes a key for each (``throwaway_parties``), in a
+folder of that machine that goes with the run; a SuperNode elsewhere finds none and refuses.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flower_graph.client.state import PARTITION
 from flower_graph.errors import RefusedError
+from flower_graph.storage.files import default_folder, own_folder
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.client import NumPyClient
 
+    from flower_graph.secure.identity import TrustSettings
+
+REGISTRY_FILE = "registry.json"
 LOG = logging.getLogger(__name__)
 KEYS = ("identity-key", "registry", "block-cap")  # node config, as `TrustSettings` reads it
 
@@ -36,7 +48,7 @@ def refuse_less(client: NumPyClient, context: Context) -> None:
     from flower_graph.secure.identity import TrustSettings  # loads cryptography
 
     try:
-        TrustSettings.of(context.node_config)
+        TrustSettings.of(context.node_config, context.run_id)
     except ValueError as error:
         # For whoever started the SuperNode: the server is told no path.
         LOG.error("%s", error)
@@ -48,3 +60,61 @@ def refuse_less(client: NumPyClient, context: Context) -> None:
         "this SuperNode has a key of its own (identity-key) and takes part in no run whose "
         "clients trust the server, as this one's do"
     )
+
+
+def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
+    """Make a key for each SuperNode of a simulation; return the registry's file.
+
+    Parameters
+    ----------
+    run_id : int
+        Flower's number of the run, with whose other files on this machine they go.
+    hosted : sequence of range
+        The clients of each SuperNode, by its ``partition-id``.
+    """
+    # Importing keys takes longer than a run without them starts.
+    from flower_graph.secure.identity import new_identity
+    from flower_graph.secure.registry import Registry
+
+    folder = _folder(run_id)
+    own_folder(folder, default_folder())
+    registry = Registry({}, max(map(len, hosted)))
+    for partition, clients in enumerate(hosted):
+        registry = registry.with_party(new_identity(folder / str(partition)), [clients])
+    registry.write(folder / REGISTRY_FILE)
+    return folder / REGISTRY_FILE
+
+
+def trust_of(context: Context) -> TrustSettings:
+    """Read whom a SuperNode trusts that does not trust the server.
+
+    Parameters
+    ----------
+    context : Context
+        Its node config says it; in a simulation the keys that were made for its partition.
+
+    Raises
+    ------
+    RefusedError
+        There is neither.
+    ConfigError, IdentityError
+        As of ``TrustSettings.of``.
+    """
+    from flower_graph.secure.identity import IDENTITY_KEY, REGISTRY, TrustSettings
+
+    if (given := TrustSettings.of(context.node_config, context.run_id)) is not None:
+        return given
+    folder, partition = _folder(context.run_id), str(context.node_config.get(PARTITION, ""))
+    if not partition.isdigit() or not (folder / partition).is_file():
+        raise RefusedError(
+            "clients of this run do not trust the server, and this SuperNode has no key of its "
+            f"own: name {IDENTITY_KEY} and {REGISTRY} in its node config"
+        )
+    files = {IDENTITY_KEY: folder / partition, REGISTRY: folder / REGISTRY_FILE}
+    settings = TrustSettings.of({key: str(file) for key, file in files.items()}, context.run_id)
+    assert settings is not None
+    return settings
+
+
+def _folder(run_id: int) -> Path:
+    return default_folder() / f"run-{run_id}" / "parties"

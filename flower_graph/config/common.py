@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -61,7 +61,9 @@ class DataConfig:
     split_index: int | None = setting(
         None, at_least(0), help="which of several fixed splits; null: seed modulo their number"
     )
-    split_seed: int = setting(0, SEED, help="seed of a random split")
+    split_seed: int | None = setting(
+        0, SEED, help="of a random split and of `csbm`'s graph; null: the run's"
+    )
     train_per_class: int = setting(
         20, at_least(1), help="training nodes of each class; `random` only"
     )
@@ -77,6 +79,12 @@ class DataConfig:
         "`presence-row`: both; `standardise`: each has mean 0 and deviation 1 over all nodes; "
         "`auto`: `row` for 0/1 or sparse ones, else `standardise`",
     )
+    feature_noise: float = setting(
+        0.0,
+        FRACTION,
+        help="chance of each of a node's features that is not 0 to move to another one, drawn by "
+        "`data.split_seed`; not of clients' own graphs",
+    )
     no_features: str = setting(
         "refuse",
         choice(*NO_FEATURES),
@@ -88,9 +96,22 @@ class DataConfig:
     num_features: int = setting(512, help="`csbm`: number of features, at least `data.active`")
     active: int = setting(32, at_least(1), help="`csbm`: features of a node that are not 0")
     homophily: float = setting(0.8, FRACTION, help="`csbm`: share of the edges inside a class")
+    signal: float = setting(
+        0.1,
+        FRACTION,
+        help="`csbm`: how much features tell: the chance of each of a node's to be the one that "
+        "its class prefers",
+    )
+
+    def draws(self, seed: int) -> int:
+        """Give the seed of splits and graphs in a run of a seed."""
+        return seed if self.split_seed is None else self.split_seed
 
     def validate(self) -> None:
-        """Refuse graphs that cannot be generated; ``ConfigError`` names key and value."""
+        """Refuse graphs that cannot be made; ``ConfigError`` names key and value."""
+        if Path(self.name).is_dir():
+            allowed = "0 where clients have their own graphs"
+            require(not self.feature_noise, "data.feature_noise", self.feature_noise, allowed)
         self._require_at_least("nodes", "classes")
         self._require_at_least("num_features", "active")
 
@@ -132,9 +153,19 @@ class PartitionSection:
         None, SEED, help="of the cut, the graphless clients and the splits; null: the run's"
     )
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
+    train_share: float | None = setting(
+        None,
+        SHARE,
+        help="share of a client's labelled nodes that train, whoever validates and tests; null: "
+        "all that `partition.ratios` gives",
+    )
 
     def validate(self) -> None:
         """Refuse clients that METIS parts do not give; ``ConfigError`` names key and value."""
+        if self.train_share is not None:
+            good, most = self.train_share <= self.ratios[0], f"{self.ratios[0]:g}"
+            allowed = f"at most {most} (the first of partition.ratios)"
+            require(good, "partition.train_share", self.train_share, allowed)
         if self.method == "metis-overlapping":
             good = self.clients % self.draws == 0
             allowed = f"a multiple of partition.draws = {self.draws}"
@@ -264,6 +295,15 @@ class StrategySection:
     participation: float = setting(1.0, SHARE, help="share of the SuperNodes asked each round")
     timeout: float = setting(600.0, ABOVE_ZERO, help="seconds that an exchange may take")
     min_nodes: int = setting(1, at_least(1), help="SuperNodes to wait for before the first round")
+
+    @property
+    def distrusts(self) -> bool:
+        """Whether clients take the server for one that may deviate from the protocol."""
+        return False
+
+    def with_registry(self, make: Callable[[], Path]) -> Self:
+        """Name a registry of throw-away keys, where one is needed and none is named."""
+        return self
 
 
 @dataclass

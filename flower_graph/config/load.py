@@ -193,24 +193,7 @@ def read_override(override: str) -> dict[str, Any]:
 
 
 def as_overrides(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
-    """Write settings as overrides.
-
-    Parameters
-    ----------
-    given : mapping, sequence of str or None
-        ``{"rounds": 20, "model": {"name": "gat"}}``, ``{"model.name": "gat"}``, or
-        ``["rounds=20"]``.
-
-    Returns
-    -------
-    list of str
-        One ``key=value`` each, which `load_config` reads and checks.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of these, or a value is nothing that a YAML file can say.
-    """
+    """Write settings, a mapping nested or with dots or a list of ``key=value``, as overrides."""
     if given is None or not isinstance(given, Mapping):
         if isinstance(given, str) or not all(isinstance(one, str) for one in given or ()):
             raise ConfigError(f"overrides {given!r:.60}: give a mapping or a list of key=value")

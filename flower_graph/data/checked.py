@@ -64,14 +64,7 @@ def server_graph(data: Any) -> ServerGraph:
 
 
 def check_clients(graphs: Iterable[Any]) -> None:
-    """Check clients' graphs that nothing here converts; ``DataError`` names the client.
-
-    Parameters
-    ----------
-    graphs
-        ``ClientGraph``, ``EgoNetwork``, ``OverlappingGraph`` or others with ``client``, ``x``,
-        ``y``, ``edge_index`` (or None) and three masks.
-    """
+    """Check clients' graphs that nothing here converts; ``DataError`` names the client."""
     for graph in graphs:
         with saying(f"client {graph.client}"):
             check_rows(graph.x)
@@ -81,13 +74,13 @@ def check_clients(graphs: Iterable[Any]) -> None:
                 _remember(tensors)
 
 
-def check_rows(x: Tensor, what: str = "x") -> None:
+def check_rows(x: Tensor) -> None:
     """Check features that are rows of somebody's: a finite float32 matrix, dense or CSR."""
     if _is_fit([x]):
         return
     if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
         raise DataError(
-            f"{what} is {x.dtype} {list(x.shape)} ({x.layout}): must be float32 [nodes, features], "
+            f"x is {x.dtype} {list(x.shape)} ({x.layout}): must be float32 [nodes, features], "
             "dense or CSR"
         )
     values = x if x.layout == torch.strided else x.values()
@@ -95,7 +88,7 @@ def check_rows(x: Tensor, what: str = "x") -> None:
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
         dense = x if x.layout == torch.strided else x.to_dense()
         row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
-        raise DataError(f"{what}[{row}, {column}] is {dense[row, column].item()}: must be finite")
+        raise DataError(f"x[{row}, {column}] is {dense[row, column].item()}: must be finite")
     _remember([x])
 
 

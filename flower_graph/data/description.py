@@ -41,30 +41,15 @@ _said: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class Described:
-    """One graph in canonical form, its classes not yet numbered.
+    """One graph in canonical form, its classes not yet numbered."""
 
-    Parameters
-    ----------
-    x
-        Features, float32 ``[n, f]``, dense.
-    edge_index
-        Both directions of every edge once, no self-loops, int64 ``[2, e]``, sorted; or None.
-    labels
-        A number or a word for each of ``n`` nodes; below 0 or None without a label.
-    masks
-        Of each part: boolean ``[n]`` or ``[n, k]``, or None.
-    names
-        Name of each node, or None.
-    notes
-        What was done to the data.
-    """
-
-    x: Tensor
+    x: Tensor  # features, float32 [n, f], dense
+    # Both directions of every edge once, no self-loops, int64 [2, e], sorted
     edge_index: Tensor | None
-    labels: Tensor | list[str | None]
-    masks: dict[str, Tensor | None]
-    names: tuple[str, ...] | None = None
-    notes: list[str] = field(default_factory=list)
+    labels: Tensor | list[str | None]  # of each node; below 0 or None without one
+    masks: dict[str, Tensor | None]  # of each part, boolean [n] or [n, k]
+    names: tuple[str, ...] | None = None  # of the nodes
+    notes: list[str] = field(default_factory=list)  # what was done to the data
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from flower_graph.config.common import (
 )
 from flower_graph.data.graph import Treatment
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import csr_tensor, pointers
 
 CHANGES = ("made 0 or 1", "row-normalised", "standardised")  # how notes of changes begin
 SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
@@ -33,25 +34,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
-    """Transform the features of a graph, or of all clients together, as ``data.features`` says.
-
-    Parameters
-    ----------
-    features
-        Float32 ``[n, f]`` each, dense, with the same ``f``.
-    how
-        ``auto``, ``as-is``, ``row``, ``presence``, ``presence-row`` or ``standardise``.
-
-    Returns
-    -------
-    Prepared
-        New matrices, a note for each thing that was done, and what that is for other nodes.
-
-    Raises
-    ------
-    DataError
-        If ``presence`` would destroy them: they are negative or dense and not 0/1 already.
-    """
+    """Transform the features of a graph, or of all clients together, as ``data.features`` says."""
     if how not in FEATURES:
         raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
     if how == AS_IS:
@@ -73,6 +56,48 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
             f"standardised over all nodes; {found}" + (f"; {constant} constant" * bool(constant))
         )
     return Prepared([treatment.apply(x) for x in features], tuple(notes), treatment)
+
+
+def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:
+    """Move each entry that is not 0 to another feature with some chance: noise.
+
+    Parameters
+    ----------
+    x
+        Features ``[n, f]``, dense or CSR.
+    chance
+        Of each entry, by itself; where two meet, one of them is lost.
+    generator
+        CPU generator; the only source of randomness.
+
+    Returns
+    -------
+    Tensor
+        The same in a new matrix of the same layout.
+
+    Raises
+    ------
+    DataError
+        If there is no other feature.
+    """
+    n, f = x.shape
+    if f < 2:
+        raise DataError(f"data.feature_noise = {chance:g}: the graph has {f} features, not two")
+    if x.layout == torch.strided:
+        row, col = x.nonzero(as_tuple=True)
+        value = x[row, col]
+    else:
+        row = torch.arange(n).repeat_interleave(x.crow_indices().diff())
+        col, value = x.col_indices().long(), x.values()
+    moves = torch.rand(col.numel(), generator=generator) < chance
+    steps = torch.randint(1, f, (col.numel(),), generator=generator)  # never round to itself
+    key, order = (row * f + torch.where(moves, (col + steps) % f, col)).sort(stable=True)
+    first = torch.ones_like(key, dtype=torch.bool)
+    first[1:] = key[1:] != key[:-1]
+    row, col, value = key[first] // f, key[first] % f, value[order[first]]
+    if x.layout == torch.strided:
+        return torch.zeros_like(x).index_put_((row, col), value)
+    return csr_tensor(pointers(row, n), col.to(x.col_indices().dtype), value, (n, f))
 
 
 class _Look:

@@ -32,22 +32,8 @@ def number_classes(
     declared: object = None,
     classes: Sequence[str] | None = None,
 ) -> Labels:
-    """Give labels as numbers of classes: those of one graph, or of all clients' together.
-
-    Parameters
-    ----------
-    labels
-        Of each graph, a number or a word for each node.
-    declared : int or Tensor, optional
-        Number of classes, if known: labels are then numbers below it and stay as they are.
-    classes
-        Names of the classes, if known; they declare their number.
-
-    Returns
-    -------
-    Labels
-        The labels of each graph, the classes and notes.
-    """
+    """Give labels as numbers of classes: those of one graph, or of all clients' together."""
+    # `declared`: how many classes there are, if known; labels are then numbers below it.
     if classes is not None:
         classes = tuple(str(name) for name in listed("classes", classes))
         declared = len(classes)

@@ -21,24 +21,12 @@ LEAST = 100  # nodes below which accuracies are coarse
 
 
 class Survey(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Attributes
-    ----------
-    figures : dict
-        Numbers by name; ``classes`` has the number of nodes by name of the class.
-    distributions : dict
-        How often which whole number occurs, by name.
-    notes : list of str
-        What was done to the data.
-    warnings : list of str
-        What makes results poor or hard to read.
-    """
-
-    figures: dict[str, Any]
-    distributions: dict[str, dict[int, int]]
-    notes: list[str]
-    warnings: list[str]
+    figures: dict[str, Any]  # ``classes`` has the number of nodes by name of the class
+    distributions: dict[str, dict[int, int]]  # how often which whole number occurs, by name
+    notes: list[str]  # what was done to the data
+    warnings: list[str]  # what makes results poor or hard to read
 
 
 def survey(config: RunConfig) -> Survey:

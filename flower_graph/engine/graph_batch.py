@@ -116,7 +116,6 @@ def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> 
     masks = {
         role: torch.cat([getattr(graph, f"{role}_mask") for graph in graphs]) for role in ROLES
     }
-    count = group_sum(masks["train"].float(), ptr).clamp(min=1)
     return GraphBatch(
         clients=tuple(graph.client for graph in graphs),
         ptr=ptr,
@@ -128,9 +127,16 @@ def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> 
         node_client=node_client.to(device),
         y=torch.cat([graph.y for graph in graphs]).to(device),
         masks={role: mask.to(device) for role, mask in masks.items()},
-        train_share=(masks["train"] / count[node_client]).to(device),
+        train_share=mean_shares(masks["train"], ptr).to(device),
         num_features=num_features,
     )
+
+
+def mean_shares(chosen: Tensor, ptr: list[int]) -> Tensor:
+    """Return what each node weighs in its client's mean over the chosen nodes, ``[n]``."""
+    # chosen [n]
+    count = group_sum(chosen.float(), ptr).clamp(min=1)
+    return chosen / count[_owners(ptr).to(chosen.device)]
 
 
 def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:

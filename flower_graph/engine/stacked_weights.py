@@ -112,13 +112,18 @@ class StackedWeights:
         learning_rate: float,
         weight_decay: float,
         proximal: float = 0.0,
+        moves: Tensor | None = None,
     ) -> Tensor:
-        """Take one Adam step; every network takes it, each with its own count of steps."""
+        """Take one Adam step: every network, or those that move, each with its count of steps."""
+        # moves [c]
         parts = [weight.detach().requires_grad_() for weight in self.weights()]
         value = loss(*parts)
         grads = torch.autograd.grad(value, parts)
         steps = self._state["step"]
-        steps[self._place] += 1
+        steps[self._place] += 1 if moves is None else moves.int()
+        taken = steps[self._place]
+        if moves is not None:
+            taken = taken * moves  # 0: it stays
         anchors = self._anchors() if proximal and self._start else (None, None)
         bounds = self.batch.row_ptr, list(range(self.batch.size + 1))
         for name, grad, anchor, ptr in zip(("first", "rest"), grads, anchors, bounds, strict=True):
@@ -126,7 +131,7 @@ class StackedWeights:
             if anchor is not None:
                 grad = grad + proximal * (held[0] - anchor)
             rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
-            adam_rows_(held[0], held[1], held[2], grad, steps[self._place], ptr, **rates)
+            adam_rows_(held[0], held[1], held[2], grad, taken, ptr, **rates)
             if self._rows is not None:
                 for moment, moved in zip(MOMENTS, held, strict=True):
                     self._put(f"{moment}.{name}", moved)

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MAX_REASON, MalformedReplyError, brief, one_line
+from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.messages.arrays import IntArray, pack_integers, unpack_integers
 from flower_graph.messages.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
 from flower_graph.messages.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
@@ -100,7 +100,7 @@ class Said(Word):
 
     def decode(self, value: Any, name: str, reading: Reading) -> str:
         """Take anything."""
-        return "" if value is None else _line(value)
+        return "" if value is None else one_line(value)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Lines(Field):
         """Read one word as a list of one; a peer's words are cut to a line."""
         lines = _listed(value)
         more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        return [_line(line) for line in lines[:MAX_LINES]] + more
+        return [one_line(line) for line in lines[:MAX_LINES]] + more
 
 
 @dataclass(frozen=True)
@@ -148,16 +148,11 @@ class Reasons(Lines):
         if len(lines := _listed(value)) > MAX_LINES:
             raise MalformedReplyError(f"{self.key}: {len(lines)} reasons, at most {MAX_LINES}")
         for line in lines:
-            number, colon, why = _line(line).partition(":")
+            number, colon, why = one_line(line).partition(":")
             if not colon or not number.removeprefix("-").isdecimal():
                 raise self.refuse("number:reason", line)
             reasons[int(number)] = why
         return reasons
-
-
-def _line(value: Any) -> str:
-    """Give a peer's word as a line that a log can have."""
-    return one_line(value if isinstance(value, str) else brief(value, MAX_REASON))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -178,8 +173,8 @@ class Numbers(Shaped):
 
     def decode(self, value: Any, name: str, reading: Reading) -> list[Any]:
         """Refuse all but a list of so many numbers."""
-        kinds = (int,) if self.whole else (int, float)
-        good = isinstance(value, list) and all(type(number) in kinds for number in value)
+        kinds = {int} if self.whole else {int, float}
+        good = isinstance(value, list) and kinds.issuperset(map(type, value))
         if not good or reading.fit(self.shape, len(value)) is None:
             (count,) = reading.shape(self.shape)
             words = f"{count} numbers" if count != -1 else "numbers"

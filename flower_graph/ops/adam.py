@@ -7,6 +7,7 @@ longer than many a run.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
 import torch
@@ -37,19 +38,24 @@ def adam_rows_(
     weight_decay: float,
 ) -> None:
     """Take one step of PyTorch's fused Adam in place; weight decay is added to the gradient."""
-    # weight, exp_avg, exp_avg_sq [r, w], gradient [r, w], step [g]
+    # weight, exp_avg, exp_avg_sq [r, w], gradient [r, w], step [g]; a group of step 0 stays
     gradient = gradient.contiguous()  # or the fused step would read it in another order
     # Neighbours with as many steps are one parameter to Adam: usually all of them.
     counts, owners = torch.unique_consecutive(step, return_counts=True)
     ends = torch.tensor(ptr)[owners.cumsum(0)]
     sizes = ends.diff(prepend=torch.zeros(1, dtype=torch.long)).tolist()
+    moves = counts > 0
+    params, grads, exp_avgs, exp_avg_sqs = (
+        list(compress(rows.split(sizes), moves.tolist()))
+        for rows in (weight, gradient, exp_avg, exp_avg_sq)
+    )
     adam(
-        params=list(weight.split(sizes)),
-        grads=list(gradient.split(sizes)),
-        exp_avgs=list(exp_avg.split(sizes)),
-        exp_avg_sqs=list(exp_avg_sq.split(sizes)),
+        params=params,
+        grads=grads,
+        exp_avgs=exp_avgs,
+        exp_avg_sqs=exp_avg_sqs,
         # Adam counts the step itself.
-        state_steps=list((counts - 1).to(weight.device, torch.float32).unbind()),
+        state_steps=list((counts[moves] - 1).to(weight.device, torch.float32).unbind()),
         lr=learning_rate,
         weight_decay=weight_decay,
         **_DEFAULTS,

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from flower_graph.ops.graph import csr_tensor, pointers, with_self_loops
 
+SLOPE = 0.2  # of the LeakyReLU below 0, as in the paper
+
 
 class AttentionGraph(NamedTuple):
     """Edges with self-loops, sorted by target, and their order sorted by source."""
@@ -120,7 +122,6 @@ def attend(
     graph: AttentionGraph,
     *,
     dropout: float = 0.0,
-    slope: float = 0.2,
 ) -> Tensor:
     """Sum the neighbours' vectors, weighted by attention, for each head."""
     # ``e_ij = LeakyReLU(a_target . x_i + a_source . x_j)``, ``alpha_ij = softmax_j(e_ij)``, ``out_i
@@ -129,6 +130,6 @@ def attend(
     from_source = (x * attention_source).sum(-1)
     from_target = (x * attention_target).sum(-1)
     score = from_source.index_select(0, graph.source) + from_target.index_select(0, graph.target)
-    alpha = edge_softmax(torch.nn.functional.leaky_relu(score, slope), graph)
+    alpha = edge_softmax(torch.nn.functional.leaky_relu(score, SLOPE), graph)
     alpha = torch.nn.functional.dropout(alpha, dropout, training=dropout > 0)
     return _WeightedSum.apply(alpha, x.contiguous(), graph)  # type: ignore[no-any-return, no-untyped-call]

@@ -16,7 +16,7 @@ import numpy as np
 
 from flower_graph.client.state import DATA_FOLDER, node_name, own_place
 from flower_graph.config.common import BEST
-from flower_graph.errors import MalformedReplyError, OutputError, StateLostError
+from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
@@ -157,7 +157,7 @@ def own_outputs(context: Context, run: str) -> Path | None:
     """Say where a SuperNode that has a place of its own keeps a run's outputs."""
     # The token comes with a message: it may name a folder here and no other.
     if not re.fullmatch(r"[0-9a-f]{32}", run):
-        raise MalformedReplyError(f"run token: {run!r:.60} is not 32 hexadecimal digits")
+        raise MalformedReplyError(f"run token: {brief(run)} is not 32 hexadecimal digits")
     if data := str(context.node_config.get(DATA_FOLDER, "")):
         return Path(data).expanduser() / FOLDER / run
     own = own_place(context)

@@ -41,7 +41,7 @@ from flwr.clientapp.mod import LocalDpMod
 from numpy.typing import NDArray
 
 from flower_graph.config.common import PrivacyConfig
-from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.flower_compat import (
     ClientAppCallable,
     Mod,
@@ -249,7 +249,7 @@ def _checked(request: Message, reply: Message) -> Message:
     if reply.has_content():
         clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
         if clients != 1:
-            raise RefusedError(f"it speaks for {clients!s:.20} clients; {_ONE_EACH}")
+            raise RefusedError(f"it speaks for {brief(clients, 20)} clients; {_ONE_EACH}")
         before, after = _numbers(request), _numbers(reply)
         refuse_infinite(after)
         if np.array_equal(before, after):

@@ -16,20 +16,21 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.registry import Registry, signed_bytes
 
 __all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
 
-FEWEST = 5  # SuperNodes in a sum; with fewer, a partner or two and the sum tell what one sent
 SIGNATURE_BYTES, SEED_BYTES = 64, 32
 PUBLIC = ".pub"  # behind the name of a key's file
 BINDING = b"binding"  # what a signature is for
 # Node config
 IDENTITY_KEY, REGISTRY, BLOCK_CAP = "identity-key", "registry", "block-cap"
-MINIMUM, CORRUPT = "trust-minimum", "trust-corrupt"
-SETTINGS = (IDENTITY_KEY, REGISTRY, MINIMUM, CORRUPT, BLOCK_CAP)
+MINIMUM, CORRUPT, RUNS = "trust-minimum", "trust-corrupt", "trust-runs"
+SETTINGS = (IDENTITY_KEY, REGISTRY, MINIMUM, CORRUPT, RUNS, BLOCK_CAP)
+MOST_BEGUN = 24  # times a day that a party begins anew, unless trust-runs says otherwise
 MOST_BLOCK = 1 << 14  # points of a client in an alignment, unless block-cap says otherwise
 
 
@@ -154,9 +155,9 @@ class Binding:
     seed_commitment: bytes
     blocks: tuple[int, ...] = ()
 
-    def sign(self, identity: Identity) -> bytes:
+    def sign(self, identity: Identity, block_cap: int | None = None) -> bytes:
         """Sign it with the party's own key; ``IdentityError`` if it says what it may not say."""
-        self._check(identity.registry, None)
+        self._check(identity.registry, block_cap)
         if identity.party != self.party:
             raise IdentityError(f"the binding is of party {self.party}, not {identity.party}")
         return identity.sign(BINDING, *self._parts())
@@ -229,7 +230,11 @@ class TrustSettings:
     block_cap : int
         ``block-cap``: the most points that a client may bring to an alignment.
     journal : Path
-        Where the highest rounds are noted (``flower_graph.secure.journal``): beside the key.
+        Where it is noted what is done once (``flower_graph.secure.journal``): beside the key.
+    runs : int
+        ``trust-runs``: how often in 24 hours its sums may begin anew; 24.
+    run : bytes
+        The run that it is asked in: Flower's number of it.
     """
 
     identity: Identity
@@ -238,10 +243,12 @@ class TrustSettings:
     corrupt: float
     block_cap: int
     journal: Path
+    runs: int
+    run: bytes
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> TrustSettings | None:
-        """Read them; None where the node config has none.
+    def of(cls, node_config: Mapping[str, Any], run: int) -> TrustSettings | None:
+        """Read them, for a run of Flower's; None where the node config has none.
 
         Raises
         ------
@@ -253,7 +260,7 @@ class TrustSettings:
         given = {key: node_config[key] for key in SETTINGS if key in node_config}
         if unknown := [key for key in node_config if key.startswith("trust-") and key not in given]:
             raise ConfigError(
-                f"node-config {unknown[0]}: is unknown; there are {MINIMUM}, {CORRUPT}"
+                f"node-config {unknown[0]}: is unknown; there are {MINIMUM}, {CORRUPT}, {RUNS}"
             )
         if not given:
             return None
@@ -267,12 +274,12 @@ class TrustSettings:
         key_file = Path(given[IDENTITY_KEY]).expanduser()
         identity = Identity.read(key_file, registry)
         count = len(registry.active)
-        if count < FEWEST:
+        if count < FEWEST_PARTIES:
             raise IdentityError(
                 f"registry {given[REGISTRY]}: has {count} parties that are not revoked, at least "
-                f"{FEWEST} are needed"
+                f"{FEWEST_PARTIES} are needed"
             )
-        minimum = _number(given, MINIMUM, max(FEWEST, count - 3 * count // 10), FEWEST, count)
+        minimum = _number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
         corrupt = given.get(CORRUPT, 0.1)
         if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:
             raise ConfigError(
@@ -280,7 +287,9 @@ class TrustSettings:
             )
         cap = _number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
         journal = key_file.with_name(key_file.name + ".journal")
-        return cls(identity, registry, minimum, float(corrupt), cap, journal)
+        runs = _number(given, RUNS, MOST_BEGUN, 1, 2**31)
+        named = str(run).encode()
+        return cls(identity, registry, minimum, float(corrupt), cap, journal, runs, named)
 
 
 def _number(given: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:

@@ -1,13 +1,14 @@
-"""The journal of a party: to which rounds it has contributed, so that none comes a second time.
+"""The journal of a party: what it has done once, and does not do again whatever a server asks.
 
-Two sums that differ in one contributor tell what that one sent. A server that brings clients back
-to an earlier round (a checkpoint, a state of Flower's, a SuperNode started anew) and repeats it
-with one fewer would have such two. So the highest round of each run lies in a file beside the
-party's key, where nothing that a server can ask for puts it back.
+Two sums that differ in one contributor tell what that one sent, and a second block of points that a
+key-holder evaluates is a second dictionary. So that no server brings a party back to before it did
+something (a state of Flower's put back, a SuperNode started anew, another epoch), a file beside the
+party's key says what it did, where nothing that a server can ask for puts it back.
 
-It holds the runs that were used last. One that was pushed out counts as new, and new runs over the
-same data are nothing that a journal can stop: who starts as many as that has the differences
-anyway.
+*Refused* is what has been done in the same run, whatever epoch it is said to be: numbers of sums go
+up. *Bounded* is what nobody can tell from honest work: a new run over the same data, or a SuperNode
+that has lost its state. Both begin anew, and that is counted: so many times in 24 hours, and no
+more. The file holds the runs that were used last; one that was pushed out counts as new.
 """
 
 from __future__ import annotations
@@ -15,22 +16,62 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import secrets
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
+from flower_graph.secure.registry import read_numbers, write_numbers
 from flower_graph.storage.files import replaced
 
 __all__ = ["Journal"]
 
 MOST_RUNS = 1024
 MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of them
+DAY = 24 * 3600.0  # seconds
+# Alignments of a run, each under another key: so many blocks of a client a key-holder evaluates
+MOST_ALIGNMENTS = 8
+
+
+@dataclass
+class Kept:
+    """What is known of one run."""
+
+    number: int = -1  # the highest round
+    begun: bool = False  # whether it is counted
+    mark: str = ""  # what the state has that has seen the last sum
+    alignment: int = -1  # the newest that blocks were evaluated in
+    alignments: int = 0  # how many there were
+    served: str = ""  # whose blocks in the newest one, as the registry writes clients
+
+
+@dataclass
+class Book:
+    """What the file says."""
+
+    begun: list[float]  # when the party began anew, in the last day
+    runs: dict[str, Kept]  # the last used at the end
+
+    def begin(self, kept: Kept, most: int) -> None:
+        """Count that a party begins anew; refuse more than so many times a day."""
+        now = time.time()
+        self.begun = [moment for moment in self.begun if moment > now - DAY]
+        if len(self.begun) >= most:
+            raise RefusedError(
+                f"this SuperNode began anew {len(self.begun)} times in 24 hours, in another run or "
+                f"with a state that was lost or put back; at most {most} times (trust-runs), as "
+                "two sums over the same data can be compared"
+            )
+        self.begun.append(now)
+        kept.begun = True
 
 
 class Journal:
-    """The highest round that a party has contributed to, by run.
+    """What a party has done, by run.
 
     Parameters
     ----------
@@ -43,10 +84,11 @@ class Journal:
 
     def last(self, *run: bytes) -> int | None:
         """Return the highest round of a run; None if it is not known."""
-        return self._read().get(_name(run))
+        kept = self._read().runs.get(_name(run), Kept())
+        return kept.number if kept.number >= 0 else None
 
     def contribute(self, number: int, *run: bytes) -> None:
-        """Note, before a vector leaves, that a round of a run has it now.
+        """Note, before it leaves, that something of a round of a run has been sent.
 
         Parameters
         ----------
@@ -62,33 +104,110 @@ class Journal:
         IdentityError
             The journal cannot be read or written: nothing may be sent either.
         """
+        with self._changed(run) as (_, kept):
+            _go_up(kept, number)
+
+    def go_on(self, number: int, mark: str, most: int, *run: bytes) -> str:
+        """Note a round, as `contribute` does, and whether the party's state was put back.
+
+        Parameters
+        ----------
+        number, run
+            As of `contribute`.
+        mark : str
+            What this returned last, as the party's state has it; empty for a state that is new.
+        most : int
+            How often in 24 hours the party may begin anew, with another run or state.
+
+        Returns
+        -------
+        str
+            The state's mark from now on.
+
+        Raises
+        ------
+        RefusedError, IdentityError
+            As of `contribute`; and the party has begun anew too often.
+        """
+        with self._changed(run) as (book, kept):
+            _go_up(kept, number)
+            if not kept.begun or kept.mark != mark:
+                book.begin(kept, most)
+            kept.mark = secrets.token_hex(8)
+        return kept.mark
+
+    def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
+        """Note, before answers leave, whose blocks are evaluated: one of a client an alignment.
+
+        Parameters
+        ----------
+        alignment : int
+            Its number; it goes up when one begins again under another key.
+        clients : collection of int
+            Whose blocks they are.
+        most, run
+            As of `go_on`.
+
+        Raises
+        ------
+        RefusedError, IdentityError
+            As of `go_on`; a second block, an alignment that is over, or one too many.
+        """
+        with self._changed(run) as (book, kept):
+            if not kept.begun:
+                book.begin(kept, most)
+            if alignment < kept.alignment:
+                raise RefusedError(f"alignment {alignment} is over, this is {kept.alignment}")
+            if alignment > kept.alignment:
+                if kept.alignments >= MOST_ALIGNMENTS:
+                    raise RefusedError(
+                        f"{MOST_ALIGNMENTS} alignments were begun in this run: each is another try"
+                    )
+                kept.alignment, kept.served = alignment, ""
+                kept.alignments += 1
+            served = read_numbers(kept.served) if kept.served else ()
+            for client in clients:
+                if any(client in part for part in served):
+                    raise RefusedError(f"client {client}: a second block in alignment {alignment}")
+            kept.served = write_numbers(_ranges({*clients}.union(*served)))
+
+    @contextmanager
+    def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[Book, Kept]]:
+        """Change what is known of a run; it is written if the block ends well."""
         name = _name(run)
         with self._locked():
-            known = self._read()
-            highest = known.pop(name, None)
-            if highest is not None and number <= highest:
-                raise RefusedError(
-                    f"round {number} is not after {highest}, the last that this party contributed "
-                    "to in this run: it sends nothing for a round that it has been beyond"
-                )
-            kept = list(known.items())[1 - MOST_RUNS :]
-            self._write(dict(kept) | {name: int(number)})
+            book = self._read()
+            kept = book.runs.pop(name, Kept())
+            yield book, kept
+            book.runs = dict(list(book.runs.items())[1 - MOST_RUNS :]) | {name: kept}
+            self._write(book)
 
-    def _read(self) -> dict[str, int]:
+    def _read(self) -> Book:
         try:
             raw = json.loads(self._path.read_bytes())
+            book = Book(raw["begun"], {name: Kept(**kept) for name, kept in raw["runs"].items()})
         except FileNotFoundError:
-            return {}
+            return Book([], {})
         except (OSError, ValueError) as error:
             raise IdentityError(f"journal {self._path}: cannot be read: {error}") from error
-        if not isinstance(raw, dict) or not all(type(last) is int for last in raw.values()):
+        except (KeyError, TypeError, AttributeError) as error:
+            raise IdentityError(f"journal {self._path}: is not one of rounds by run") from error
+        defaults = asdict(Kept())
+        if not isinstance(book.begun, list) or not (
+            all(type(moment) is float for moment in book.begun)
+            and all(
+                type(getattr(kept, field.name)) is type(defaults[field.name])
+                for kept in book.runs.values()
+                for field in fields(Kept)
+            )
+        ):
             raise IdentityError(f"journal {self._path}: is not one of rounds by run")
-        return raw
+        return book
 
-    def _write(self, known: dict[str, int]) -> None:
+    def _write(self, book: Book) -> None:
         try:
             with replaced(self._path) as part:
-                part.write_text(json.dumps(known, indent=0), encoding="utf-8")
+                part.write_text(json.dumps(asdict(book), indent=0), encoding="utf-8")
         except OSError as error:
             raise IdentityError(
                 f"journal {self._path}: cannot be written: {error.strerror}"
@@ -104,6 +223,26 @@ class Journal:
             yield
         finally:
             os.close(handle)
+
+
+def _go_up(kept: Kept, number: int) -> None:
+    if number <= kept.number:
+        raise RefusedError(
+            f"round {number} is not after {kept.number}, the last that this party contributed "
+            "to in this run: it sends nothing for a round that it has been beyond"
+        )
+    kept.number = int(number)
+
+
+def _ranges(numbers: Collection[int]) -> list[range]:
+    """Write numbers as ranges, ascending."""
+    result: list[range] = []
+    for number in sorted(numbers):
+        if result and result[-1].stop == number:
+            result[-1] = range(result[-1].start, number + 1)
+        else:
+            result.append(range(number, number + 1))
+    return result
 
 
 def _name(run: tuple[bytes, ...]) -> str:

@@ -106,7 +106,7 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
     """Return which single clients a SuperNode left out itself: client to reason."""
     # It can speak for its own only.
     local = set(hosted.get(reply.metadata.src_node_id, ()))
-    lines = [one_line(str(line)) for line in _named(reply.content)[:MAX_LINES]]
+    lines = [one_line(line) for line in _named(reply.content)[:MAX_LINES]]
     result = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
     return {int(m[1]): m[2] for m in result if m and int(m[1]) in local}
 
@@ -228,7 +228,7 @@ def _left_out(content: RecordDict) -> list[str]:
     """Return which of its clients a SuperNode left out itself, with its reasons."""
     named = _named(content)
     more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-    return [one_line(str(why)) for why in named[:MAX_NAMED]] + more
+    return [one_line(why) for why in named[:MAX_NAMED]] + more
 
 
 def _named(content: RecordDict) -> list[Any]:

@@ -218,15 +218,19 @@ def count_bytes(content: RecordDict) -> int:
 
 def _config_bytes(record: ConfigRecord) -> int:
     """Count as ``ConfigRecord.count_bytes``, which raises on an empty str, bytes or list."""
-    total = 0
-    for key, value in record.items():
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, (str, bytes)):
-                total += len(item)
-            else:
-                total += 1 if isinstance(item, bool) else 8
-        total += len(key)
-    return total
+    return sum(map(len, record)) + sum(map(_value_bytes, record.values()))
+
+
+def _value_bytes(value: Any) -> int:
+    """Count an entry; a reply may have forty thousand, so that nothing is made for each."""
+    if not isinstance(value, list):
+        return (
+            len(value) if isinstance(value, (str, bytes)) else 1 if isinstance(value, bool) else 8
+        )
+    kinds = set(map(type, value))  # Flower sees to it that there is one at most
+    if kinds & {str, bytes}:
+        return sum(map(len, value))
+    return len(value) * (1 if kinds == {bool} else 8)
 
 
 class ByteLedger:
@@ -332,27 +336,26 @@ def too_large(reply: Message, size: int, most: int | None) -> str | None:
     """Say that a reply, whose content has so many bytes, has more than it may have, or None."""
     if most is None:
         return None
+    # Names and metadata are no payload, and the client's to write all the same.
+    unpaid = _unpaid_bytes(reply)
     if reply.has_error():
         # So much of a text is looked at in any case: a traceback may be longer than a small answer.
-        size, most, what = (
-            _text_bytes(reply.error.reason or ""),
-            max(most, LOOKED_AT),
-            "error reply",
-        )
-    else:
-        what = "reply"
-    # Names and metadata are no payload, and the client's to write all the same.
-    if (total := size + _unpaid_bytes(reply)) <= most:
+        return _too_long(reply.error.reason or "", max(most, LOOKED_AT), unpaid)
+    if size + unpaid <= most:
         return None
-    return f"{what} of {size if size > most else total} bytes, at most {most} allowed"
+    return f"reply of {size if size > most else size + unpaid} bytes, at most {most} allowed"
 
 
-def _text_bytes(text: str) -> int:
-    """Count a text's bytes in UTF-8, without writing them down at once."""
-    if text.isascii():
-        return len(text)
+def _too_long(text: str, most: int, beside: int) -> str | None:
+    """Say that an error's text, and bytes beside it, are more than they may be, or None."""
+    # No more is counted than tells: bytes of fifty million characters take a tenth of a second.
     parts = (text[start : start + LOOKED_AT] for start in range(0, len(text), LOOKED_AT))
-    return sum(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    size = beside + len(text)
+    if size <= most:
+        size = beside + sum(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    if size <= most:
+        return None
+    return f"error reply of {len(text)} characters, at most {most} bytes allowed"
 
 
 def _unpaid_bytes(reply: Message) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, brief, one_line, says_lost
+from flower_graph.errors import MalformedReplyError, one_line, says_lost
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
@@ -206,19 +206,15 @@ class Membership:
                 )
 
 
-def _said(value: object, limit: int) -> str:
-    return one_line(value if isinstance(value, str) else brief(value, limit), limit)
-
-
 def other_version(content: RecordDict) -> str:
     """Return the version of the node that answered a ``query``; empty if it is the server's."""
     # A plain ClientApp says nothing of it, which is fine.
     said = content.config_records.get(CONFIG, ConfigRecord())
     if MESSAGE_FORMAT not in said:
         return ""
-    version = _said(said.get(VERSION, "?"), 40)
+    version = one_line(said.get(VERSION, "?"), 40)
     if said[MESSAGE_FORMAT] != FORMAT:
-        theirs = _said(said[MESSAGE_FORMAT], 20)
+        theirs = one_line(said[MESSAGE_FORMAT], 20)
         raise MalformedReplyError(
             f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
             f"({__version__}): install the same version"

@@ -202,16 +202,9 @@ class RoundLoop(Strategy):
         result = Result()
         while not self._is_over(done, patience):
             done += 1
-            started = time.perf_counter()
-            report = self.round(done)
+            report = self._reported(done, result, evaluate_fn)
             if report is None:
                 continue
-            found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
-            if found is not None:
-                result.evaluate_metrics_serverapp[report.round] = found
-            result.train_metrics_clientapp[report.round] = self.trained(report)
-            result.evaluate_metrics_clientapp[report.round] = self.measured(report)
-            report.seconds = time.perf_counter() - started
             # In this order a run can be stopped anywhere: a checkpoint's rounds are reported, and
             # its best round is held.
             (on_round or self._log)(report)
@@ -223,6 +216,25 @@ class RoundLoop(Strategy):
         self.finish(self.session.rounds)
         result.arrays = self.learnt()
         return result
+
+    def _reported(
+        self,
+        server_round: int,
+        result: Result,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> RoundReport | None:
+        """Do a round and put its figures into the result."""
+        started = time.perf_counter()
+        report = self.round(server_round)
+        if report is None:
+            return None
+        found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
+        if found is not None:
+            result.evaluate_metrics_serverapp[report.round] = found
+        result.train_metrics_clientapp[report.round] = self.trained(report)
+        result.evaluate_metrics_clientapp[report.round] = self.measured(report)
+        report.seconds = time.perf_counter() - started
+        return report
 
     def _is_over(self, done: int, patience: int) -> bool:
         """Whether no round is left: all are done, or none was better for too long."""

@@ -114,7 +114,8 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on with clients whose weights were made under other settings."""
     held = plain(found)
     for name, value in plain(wanted).items():
-        if held[name] != value:
+        # What the checkpoint does not know is newer than it, and changed nothing then
+        if held.get(name, value) != value:
             raise ValueError(f"its {name} is {held[name]}, this run's is {value}")
 
 

@@ -90,14 +90,21 @@ def load_client(
             end = 8 + int.from_bytes(data[:8], "little")
             result, tensors = json.loads(data[8:end])["__metadata__"], load(data)
     except (OSError, SafetensorError) as error:
-        is_sealed = path.is_file() and path.read_bytes().startswith(SEALED)
-        why = "it is encrypted, and state-key is not set" if is_sealed else error
+        why = "it is encrypted, and state-key is not set" if _is_sealed(path) else error
         raise _refused(path, "cannot be read", f": {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
         raise _refused(path, "damaged: it does not have the SHA-256 that it names")
     if run is not None and result[RUN] != run:
         raise _refused(path, "of another run", f", {result[RUN]}; this one is {run}")
     return tensors
+
+
+def _is_sealed(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SEALED)) == SEALED
+    except OSError:  # what it was refused for says it
+        return False
 
 
 def _refused(path: Path, why: str, more: str = "") -> CheckpointError:

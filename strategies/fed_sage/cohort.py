@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.errors import StateLostError
 from flower_graph.ops.grouped import group_sum
 from flower_graph.ops.mending import Slots, mean_by_client, nearest_hidden, number_loss, slots
@@ -60,10 +61,11 @@ class SageSettings(NamedTuple):
     hidden: int  # Width of the classifier's two layers
     learning_rate: float  # The classifier's Adam
     weight_decay: float
-    local_epochs: int  # Steps of the classifier in a round
+    local_epochs: int  # Of the classifier in a round
     # Steps of the generator before the first round; FedSage+ takes as many again together
     generator_epochs: int
     seed: int  # The run's seed
+    batch_size: int | None = None  # Training nodes of a classifier's step; without it all
 
 
 class Upload(NamedTuple):
@@ -223,11 +225,16 @@ class SageCohort:
             return
         mended = self._mend_all()
         graph, settings = self.graph, self.settings
-        for _ in range(settings.local_epochs):
-            weights = self._weights(CLASSIFIER_NAMES)
-            logits = classify(weights, mended)
-            loss = class_loss(logits, graph.y, graph.masks[0], graph.ptr).sum()
-            self._step(weights, loss, settings.learning_rate, settings.weight_decay, due)
+        order = BatchOrder(settings.batch_size, settings.seed, server_round, "local")
+        clients, epochs = self.clients.tolist(), settings.local_epochs
+        for epoch in epochs_of(graph.masks[0], graph.ptr, clients, order, epochs=epochs):
+            for part in epoch:
+                weights = self._weights(CLASSIFIER_NAMES)
+                logits = classify(weights, mended)
+                trains = graph.masks[0] if part.nodes is None else graph.masks[0] & part.nodes
+                loss = class_loss(logits, graph.y, trains, graph.ptr).sum()
+                moving = due if part.moves is None else due[part.moves[due]]
+                self._step(weights, loss, settings.learning_rate, settings.weight_decay, moving)
         self.tensors["round"][due] = server_round
 
     def begin(self) -> None:

@@ -46,9 +46,12 @@ SETTINGS = Part(
         "hidden": Whole("hidden-size"),
         "learning_rate": Real("learning-rate", "of Adam"),
         "weight_decay": Real("weight-decay", "of Adam"),
-        "local_epochs": Whole("local-epochs", "steps a round"),
+        "local_epochs": Whole("local-epochs", "epochs a round"),
         "generator_epochs": Whole("generator-epochs", "steps of the generator alone"),
         "seed": Whole("seed"),
+        "batch_size": Whole(
+            "batch-size", "nodes of a step; without it all", least=1, optional=True
+        ),
     },
 )
 Settings = Annotated[SageSettings, SETTINGS]

@@ -101,8 +101,9 @@ class LocalSage(RoundStrategy):
         if generator_epochs < 1:
             raise ValueError(f"generator_epochs: {generator_epochs} is not at least 1")
         s = settings
+        rates = s.learning_rate, s.weight_decay
         self.settings = SageSettings(
-            s.hidden, s.learning_rate, s.weight_decay, s.local_epochs, generator_epochs, s.seed
+            s.hidden, *rates, s.local_epochs, generator_epochs, s.seed, s.batch_size
         )
         start = initial_weights(s.num_features, s.hidden, s.num_classes, s.seed)
         self.shapes = {name: tuple(weight.shape) for name, weight in start.items()}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, config_of, of_kind
 from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
+from flower_graph.audit.distrusting import of_parties, of_proved_alignment
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.errors import ConfigError
 from flower_graph.messages import keys
@@ -188,9 +189,11 @@ class EgoAudit(Audit):
         result: list[Deviation] = []
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
-            result += of_alignment(_alignment_of, held)
+            of = of_proved_alignment if config.strategy.distrusts else of_alignment
+            result += of(_alignment_of, held)
         if config.strategy.aggregation == "masked":
-            result += of_sums(lambda strategy: strategy.session.sums.server)
+            lies = of_parties if config.strategy.distrusts else of_sums
+            result += lies(lambda strategy: strategy.session.sums.server)
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:

@@ -9,7 +9,7 @@ Flower's mean over SuperNodes weighted by that number is the mean over clients (
 5). Round ``t``:
 
 1. server -> clients: the mean model, ``[f, h]`` first layer and ``[D]`` all the rest;
-2. client: takes it over, ``local_epochs`` steps of its own Adam on ``L_nc``, for FedProx with
+2. client: takes it over, ``local_epochs`` epochs of its own Adam on ``L_nc``, for FedProx with
    ``proximal / 2 ||w - w_t||^2``;
 3. client -> server: the weights; Flower averages them;
 4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
@@ -116,7 +116,7 @@ class EgoModelClient(EgoCohortClient):
             settings = settings._replace(proximal=float(config["proximal-mu"]))
         with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))
-            clients.train()
+            clients.train(int(config.get(SERVER_ROUND, 0)))
             weights = mean_weights(clients)
         count = len(self.egos)
         return weights, count, {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}

@@ -9,7 +9,8 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,12 +21,14 @@ from flower_graph.engine.graph_batch import (
     Metrics,
     check_classes,
     evaluate,
+    mean_shares,
     node_losses,
     pack_graphs,
 )
+from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import projected_nt_xent
-from flower_graph.ops.graph import propagate
+from flower_graph.ops.graph import pointers, propagate
 from flower_graph.ops.grouped import grouped_add, grouped_linear
 from flower_graph.rng import generator
 
@@ -50,11 +53,13 @@ class EgoSettings(NamedTuple):
     seed : int
         The run's seed: all clients start from the same weights.
     local_epochs : int
-        Steps of each kind of training in a round.
+        Epochs of each kind of training in a round.
     mu, tau : float
         Weight and temperature of the contrastive loss (equations 9 and 11).
     proximal : float
         Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
+    batch_size : int or None
+        Nodes that a step is on; an epoch is a step on all of them if it is None.
     """
 
     num_features: int
@@ -68,6 +73,7 @@ class EgoSettings(NamedTuple):
     mu: float = 5.0
     tau: float = 10.0
     proximal: float = 0.0
+    batch_size: int | None = None
 
 
 class Shared(NamedTuple):
@@ -159,36 +165,28 @@ class ChosenEgos(StackedWeights):
         super().__init__(cohort.tensors(), cohort.batch, places)
         self.settings = cohort.settings
 
-    def train(self) -> Tensor:
+    def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
-        seen: list[Tensor] = []
+        logits = [self._classify(part) for epoch in self._training(server_round) for part in epoch]
+        return logits[0]
 
-        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
-            seen.append(self._logits(h, rest))
-            return self._classification(seen[-1])
-
-        for _ in range(self.settings.local_epochs):
-            self._descend(loss)
-        return seen[0].detach()
-
-    def fuse(self, shared: Shared, *, classify: bool = True) -> Tensor:
-        """Step on ``L_nc + mu L_ct``, or on ``mu L_ct`` alone."""
-        # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
-        # without shared nodes takes the step too, so that all have taken equally many: its gradient
-        # of ``L_ct`` is zero, and what moves it is weight decay and Adam's momentum.
-        result: list[Tensor] = []
-
-        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
-            losses, count = self._contrast_losses(h, rest, shared)
-            result.append((losses.detach().double() / count).cpu())
-            contrast = self.settings.mu * (losses / count.clamp(min=1)).sum()
-            if not classify:
-                return contrast
-            return contrast + self._classification(self._logits(h, rest))
-
-        for _ in range(self.settings.local_epochs):
-            self._descend(loss)
-        return result[-1]
+    def fuse(self, shared: Shared, server_round: int, *, classify: bool = True) -> Tensor:
+        """Step on ``L_nc + mu L_ct``, or on ``mu L_ct`` alone, by batches in turn with ``L_nc``."""
+        # Returned is each client's mean of NT-Xent over its shared nodes in the last epoch.
+        every = torch.ones_like(self.batch.y, dtype=torch.bool)
+        others: Iterator[Sequence[MiniBatch]] = repeat(())
+        if not classify and self.settings.batch_size is not None:
+            others = self._training(server_round)
+        fusion, found = self._epochs("fusion", every, server_round), list[Tensor]()
+        for epoch, in_turn in zip(fusion, others, strict=False):
+            found = []
+            # No client has more batches of nodes that train than of all its nodes.
+            for part, local in zip_longest(epoch, in_turn):
+                if local is not None:
+                    self._classify(local)
+                found.append(self._contrast(part, shared, classify=classify))
+        total = torch.stack(found).sum(0)
+        return total[0] / total[1]
 
     def start_from(self, *models: ModelWeights, replace: bool = True) -> None:
         """Take over the server's model, and remember it: a later process may have to save it."""
@@ -219,7 +217,46 @@ class ChosenEgos(StackedWeights):
 
     # How it is computed
 
-    def _descend(self, loss: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
+    def _training(self, server_round: int) -> Iterator[list[MiniBatch]]:
+        """Give the batches of the steps on ``L_nc``, epoch by epoch."""
+        return self._epochs("local", self.batch.masks["train"], server_round)
+
+    def _epochs(self, purpose: str, among: Tensor, server_round: int) -> Iterator[list[MiniBatch]]:
+        """Give each epoch's batches of some nodes."""
+        batch, local = self.batch, self.settings
+        order = BatchOrder(local.batch_size, local.seed, server_round, purpose)
+        return epochs_of(among, batch.ptr, batch.clients, order, epochs=local.local_epochs)
+
+    def _classify(self, part: MiniBatch) -> Tensor:
+        """Step on ``L_nc`` of a batch; return the logits of all nodes from before."""
+        seen: list[Tensor] = []
+
+        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
+            seen.append(self._logits(h, rest))
+            return self._classification(seen[0], part)
+
+        self._descend(loss, part)
+        return seen[0].detach()
+
+    def _contrast(self, part: MiniBatch, shared: Shared, *, classify: bool) -> Tensor:
+        """Step on ``mu L_ct`` of a batch, and ``L_nc``; return NT-Xent's sums and nodes, [2, c]."""
+        # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
+        # without shared nodes takes the step too, so that all have taken equally many: its gradient
+        # of ``L_ct`` is zero, and what moves it is weight decay and Adam's momentum.
+        seen: list[Tensor] = []
+
+        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
+            losses, count = self._contrast_losses(h, rest, shared, part)
+            seen.append(torch.stack([losses.detach().double(), count.double()]).cpu())
+            contrast = self.settings.mu * (losses / count.clamp(min=1)).sum()
+            if not classify:
+                return contrast
+            return contrast + self._classification(self._logits(h, rest), part)
+
+        self._descend(loss, part)
+        return seen[0]
+
+    def _descend(self, loss: Callable[[Tensor, list[Tensor]], Tensor], part: MiniBatch) -> None:
         """Take one Adam step on a loss of embeddings and weights that is a sum over clients."""
 
         def of_weights(first: Tensor, rest: Tensor) -> Tensor:
@@ -232,6 +269,7 @@ class ChosenEgos(StackedWeights):
             learning_rate=local.learning_rate,
             weight_decay=local.weight_decay,
             proximal=local.proximal,
+            moves=part.moves,
         )
 
     def _embed(self, first: Tensor, rest: list[Tensor]) -> Tensor:
@@ -246,17 +284,27 @@ class ChosenEgos(StackedWeights):
     def _logits(self, h: Tensor, rest: list[Tensor]) -> Tensor:
         return grouped_linear(h, rest[3], rest[4], self.batch.ptr)
 
-    def _classification(self, logits: Tensor) -> Tensor:
+    def _classification(self, logits: Tensor, part: MiniBatch) -> Tensor:
         """``L_nc``: cross-entropy, mean over each client's training nodes, summed over clients."""
-        return node_losses(self.batch, logits) @ self.batch.train_share
+        batch, share = self.batch, self.batch.train_share
+        if part.nodes is not None:
+            share = mean_shares(batch.masks["train"] & part.nodes, batch.ptr)
+        return node_losses(batch, logits) @ share
 
     def _contrast_losses(
-        self, h: Tensor, rest: list[Tensor], shared: Shared
+        self, h: Tensor, rest: list[Tensor], shared: Shared, part: MiniBatch
     ) -> tuple[Tensor, Tensor]:
         """Return each client's sum of NT-Xent, ``[c]``, and its number of shared nodes, ``[c]``."""
-        count = torch.bincount(self.batch.node_client[shared.place], minlength=self.batch.size)
-        ptr = [0, *count.cumsum(0).tolist()]
-        bounds = self.batch.ptr, ptr
+        ptr, owner = self.batch.ptr, self.batch.node_client
+        if part.nodes is not None:  # what is not in the batch is no negative of it either
+            here = part.nodes.nonzero().flatten()
+            h, owner = h.index_select(0, here), owner[here]
+            kept = part.nodes[shared.place]
+            place = (part.nodes.cumsum(0) - 1)[shared.place[kept]]
+            shared = Shared(place, shared.mean[kept])
+            ptr = pointers(owner, self.batch.size).tolist()
+        count = torch.bincount(owner[shared.place], minlength=self.batch.size)
+        bounds = ptr, [0, *count.cumsum(0).tolist()]
         losses = projected_nt_xent(
             h, shared.mean, rest[5], rest[6], shared.place, *bounds, self.settings.tau
         )

@@ -40,6 +40,8 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.identity import TrustSettings
+from flower_graph.secure.sum.masking_client import PartyActions
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
@@ -53,8 +55,15 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
+    meaning_of,
     read_settings,
     write_settings,
+)
+from flower_graph.strategies.masked_embedding_averaging.parties import (
+    add_table,
+    answer_party,
+    check_request,
+    pad_run,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     VectorEncoding,
@@ -89,6 +98,7 @@ class EgoCohortClient(NumPyClient):
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
         classes: Sequence[str] | None = None,
+        trust: TrustSettings | None = None,
     ) -> None:
         if not egos:
             raise ValueError("egos: none is given; a SuperNode hosts at least one")
@@ -99,7 +109,8 @@ class EgoCohortClient(NumPyClient):
         self.egos, self._device = list(egos), resolve_device(device)
         self._state, self._classes = context.state, classes
         self.outputs = ClientOutputs(context, output_dir)
-        self.secrets = EgoSecrets(context, {ego.client: ego.identities for ego in egos})
+        self.trust = trust
+        self.secrets = EgoSecrets(context, {ego.client: ego.identities for ego in egos}, trust)
         self._kept = CohortState[Opened](context, "ego-client", numbers, checkpoint_dir)
 
     def restore(self, settings: EgoSettings, resume: Resume) -> None:
@@ -159,7 +170,7 @@ class EgoCohortClient(NumPyClient):
         return Makers(start, build)
 
 
-class EgoNetworkClient(EgoCohortClient):
+class EgoNetworkClient(EgoCohortClient, PartyActions):
     """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
 
     Parameters
@@ -178,9 +189,12 @@ class EgoNetworkClient(EgoCohortClient):
         Names of the classes, for predictions.
     noise : ClientNoise, optional
         What is added to each client's embeddings before masks and pads.
+    trust : TrustSettings, optional
+        The SuperNode's own key and whom it trusts, where that is not the server. It then takes
+        part in masked sums and the alignment with proofs alone.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish")
+    actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
 
     def __init__(
         self,
@@ -198,6 +212,8 @@ class EgoNetworkClient(EgoCohortClient):
         hello = EgoEnrolment.from_config(config)
         for ego in self.egos:
             check_sizes(ego, hello.settings.num_features, hello.settings.num_classes)
+        if self._kept.store.is_due(hello.resume):
+            self.secrets.refuse_going_back()
         self.restore(hello.settings, hello.resume)
         if self._kept.store.version and not self.handled(hello.settings):
             self.secrets.drop()  # clients that begin anew are aligned anew
@@ -211,13 +227,16 @@ class EgoNetworkClient(EgoCohortClient):
 
     def union(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
-        union, mask = UnionRequest.from_config(config), MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
-            assert isinstance(aligner, AlignmentClient)
-            aligner.finish(union)
-            ready = set(aligner.finished)
-            present = [client for client in mask.clients.tolist() if client in ready]
-            reply = host.mask(mask, present, aligner.sketch(union.cells, present))
+            if self.trust is None:
+                assert isinstance(aligner, AlignmentClient)
+                union, mask = UnionRequest.from_config(config), MaskRequest.from_config(config)
+                aligner.finish(union)
+                ready = set(aligner.finished)
+                present = [client for client in mask.clients.tolist() if client in ready]
+                reply = host.mask(mask, present, aligner.sketch(union.cells, present))
+            else:
+                reply = add_table(host, aligner, config)
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
@@ -226,8 +245,15 @@ class EgoNetworkClient(EgoCohortClient):
 
     def unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Reveal shares of the last sum, prepare the next one; either may be left out (step 7)."""
+        if self.trust is not None:
+            return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
             return [], 1, host.turn(config)
+
+    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+        """Answer as the party that this SuperNode is."""
+        with self.secrets.opened() as (host, aligner):
+            return answer_party(host, aligner, action, config)
 
     def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Write a checkpoint, in a round that the clients take no part in."""
@@ -250,13 +276,16 @@ class EgoNetworkClient(EgoCohortClient):
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
+            pads, meaning = pad_run(host), b""
+            if self.trust is not None:
+                check_request(request, aligner)
             with self._kept.opened(self._makers(request.settings)) as (cohort, tensors):
                 chosen = cohort.choose(request.clients.tolist())
                 place = torch.tensor(chosen.places)
                 if request.model is not None:
                     self._start_from(chosen, tensors, place, request)
                 contrast, is_unread = self._fuse(
-                    chosen, tensors, place, request, aligner.slots, host.run_id
+                    chosen, tensors, place, request, aligner.slots, pads
                 )
                 due = bool((tensors[TRAINED][place] < request.server_round).any())
                 if due and not request.is_last:
@@ -272,13 +301,15 @@ class EgoNetworkClient(EgoCohortClient):
             if request.checkpoint:
                 not_saved = self._save(request.settings, request.server_round - 1, request.run)
             trained = time.perf_counter()
-            writing = VectorEncoding.of(request, aligner.slots, host.run_id)
+            writing = VectorEncoding.of(request, aligner.slots, pads)
             if self._noise is not None:
                 clients = chosen.batch.clients
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = add_up(chosen, h, measured, writing)
-            entries, total = put_masks(host, request, total, present, left_out)
+            if self.trust is not None and request.ring is not None:
+                meaning = meaning_of(request.server_round, total.size, request.ring, aligner.order)
+            entries, total = put_masks(host, request, total, present, left_out, meaning)
         masked = time.perf_counter()
         seconds = trained - started, masked - trained
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
@@ -321,7 +352,7 @@ class EgoNetworkClient(EgoCohortClient):
         """Co-train with the means of the round before (equation 11)."""
         # Returns what ``ChosenEgos.fuse`` does, if it was called, and whether there were means that
         # cannot be read.
-        before, is_unread = request.server_round - 1, False
+        before, is_unread, is_shared = request.server_round - 1, False, False
         if before < 1 or bool((tensors[FUSED][place] >= before).all()):
             return None, is_unread
         tensors[FUSED][place] = before
@@ -331,12 +362,17 @@ class EgoNetworkClient(EgoCohortClient):
         if request.sums is not None and request.settings.mu:
             try:
                 shared = read_shared(request.sums, chosen, table, request.ring, run_id)
+                is_shared = table.num_slots > 0
             except UnreadableSumError as error:  # some client's fault, and for this round only
                 is_unread = True
                 LOG.warning("round %d: the means cannot be read, go on alone: %s", before, error)
-        if request.variant == "iter" and not shared.place.numel():
+        # By batches it counts whether anybody shares a node, whoever is hosted here.
+        is_alone = not (is_shared if request.alternates else shared.place.numel())
+        if request.variant == "iter" and is_alone:
+            if request.alternates:
+                chosen.train(before)
             return None, is_unread
-        return chosen.fuse(shared, classify=request.variant != "iter"), is_unread
+        return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
 
     def _train(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
@@ -345,7 +381,9 @@ class EgoNetworkClient(EgoCohortClient):
         if request.is_last:
             return None
         tensors[TRAINED][place] = request.server_round
-        return None if request.variant == "minus" else chosen.train()
+        # By batches `iter` takes these steps in turn with those of the fusion.
+        is_without = request.variant == "minus" or request.alternates
+        return None if is_without else chosen.train(request.server_round)
 
 
 def model_of(parts: Sequence[NDArray[Any]]) -> ModelWeights:

@@ -9,7 +9,6 @@ from flower_graph.config.common import (
     DataConfig,
     RobustSection,
     RunConfig,
-    StrategySection,
 )
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -23,6 +22,7 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
+from flower_graph.config.trust import FEWEST_PARTIES, TrustSection
 
 APP = "fedscem"
 SPLITS = ("per-client", "global")
@@ -73,7 +73,7 @@ class ModelConfig:
 
 
 @dataclass
-class StrategyConfig(RobustSection, StrategySection):
+class StrategyConfig(RobustSection, TrustSection):
     """How the clients train, and what they share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
@@ -92,6 +92,9 @@ class StrategyConfig(RobustSection, StrategySection):
     mu: float = setting(5.0, NOT_NEGATIVE, help="weight of the contrastive loss")
     tau: float = setting(10.0, ABOVE_ZERO, help="temperature of the contrastive loss")
     local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
+    batch_size: int | None = setting(
+        None, at_least(1), help="nodes of a client that a step is on; null: all at once"
+    )
     learning_rate: float = setting(0.0005, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-5, NOT_NEGATIVE, help="Adam's L2 weight")
     alignment: str = setting(
@@ -114,6 +117,7 @@ class StrategyConfig(RobustSection, StrategySection):
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         self.refuse_robust(self.name, NOT_ROBUST)
+        self.refuse_trust(self._readable())
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
         require(good, "strategy.resolution", self.resolution, allowed)
@@ -122,6 +126,21 @@ class StrategyConfig(RobustSection, StrategySection):
             f"at least {finest:g} (strategy.limit / 2^{MOST_BITS}): a sum's words have 64 bits"
         )
         require(self.resolution >= finest, "strategy.resolution", self.resolution, allowed)
+
+    def _readable(self) -> dict[str, str]:
+        """Say which settings a server that deviates could read clients by."""
+        found = {
+            "name": (self.name != FEDSCEM, "its clients send what the server reads"),
+            "aggregation": (self.aggregation != "masked", "every vector would be in the clear"),
+            "alignment": (self.alignment != "psi", "identities could be found out"),
+            "model_sharing": (
+                self.model_sharing != "none",
+                "the server reads the sum of the weights, and two sums of which one lacks a client "
+                "differ by that client's",
+            ),
+            "participation": (self.participation < 1, "sums over changing clients can be compared"),
+        }
+        return {key: why for key, (is_readable, why) in found.items() if is_readable}
 
 
 @dataclass
@@ -145,7 +164,9 @@ class FedSCemConfig(RunConfig):
         if self.masks_sums:
             # The sum over one client is that client's embedding, whatever masks it wore.
             clients = self.partition.clients
-            require(clients >= 2, "partition.clients", clients, "at least 2 for a masked sum")
+            least = FEWEST_PARTIES if self.strategy.distrusts else 2
+            allowed = f"at least {least} for a masked sum"
+            require(clients >= least, "partition.clients", clients, allowed)
         self._validate_privacy()
 
     @property

@@ -5,28 +5,35 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from flwr.app import ConfigRecord, Context
 
 from flower_graph.client.state import IN_PROCESS
 from flower_graph.config.rules import choice
-from flower_graph.errors import StateLostError
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
+from flower_graph.secure.align.verified import VerifiedAlignmentClient
+from flower_graph.secure.identity import TrustSettings
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
+from flower_graph.secure.sum.party import Party
+from flower_graph.secure.sum.party_messages import BindReply
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
-from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS
+from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED
+from flower_graph.strategies.masked_embedding_averaging.parties import begin_alignment
 
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
+Host = SumClient | Party
 OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignmentClient]] = {
     "polynomial": PolynomialAlignmentClient,
     "plain": PlaintextAlignmentClient,
     NO_SLOTS: PlaintextAlignmentClient,  # idle
 }
-Kept = tuple[str, SumClient, Aligner]  # the form of alignment first
+Kept = tuple[str, Host, Aligner]  # the form of alignment first
 NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}  # with their tokens, by run and SuperNode
 
@@ -40,21 +47,43 @@ class EgoSecrets:
     # means. With the in-process engine (``state-dir = ":memory:"``) nothing is written, as the
     # process is the only one.
 
-    def __init__(self, context: Context, identities: Identities) -> None:
-        self._context, self._identities = context, identities
+    def __init__(
+        self, context: Context, identities: Identities, trust: TrustSettings | None = None
+    ) -> None:
+        self._context, self._identities, self._trust = context, identities, trust
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get("state-dir", "") == IN_PROCESS
 
-    def begin(self, run_id: bytes, form: str) -> KeyReply:
+    def begin(self, run_id: bytes, form: str) -> KeyReply | BindReply:
         """Make the keys of a run, or show those that it has: its SuperNode may be back."""
+        if (self._trust is not None) != (form == VERIFIED):
+            raise RefusedError(
+                f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
+                f"{VERIFIED} alone, without one in all but that"
+            )
         # What was kept of another run is of no more use.
         with suppress(StateLostError):
-            known, host, _ = self.load()
+            known, host, aligner = self.load()
             if host.run_id == run_id and known == form:
-                return host.keys()
-        host = SumClient(run_id, list(self._identities))
-        self.keep(form, host, _aligner(form, run_id, self._identities))
-        return host.keys()
+                return self._shown(form, host, aligner)
+        aligner = self._aligner(form, run_id)
+        host = self._host(run_id, aligner)
+        return self._shown(form, host, aligner)
+
+    def refuse_going_back(self) -> None:
+        """Refuse to load a checkpoint behind a sum of this run: two of a round can be compared."""
+        with suppress(StateLostError):
+            if isinstance(host := self.load()[1], Party) and host.has_sent:
+                raise RefusedError(
+                    "this SuperNode has sent vectors in this run: it loads no checkpoint from "
+                    "before, as two sums of a round can be compared"
+                )
+
+    def _shown(self, form: str, host: Host, aligner: Aligner) -> KeyReply | BindReply:
+        """Say who is here; a party commits to a seed with it."""
+        reply = host.bind() if isinstance(host, Party) else host.keys()
+        self.keep(form, host, aligner)
+        return reply
 
     def load(self) -> Kept:
         """Return the form of alignment and both objects; ``StateLostError`` without them."""
@@ -63,6 +92,11 @@ class EgoSecrets:
             raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
+            host = live[1]
+            if isinstance(host, Party) and (
+                self._trust is None or host.trust.registry.digest != self._trust.registry.digest
+            ):
+                raise StateLostError("the registry is another one: bind again")
             return live
         if self._in_process:
             raise StateLostError(f"client {self._key[1]}: its keys went with another process")
@@ -70,7 +104,7 @@ class EgoSecrets:
         assert isinstance(data, bytes)
         return self._read(data)
 
-    def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
+    def keep(self, form: str, host: Host, aligner: Aligner) -> None:
         """Keep them for the next message."""
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
@@ -81,7 +115,7 @@ class EgoSecrets:
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[SumClient, Aligner]]:
+    def opened(self) -> Iterator[tuple[Any, Any]]:
         """Work with both objects; they are kept when the block ends well."""
         form, host, aligner = self.load()
         yield host, aligner
@@ -95,16 +129,35 @@ class EgoSecrets:
     def _read(self, data: bytes) -> Kept:
         name, size, rest = data.split(b"|", 2)
         form, cut = name.decode(), int(size)
-        host, local = SumClient.from_bytes(rest[:cut]), rest[cut:]
+        keys, local = rest[:cut], rest[cut:]
+        if (self._trust is not None) != (form == VERIFIED):
+            raise StateLostError("the keys that were kept are of another trust in the server")
+        host: Host
+        if self._trust is not None:
+            host = Party.from_bytes(keys, self._trust)
+        else:
+            host = SumClient.from_bytes(keys)
         if set(host.clients) != set(self._identities):
             raise StateLostError("the keys that were kept belong to other clients")
+        if isinstance(host, Party):
+            known = self._identities
+            aligner = VerifiedAlignmentClient.restored(local, host.run_id, known, host.trust)
+            begin_alignment(host, aligner)
+            return form, host, aligner
         if form == "psi":
             return form, host, AlignmentClient.from_bytes(local, host.run_id, self._identities)
         return form, host, OPEN_ALIGNERS[form].from_bytes(local, self._identities)
 
+    def _host(self, run_id: bytes, aligner: Aligner) -> Host:
+        if self._trust is None:
+            return SumClient(run_id, list(self._identities))
+        assert isinstance(aligner, AlignmentClient)
+        return Party(run_id, list(self._identities), self._trust, aligner.points)
 
-def _aligner(form: str, run_id: bytes, identities: Identities) -> Aligner:
-    if form == "psi":
-        return AlignmentClient(run_id, identities)
-    choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
-    return OPEN_ALIGNERS[form](identities)
+    def _aligner(self, form: str, run_id: bytes) -> Aligner:
+        if self._trust is not None:
+            return VerifiedAlignmentClient(run_id, self._identities, self._trust)
+        if form == "psi":
+            return AlignmentClient(run_id, self._identities)
+        choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
+        return OPEN_ALIGNERS[form](self._identities)

@@ -75,8 +75,8 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
     ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
     chosen = EgoCohort([ego], settings).choose([0])
-    for _ in range(rounds):
-        chosen.train()
+    for number in range(rounds):
+        chosen.train(number)
     return chosen.classify(chosen.embed()).softmax(1)
 
 

@@ -8,6 +8,7 @@ they have keys of their own.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
@@ -42,8 +43,10 @@ from flower_graph.messages.fields import (
     Whole,
     Word,
 )
+from flower_graph.secure.channel import framed
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.secure.sum.party_messages import Ready
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 # What a client measures, as sums over clients: accuracies with the number of clients that have
@@ -58,6 +61,7 @@ UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
 NO_SLOTS = "none"  # nothing is aligned: no embedding is shared
+VERIFIED = "verified"  # blinded identities under a server that may lie
 
 MAX_SECONDS = 1e6
 ROUNDING = 1e-3  # by which a sum of accuracies may be off
@@ -107,10 +111,13 @@ SETTINGS = Part(
         "learning_rate": Real("learning-rate", "of Adam"),
         "weight_decay": Real("weight-decay", "of Adam"),
         "seed": Whole(keys.SEED, "of first weights"),
-        "local_epochs": Whole("local-epochs", "steps a round"),
+        "local_epochs": Whole("local-epochs", "epochs a round"),
         "mu": Real("mu", "weight of the contrastive loss"),
         "tau": Real("tau", "its temperature"),
         "proximal": Real("proximal", "FedProx's weight"),
+        "batch_size": Whole(
+            "batch-size", "nodes of a step; without it all at once", least=1, optional=True
+        ),
     },
 )
 assert SETTINGS.fields is not None and tuple(SETTINGS.fields) == EgoSettings._fields
@@ -125,13 +132,17 @@ def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, 
 
 @dataclass
 class EgoEnrolment(Message, down="query"):
-    """Server to client: who is there; make keys; load a checkpoint. The answer: ``KeyReply``."""
+    """Server to client: who is there; make keys; load a checkpoint.
+
+    The answer: ``KeyReply``, or, where the server may lie, ``BindReply``.
+    """
 
     settings: Settings  # What the clients' models and training are to be
     # Of the secure sum
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
-        str, Word("alignment", "`psi`, `polynomial`, `plain` or `none`: what will follow")
+        str,
+        Word("alignment", "`psi`, `verified`, `polynomial`, `plain` or `none`: what will follow"),
     ]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
@@ -263,12 +274,19 @@ class EgoRequest(Message, down="train"):
         Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
+    # Beside it, where the server may lie: who is ready
+    ready: Annotated[Ready | None, Part("Mask", make=Ready, when="mask-ready")] = None
     # After it nothing is trained or shared any more
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
     checkpoint: Saves = False
     run: Token = ""
     # Of the alignment's last message, when slots are new
     slots: Annotated[Mapping[str, Any], Rest("")] = field(default_factory=dict)
+
+    @property
+    def alternates(self) -> bool:
+        """Whether batches train both losses in turn, which leaves nothing to the local step."""
+        return self.variant == "iter" and self.settings.batch_size is not None
 
 
 @dataclass(frozen=True)
@@ -317,7 +335,7 @@ class PlainEnrolment(Message, up="train"):
 
     def check(self, known: Entries) -> None:
         """Refuse clients that were not asked."""
-        if strange := sorted(set(self.clients.tolist()) - set(known["asked"].tolist())):
+        if (strange := np.setdiff1d(self.clients, known["asked"])).size:
             raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
 
 
@@ -336,6 +354,13 @@ class RoundSum:
     answered: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
+
+
+def meaning_of(server_round: int, length: int, ring: Ring, order: NDArray[np.uint8]) -> bytes:
+    """Name what the numbers of a masked vector are, where a server may tell clients different."""
+    # order [s, 12]: the tokens of the slots
+    said = f"{server_round} {length} {ring.word} {ring.fraction_bits} {ring.guard_bits}"
+    return hashlib.sha256(framed(b"FedSCem", said.encode(), order.tobytes())).digest()
 
 
 def check_plain_sum(total: NDArray[Any], layout: Layout, clients: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.ego_folder import load_ego_folder
@@ -86,7 +89,7 @@ class FedSCem(GraphMethod):
         """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, ego_settings(config, folder)
         kind, options = SERVERS[how.name], checkpoint_settings(config, out)
-        options |= {"participation": how.participation, "min_nodes": how.min_nodes}
+        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         if how.name in AVERAGING:
             averaging: ReportedFedAvg = make_robust(kind, how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
@@ -94,7 +97,7 @@ class FedSCem(GraphMethod):
         if how.name in SAGE:
             options["seed"] = config.seed
         if how.name == FEDSCEM:
-            options |= {name: getattr(how, name) for name in OF_FEDSCEM}
+            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, "registry")}
         strategy: Strategy = kind(settings, **options)
         return strategy
 
@@ -117,6 +120,7 @@ class FedSCem(GraphMethod):
             egos,
             **how,
             noise=embedding_noise(config) if config.privacy.is_on else None,
+            trust=trust_of(context) if config.strategy.distrusts else None,
         )
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
@@ -150,7 +154,18 @@ class FedSCem(GraphMethod):
     def default_supernodes(self, config: FedSCemConfig) -> int | None:
         """Give each client a SuperNode of its own where replies get noise."""
         alone = config.privacy.is_on and config.strategy.name in AVERAGING
-        return self.num_clients(config) if alone else None
+        fewest = FEWEST_PARTIES if config.strategy.distrusts else None
+        return self.num_clients(config) if alone else fewest
+
+    def local_steps(self, config: FedSCemConfig) -> float:
+        """Count the steps, the mean over the clients: each loss's, one a batch."""
+        how, egos = config.strategy, self.graphs(config)
+        is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
+        sizes = [ego.nodes.numel() for ego in egos] if is_ours else []
+        if not (is_ours and how.variant == "minus"):
+            sizes += [max(1, int(ego.train_mask.sum())) for ego in egos]
+        steps = how.local_epochs * sum(-(-nodes // size) for nodes in sizes)
+        return float(steps / len(egos))
 
     def final_figures(
         self, config: FedSCemConfig, strategy: Any, folder: RunFolder | None = None
@@ -213,6 +228,7 @@ def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings
         mu=how.mu,
         tau=how.tau,
         proximal=how.proximal if is_proximal else 0.0,
+        batch_size=how.batch_size,
     )
 
 

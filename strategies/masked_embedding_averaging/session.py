@@ -14,24 +14,24 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
 
-from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
+from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST
+from flower_graph.errors import AlignmentError, NoClientsError
 from flower_graph.messages.arrays import read_array
-from flower_graph.messages.fields import read_handled
 from flower_graph.messages.keys import SUMS, TOTAL
-from flower_graph.secure.align.blinded import MAX_CLIENTS, MOST_POINTS
-from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
-from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
+from flower_graph.secure.align.blinded import MOST_POINTS, Bytes2D
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.carried import missing
-from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
+from flower_graph.secure.sum.carried import as_record, entries_of
+from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.server import Skipped
-from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.exchange import count_bytes
 from flower_graph.server.ledger import (
     NOT_READY,
@@ -40,96 +40,21 @@ from flower_graph.server.ledger import (
     reply_bytes,
     setup_bytes,
 )
-from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.membership import EgoMembership
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     NO_SLOTS,
-    EgoEnrolment,
     EgoReply,
     EgoRequest,
     Layout,
     PlainEnrolment,
     RoundSum,
     check_plain_sum,
+    meaning_of,
 )
 
 LOG = logging.getLogger(__name__)
-# Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
-MOST_CLAIMED = MAX_CLIENTS // 2
-T = TypeVar("T")
-
-
-class Keys(NamedTuple):
-    """What a SuperNode says of itself."""
-
-    clients: list[int]  # Ascending
-    handled: int | None  # Messages of this run that they have behind them, if it says so
-    reply: KeyReply
-
-
-class EgoMembership(Membership):
-    """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
-
-    def __init__(
-        self, settings: EgoSettings, alignment: str, sums: SecureSum, block_cap: int = MOST_POINTS
-    ) -> None:
-        super().__init__()
-        self.settings, self.alignment, self.sums = settings, alignment, sums
-        self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
-        if alignment == "psi":
-            self.aligner = AlignmentServer(block_cap)
-        elif alignment == "polynomial":
-            self.aligner = PolynomialAlignmentServer()
-        else:  # idle where nothing is shared
-            self.aligner = PlaintextAlignmentServer()
-        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
-        self.begun: set[int] = set()  # clients that have taken part in a round
-        self.unsent: dict[int, dict[str, Any]] = {}  # what tells each SuperNode its slots
-
-    def question(self) -> RecordDict:
-        """Ask for keys, under the run's settings."""
-        run = self.sums.run_id
-        return EgoEnrolment(self.settings, run, self.alignment, self.resume).to_record()
-
-    def read(self, node: int, content: RecordDict) -> Keys:
-        """Read and check keys."""
-        reply = KeyReply.read(content)
-        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
-            raise MalformedReplyError(
-                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
-            )
-        self.sums.check_keys(node, reply)
-        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
-
-    def unasked(self) -> None:
-        """Let nobody take part who has no keys."""
-
-    def replaced(self, old: int, node: int, answer: Keys) -> None:
-        """Know a SuperNode that is back with its keys by its new id; forget one without."""
-        if not self.sums.knows(old, answer.reply):
-            self.forget(old)
-            return
-        self.sums.move(old, node)
-        self.aligner.move(old, node)
-        self.clients = _renamed(self.clients, old, node)
-        self.unsent = _renamed(self.unsent, old, node)
-        self.new = [node if at == old else at for at in self.new]
-
-    def enrolled(self, node: int, answer: Keys) -> None:
-        """Take in the keys of a SuperNode that is not just back with those it had."""
-        if self.sums.node_of(answer.clients[0]) != node:
-            self.sums.enroll(node, answer.reply)
-            self.new.append(node)
-        if answer.handled == 0 and self.begun & set(answer.clients):
-            LOG.warning("node %d has lost its state: its clients begin anew", node)
-
-    def forget(self, node: int) -> None:
-        """Strike a SuperNode off whose keys are lost; its clients may enrol again."""
-        self.sums.forget(node)
-        self.aligner.forget(self.clients[node])
-        self.new = [at for at in self.new if at != node]
-        super().forget(node)
 
 
 class EgoSession(Session):
@@ -147,15 +72,27 @@ class EgoSession(Session):
         resolution: float,
         dropout: float,
         block_cap: int = MOST_POINTS,
+        registry: Path | str | None = None,
         **more: Any,
     ) -> None:
-        self.sums = SecureSum(None, limit=limit, resolution=resolution, dropout=dropout, guard=True)
+        self.sums = SecureSum(
+            None,
+            limit=limit,
+            resolution=resolution,
+            dropout=dropout,
+            min_nodes=more.pop("min_nodes", 1),
+            guard=True,
+            trust=SEMI_HONEST if registry is None else MALICIOUS_SERVER,
+            registry=registry,
+            block_cap=block_cap,
+        )
         self.sums.number = 0  # they count from 1, as rounds do
         members = EgoMembership(settings, alignment, self.sums, block_cap)
-        super().__init__(members, seed=settings.seed, **more)
+        super().__init__(members, seed=settings.seed, min_nodes=self.sums.min_nodes, **more)
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that are held by two clients or more
+        self.order: Bytes2D | None = None  # their tokens, where there are any
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self.drawn: set[int] = set()  # clients of this round's sum
         self._named = 0  # clients that reports have named already
@@ -179,25 +116,53 @@ class EgoSession(Session):
     def admit(self, server_round: int) -> bool:
         """Enrol and align SuperNodes that are new; return whether the slots may have changed."""
         started, members = time.perf_counter(), self.members
+        self.sums.renew()
         self.enrol(server_round)
         new, members.new = members.new, []
         for node in new:
             members.aligner.enroll(node, members.clients[node])
             for client in members.clients[node]:
                 self.unaligned.pop(client, None)
+        begun = self.sums.begin(server_round, self.send, self.connected)
+        members.forget_unbound()
+        if begun:
+            members.begin_epoch()
+            self.unaligned.clear()
         if not self.everyone:
             reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
-        if new and members.alignment != NO_SLOTS:
-            self._align(server_round)
-        if new:
+        if self.sums.parties is None:
+            begun = bool(new) or members.aligner.waits(self.sums.out)
+        if begun:
+            if members.alignment != NO_SLOTS:
+                self._align(server_round)
             self.sums.clients = []  # a sum that was prepared without them is given up
         self.setup_seconds += time.perf_counter() - started
-        return bool(new)
+        return begun
 
     def _align(self, server_round: int) -> None:
         """Bring all clients to one order of slots."""
         members, aligner = self.members, self.members.aligner
+        self._ask_stages(server_round)
+        while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.out):
+            self._unite(server_round, aligner)
+            self._ask_stages(server_round)  # where a union that failed has all aligned anew
+        for entry in by_reason(dict(aligner.blamed[self._told :])):
+            LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
+        self._told = len(aligner.blamed)
+        published = aligner.publications()
+        members.unsent = {node: message.to_config() for node, message in published.items()}
+        self.num_slots = max((message.num_slots for message in published.values()), default=0)
+        if isinstance(aligner, VerifiedAlignmentServer):
+            self.order = aligner.order
+        aligned, blamed = set(aligner.aligned), dict(aligner.blamed)
+        known = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
+        self.unaligned = {c: blamed.get(c, "not aligned") for c in known if c not in aligned}
+        if not self.everyone:
+            raise AlignmentError("no client was aligned; the log names the reasons")
+
+    def _ask_stages(self, server_round: int) -> None:
+        aligner = self.members.aligner
         while requests := aligner.requests():
             contents = {node: request.to_record() for node, request in requests.items()}
             self.send(
@@ -208,57 +173,42 @@ class EgoSession(Session):
                 max_reply_bytes=setup_bytes(self._most_clients)
                 + max(count_bytes(content) for content in contents.values()),
             )
-        if isinstance(aligner, AlignmentServer):
-            self._unite(server_round, aligner)
-        for entry in by_reason(dict(aligner.blamed[self._told :])):
-            LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
-        self._told = len(aligner.blamed)
-        published = aligner.publications()
-        members.unsent = {node: message.to_config() for node, message in published.items()}
-        self.num_slots = max((message.num_slots for message in published.values()), default=0)
-        aligned, blamed = set(aligner.aligned), dict(aligner.blamed)
-        known = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
-        self.unaligned = {c: blamed.get(c, "not aligned") for c in known if c not in aligned}
-        if not self.everyone:
-            raise AlignmentError("no client was aligned; the log names the reasons")
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        """Add up the clients' tables of tokens in secure sums, until nobody waits any more."""
-        while not aligner.settled:
-            if not (clients := aligner.uniting):
-                aligner.union_failed("nobody is left whose tables could be added up")
-                continue
-            silent = self._turn(server_round, clients, reveal=False)
-            unions = aligner.union_requests()
-            length = 3 * next(iter(unions.values())).cells
-            masks = self.sums.masks(length)
-            replies = self.send(
-                {
-                    node: as_record(unions[node].to_config() | mask.to_config())
-                    for node, (_, mask) in masks.items()
-                    if node in unions
-                },
-                server_round,
-                partial(self._take_masked, length=length),
-                message_type="train.union",
-                max_reply_bytes=reply_bytes(length, self._most_clients),
-            )
-            silent += [*replies.rejected, *self._turn(server_round, None)]
-            result = self.sums.result(self.sums.number)
-            if isinstance(result, Skipped):
-                absent = self.sums.at(clients, {entry.node_id for entry in silent})
-                for node, listed in replies.values.items():
-                    absent += missing(*masks[node], listed)
-                aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
-            else:
-                aligner.take_union(result.total, result.contributors.tolist())
+        """Add up the clients' tables of tokens in a secure sum."""
+        if not (clients := aligner.uniting):
+            aligner.union_failed("nobody is left whose tables could be added up")
+            return
+        silent = self._turn(server_round, clients, reveal=False)
+        unions = aligner.union_requests()
+        length = 3 * next(iter(unions.values())).cells
+        masks = self.sums.masks(length)
+        replies = self.send(
+            {
+                node: as_record(unions[node], *parts)
+                for node, (_, parts) in masks.items()
+                if node in unions
+            },
+            server_round,
+            partial(self._take_masked, length=length),
+            message_type="train.union",
+            max_reply_bytes=reply_bytes(length, self._most_clients),
+        )
+        self.sums.sign(server_round, self.send)
+        silent += [*replies.rejected, *self._turn(server_round, None)]
+        result = self.sums.result(self.sums.number)
+        if not isinstance(result, Skipped):
+            aligner.take_union(result.total, result.contributors.tolist())
+        elif self.sums.out.isdisjoint(clients):  # else it is known who spoilt it
+            absent = self.sums.at(clients, {entry.node_id for entry in silent})
+            for node, listed in replies.values.items():
+                absent += [client for client in masks[node][0] if client not in listed]
+            aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
 
     def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
         reply = MaskedReply.read(content, total=total)
-        self.sums.take_masked(node, reply)
-        listed: list[int] = reply.clients.tolist()
-        return listed
+        return self.sums.take_masked(node, reply)
 
     @property
     def _most_clients(self) -> int:
@@ -286,11 +236,14 @@ class EgoSession(Session):
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         """Address a round's request to the SuperNodes of this round's clients."""
-        masks: dict[int, MaskRequest] = {}
+        masks: dict[int, Any] = {}  # the mask requests, with who is ready where the server may lie
         if self.is_masked:
             word = base.ring.word if base.ring else 64
-            asked = self.sums.masks(length, word)
-            masks = {node: mask for node, (_, mask) in asked.items()}
+            meaning = b""
+            if self.order is not None and base.ring is not None:
+                meaning = meaning_of(server_round, length, base.ring, self.order)
+            asked = self.sums.masks(length, word, meaning)
+            masks = {node: parts for node, (_, parts) in asked.items()}
             chosen = {node: local for node, (local, _) in asked.items()}
             self.drawn = set(self.sums.clients)
         else:
@@ -301,7 +254,7 @@ class EgoSession(Session):
             node: replace(
                 base,
                 clients=np.array(clients, np.int64),
-                mask=masks.get(node),
+                **dict(zip(("mask", "ready"), masks.get(node, ()), strict=False)),
                 slots=unsent.get(node, {}),
             )
             for node, clients in chosen.items()
@@ -345,6 +298,7 @@ class EgoSession(Session):
             return self._plain_sum(server_round, vectors)
         now, sums = self.sums.number, self.sums
         following = None if server_round > self.rounds else self.sample(server_round + 1)
+        self.sums.sign(server_round, self.send)
         revealed = self._turn(server_round, following)
         started = time.perf_counter()
         result = sums.result(now)
@@ -393,8 +347,3 @@ class EgoSession(Session):
             left_out=self.unaligned | undone | excluded,
             no_use=found.skipped,
         )
-
-
-def _renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
-    """Give the same under a SuperNode's new id, in the same order."""
-    return {node if at == old else at: one for at, one in by_node.items()}

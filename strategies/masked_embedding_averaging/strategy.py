@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.align.blinded import MOST_POINTS
-from flower_graph.secure.sum.service import as_record
+from flower_graph.secure.sum.carried import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.config import (
@@ -61,6 +62,8 @@ from flower_graph.strategies.masked_embedding_averaging.server_state import EgoS
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
+# Aggregation, alignment and model sharing that a server which lies reads nothing by
+READ_BY_NOBODY = ("masked", "psi", "none")
 
 
 class MaskedEmbeddingAveraging(OwnRounds):
@@ -87,6 +90,9 @@ class MaskedEmbeddingAveraging(OwnRounds):
     block_cap : int
         Most points of a client's block in the alignment ``"psi"``: the power of two above the
         number of its identities. A client with more is left out.
+    registry : Path or str, optional
+        File of the SuperNodes' registered keys, for clients that do not trust the server (their
+        ``trust``): masked sums and ``"psi"`` with proofs, from five SuperNodes on.
     **more
         ``participation``, the share of the clients asked each round, above 0 and at most 1;
         ``min_nodes``, SuperNodes to wait for before a round; ``checkpoint_dir`` and
@@ -116,6 +122,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
         resolution: float = 2.0**-12,
         dropout: float = 0.3,
         block_cap: int = MOST_POINTS,
+        registry: Path | str | None = None,
         **more: Any,
     ) -> None:
         for name, value, allowed in (
@@ -126,6 +133,11 @@ class MaskedEmbeddingAveraging(OwnRounds):
         ):
             choice(*allowed).check(name, value)
         ABOVE_ZERO.check("tau", settings.tau)
+        if registry is not None and (aggregation, alignment, model_sharing) != READ_BY_NOBODY:
+            raise ValueError(
+                f"aggregation={aggregation!r}, alignment={alignment!r}, model_sharing="
+                f"{model_sharing!r}: with a registry they are {READ_BY_NOBODY}"
+            )
         super().__init__(
             EgoSession(
                 settings,
@@ -135,6 +147,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
                 resolution=resolution if model_sharing == "none" else min(resolution, FINE),
                 dropout=dropout,
                 block_cap=block_cap,
+                registry=registry,
                 **more,
             )
         )
@@ -223,12 +236,13 @@ class MaskedEmbeddingAveraging(OwnRounds):
         return {**kept.settings._asdict(), **local}
 
     def state(self) -> dict[str, Any]:
-        """Return what travelled, and the model that the next round began with."""
-        return self.kept.state_dict()
+        """Return what travelled, the model that the next round began with, and proven cheats."""
+        return self.kept.state_dict() | {"excluded": sorted(self.session.sums.excluded)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         self.kept.load_state_dict(state)
+        self.session.sums.exclude(state.get("excluded", ()))
 
 
 def _others(early: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -45,8 +45,8 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     chosen = judges.choose([ego.client for ego in egos])
     nodes = torch.cat([ego.nodes for ego in egos]).to(device)
     epochs = []
-    for _ in range(config.rounds):
-        model.train()
+    for number in range(config.rounds):
+        model.train(number)
         h = model.embed()
         # The judges' own first layers play no part: their embeddings come from the whole graph.
         judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
@@ -119,11 +119,11 @@ def _figures(
 
 def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
     chosen = cohort.choose([ego.client for ego in cohort.egos])
-    chosen.train()
+    chosen.train(1)
     h = chosen.embed()
     place = is_shared.nonzero().flatten()
     # A node's own embedding stands for the mean: the values do not change what it costs.
-    chosen.fuse(Shared(place, h[place]))
+    chosen.fuse(Shared(place, h[place]), 1)
     chosen.evaluate(chosen.embed())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.party import Party
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
@@ -212,18 +213,23 @@ def _common(table: SlotTable, run_id: bytes, sum_round: int, hidden: int) -> NDA
 
 
 def put_masks(
-    host: SumClient,
+    host: SumClient | Party,
     request: EgoRequest,
     total: NDArray[Any],
     present: list[int],
     left_out: dict[int, str],
+    meaning: bytes = b"",
 ) -> tuple[dict[str, Any], NDArray[Any]]:
     """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
     if not present:
         raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
     if request.mask is None:
         return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
-    reply = host.mask(request.mask, present, total)
+    if isinstance(host, Party):
+        assert request.ready is not None  # the client has seen to it
+        reply = host.mask(replace(request.mask, meaning=meaning), request.ready, total)
+    else:
+        reply = host.mask(request.mask, present, total)
     reply.left_out.update(left_out)
     return reply.to_config(), reply.total
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         join_space,
         learn_beside,
     )
-    from flower_graph.strategies.procrustes_alignment.secure_consensus import (
-        SecureConsensus,
+    from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
+    from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
         SecureConsensusClient,
     )
     from flower_graph.strategies.procrustes_alignment.strategy import (

@@ -19,6 +19,7 @@ from flower_graph.audit.attacks import (
     of_kind,
 )
 from flower_graph.audit.deviating import Deviation, of_sums
+from flower_graph.audit.distrusting import of_parties
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -184,7 +185,8 @@ class EmbeddingAudit(Audit):
         """Lie to clients of the secure sum, in the form that has one."""
         if config.strategy.alignment != SECURE:
             return []
-        return of_sums(lambda strategy: strategy.sums.server)
+        lies = of_parties if config.strategy.distrusts else of_sums
+        return lies(lambda strategy: strategy.sums.server)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         """Attack the public embeddings."""

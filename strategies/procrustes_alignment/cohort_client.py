@@ -256,11 +256,13 @@ class PublicNodeClient(NumPyClient):
             why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
             return {NOT_SAVED: why} if why else {}
         self.resume(Resume.from_config(config))
-        members = self.members.values()
-        dimensions = [member.dimension for member in members]
+        return self.enrolment().to_config()
+
+    def enrolment(self) -> EmbeddingEnrolment:
+        """Say who is here, and which nodes each can share."""
+        dimensions = [member.dimension for member in self.members.values()]
         handled = self._state.processed(self._makers)
-        here = EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
-        return here.to_config()
+        return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, RunConfig, StrategySection
+from flower_graph.config.common import DataConfig, RunConfig
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,
@@ -17,6 +17,7 @@ from flower_graph.config.rules import (
     choice,
 )
 from flower_graph.config.schema import section, setting
+from flower_graph.config.trust import TrustSection
 from flower_graph.errors import ConfigError
 
 APP = "ppfl"
@@ -136,7 +137,7 @@ class JudgeConfig:
 
 
 @dataclass
-class StrategyConfig(StrategySection):
+class StrategyConfig(TrustSection):
     """What the server does with the public embeddings."""
 
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
@@ -145,6 +146,14 @@ class StrategyConfig(StrategySection):
     absent: str = setting(
         LEAVE_OUT, choice(*ABSENT), help="what stands for clients that did not answer"
     )
+
+    def validate(self) -> None:
+        """Refuse what no run can have; ``ConfigError`` names key and value."""
+        found = {
+            "name": (self.name != ALIGNED, "nothing is summed"),
+            "alignment": (self.alignment != SECURE, "every embedding would be in the clear"),
+        }
+        self.refuse_trust({key: why for key, (is_so, why) in found.items() if is_so})
 
 
 @dataclass

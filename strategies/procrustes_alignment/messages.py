@@ -22,6 +22,8 @@ from flower_graph.messages import keys
 from flower_graph.messages.arrays import decode_array, largest_size, pack_integers
 from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing, take
 from flower_graph.messages.fields import (
+    Block,
+    Bytes,
     Flag,
     Handled,
     Lines,
@@ -41,6 +43,7 @@ FloatArray = NDArray[np.float32]
 
 NOT_FINITE = "its embeddings are not finite"
 MAX_DIMENSION = 1 << 16
+MOST_CLIENTS = 4096  # of one SuperNode: each is looked at, whoever made them up
 MAX_JUDGED = 64  # measurements of a round
 SHARES = ("train", "val", "test")  # measurements with these ends are shares of right answers
 
@@ -51,12 +54,29 @@ def fingerprint(nodes: IntArray) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+@dataclass(frozen=True)
+class Hosted(Numbers):
+    """Numbers of a SuperNode's clients: not too many to look at each."""
+
+    def decode(self, value: Any, name: str, reading: Reading) -> list[Any]:
+        """Refuse too many before anything is made of them."""
+        if isinstance(value, list) and len(value) > MOST_CLIENTS:
+            raise MalformedReplyError(f"{len(value)} clients, at most {MOST_CLIENTS} are taken")
+        return super().decode(value, name, reading)
+
+
 @dataclass
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: who is there, and which nodes each can share."""
 
     clients: Annotated[
-        list[int], Numbers(keys.CLIENTS, "numbers of the clients here", shape="c", whole=True)
+        list[int],
+        Hosted(
+            keys.CLIENTS,
+            f"numbers of the clients here, at most {MOST_CLIENTS}",
+            shape="c",
+            whole=True,
+        ),
     ]
     nodes: Annotated[  # of each client [p]
         list[IntArray],
@@ -77,6 +97,15 @@ class EmbeddingEnrolment(Message, up="query"):
         ),
     ]
     handled: Handled = None
+    signature: Annotated[
+        Bytes | None,
+        Block(
+            "claim-signature",
+            "over clients and ids (Ed25519), where the server is not trusted",
+            shape="64",
+            optional=True,
+        ),
+    ] = None
 
     def check(self, known: Entries) -> None:
         """Refuse clients that cannot be."""

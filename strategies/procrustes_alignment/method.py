@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.client import NumPyClient
 
+from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.checked import check_clients
 from flower_graph.data.folders.client_files import clients_path
@@ -20,7 +21,6 @@ from flower_graph.data.partition.overlapping import OverlappingGraph, overlappin
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.local import require_one_client
-from flower_graph.strategies.procrustes_alignment import secure_consensus
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     PublicNodeClient,
@@ -28,6 +28,7 @@ from flower_graph.strategies.procrustes_alignment.cohort_client import (
 from flower_graph.strategies.procrustes_alignment.config import (
     APP,
     DEEPWALK,
+    GAT,
     LOCAL,
     SECURE,
     PPFLConfig,
@@ -39,6 +40,10 @@ from flower_graph.strategies.procrustes_alignment.evaluation import (
     check_labels,
 )
 from flower_graph.strategies.procrustes_alignment.joining import build_model, join_graph
+from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
+from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+    SecureConsensusClient,
+)
 from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
@@ -71,12 +76,13 @@ class PPFL(GraphMethod):
     ) -> ProcrustesAlignment:
         """Build the server's half."""
         how = config.strategy
-        shared: dict[str, Any] = {"min_nodes": how.min_nodes, "seed": config.seed}
+        shared: dict[str, Any] = {"min_nodes": how.fewest_nodes, "seed": config.seed}
         shared |= checkpoint_settings(config, out)
         if how.name == LOCAL:
             return LocalEmbedding(participation=how.participation, **shared)
         if how.alignment == SECURE:
-            return secure_consensus.SecureConsensus(rotations_only=how.rotations_only, **shared)
+            shared |= {"rotations_only": how.rotations_only, "registry": how.registry}
+            return SecureConsensus(**shared)
         return ProcrustesAlignment(
             alignment=how.alignment,
             rotations_only=how.rotations_only,
@@ -96,7 +102,8 @@ class PPFL(GraphMethod):
         if out is not None:
             where |= {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
         if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
-            return secure_consensus.SecureConsensusClient(context, members, **where)
+            trust = trust_of(context) if config.strategy.distrusts else None
+            return SecureConsensusClient(context, members, trust=trust, **where)
         return PublicNodeClient(context, members, **where)
 
     def hosted(
@@ -146,6 +153,10 @@ class PPFL(GraphMethod):
         theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
         sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
         return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
+
+    def local_steps(self, config: PPFLConfig) -> float:
+        """Count the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
+        return (config.gat if config.model.name == GAT else config.deepwalk).epochs
 
     def final_figures(
         self, config: PPFLConfig, strategy: Any, folder: RunFolder | None = None

@@ -72,23 +72,12 @@ class PublicSpace(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A new graph's embeddings among those of others.
+    """A new graph's embeddings among those of others."""
 
-    Attributes
-    ----------
-    embeddings : ndarray
-        ``[n, d]`` of all its nodes, in the space that was joined.
-    rotation : ndarray
-        ``[d, d]`` the orthogonal map from its own space.
-    common : int
-        Public nodes that it was found by.
-    precision : dict of int to float
-        P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two.
-    """
-
-    embeddings: Floats
-    rotation: Floats
-    common: int
+    embeddings: Floats  # [n, d] of all its nodes, in the space that was joined
+    rotation: Floats  # [d, d] the orthogonal map from its own space
+    common: int  # public nodes that it was found by
+    # P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two
     precision: Mapping[int, float]
 
 

@@ -97,7 +97,7 @@ def plot_figures(path: Path, shown: Sequence[Any]) -> bool:
             if one.table == aligned.table
         }
         whole = [
-            run.test_accuracy[-1]
+            run.test_at_best_val
             for one in shown
             if (one.method, one.data, one.model) == ("full graph", aligned.data, aligned.model)
             for run in one.runs.values()

@@ -19,202 +19,61 @@ sums as clients would tell the clients apart. The first ``R`` is random points. 
 lead to is too blurred to learn from: it is turned to, and ``X'_i`` begins with iteration 3.
 
 Nodes with too few holders for a sum are left out; of these a client keeps its own rows.
+
+The clients' half is in ``secure_consensus_client.py``.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.client.state import Tensors
+from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.errors import says_lost
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.fields import Resume
 from flower_graph.messages.keys import RING_WORD
-from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.report.rounds import RoundReport
-from flower_graph.rng import derive_seed
-from flower_graph.secure.sum.masking_client import MaskingClient
+from flower_graph.secure.registry import Registry
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.strategies.procrustes_alignment.cohort_client import (
-    EmbeddingClient,
-    PublicNodeClient,
+from flower_graph.strategies.procrustes_alignment.claims import (
+    MEASURED,
+    Claims,
+    SignedClaims,
+    agreed_nodes,
+    digests_of,
+    fewest_parties,
+    meaning_of,
 )
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
 from flower_graph.strategies.procrustes_alignment.messages import (
-    FloatArray,
     IntArray,
     PublicReply,
     PublicRequest,
     SumOrder,
 )
 from flower_graph.strategies.procrustes_alignment.server_state import (
-    ABSENT,
     NEAREST,
+    Answers,
     CommonMean,
     Floats,
+    common_nodes,
+    fewest_holders,
     mean_of,
+    require_nodes,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 
-ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
-
-# Client ------------------------------------------------------------------------------------------
-
-
-class SecureConsensusClient(PublicNodeClient, MaskingClient):
-    """The clients of one SuperNode: usually one, in a simulation any number.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; models, keys and rotations live behind it.
-    members : sequence of EmbeddingClient
-        The clients; their embedding models are those of ``PublicNodeClient``.
-    **folders : Path, optional
-        ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
-        Checkpoints have the rotations too, and never keys.
-    """
-
-    def __init__(
-        self, context: Context, members: Sequence[EmbeddingClient], **folders: Path | None
-    ) -> None:
-        super().__init__(context, members, **folders)
-        MaskingClient.__init__(self, context, list(self.members))
-
-    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
-        """Write models and rotations; return why it cannot be done, or nothing."""
-        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
-        return super().save(server_round, run, turns | (more or {}))
-
-    def resume(self, resume: Resume) -> Tensors | None:
-        """Go on from models and rotations."""
-        turns = super().resume(resume)
-        if turns is not None:
-            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
-        return turns
-
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
-        request = PublicRequest.from_numpy(parameters, config, public=self.public)
-        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
-        self.keys()  # before anything is trained: without keys there is no round
-        kept = self._rotations()
-        targets = [
-            self._own_space(client, mean, kept.get(client)) if order.is_target else None
-            for client, mean in zip(request.clients, request.targets, strict=True)
-        ]
-        reply = self.round(replace(request, targets=targets))
-        rotated = rotate(request, order, reply, int(config["mask-length"]))
-        masked, entries = self.masked(config, {c: one.vector for c, one in rotated.items()})
-        self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
-        near = {client: one.precision for client, one in rotated.items() if one.precision}
-        for k in NEAREST if near else ():
-            of_all = [near.get(client, {}).get(k, math.nan) for client in request.clients]
-            reply.judged[f"precision-{k}"] = of_all
-        if request.saves:
-            reply.not_saved = self.save(request.server_round, request.run)
-        reply.request = replace(request, wants_embeddings=False)
-        _, weight, metrics = reply.to_numpy()
-        return [masked.total], weight, metrics | entries
-
-    def _own_space(
-        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
-    ) -> FloatArray | None:
-        """Turn the common mean into a client's space; rows that have none are its own."""
-        if mean is None or turn is None:
-            return None
-        target: FloatArray = (mean @ turn.T).astype(np.float32)
-        if (missing := ~mean.any(1)).any():
-            with self.opened() as models:
-                local = models[client].embed()[self.members[client].rows]
-            target[missing] = local[missing]
-        return target
-
-    def _keep_rotations(self, kept: Mapping[int, NDArray[Any]]) -> None:
-        arrays = {str(client): Array(w) for client, w in kept.items()}
-        self.context.state[ROTATIONS] = ArrayRecord(arrays)
-
-    def _rotations(self) -> dict[int, NDArray[Any]]:
-        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
-        return {int(name): decode_array(name, array) for name, array in record.items()}
-
-
-def first_points(seed: int, nodes: int, dimension: int) -> Floats:
-    """Draw what everybody turns to before there is a mean, ``[u, d]`` normal."""
-    # Any fixed points do: clients that embed alike turn alike, and so come to lie on each other.
-    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
-    return rng.standard_normal((nodes, dimension))
-
-
-def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats:
-    """Find the orthogonal ``W`` that brings a client's rows nearest to common points."""
-    # embeddings, points [p, d]
-    if not len(embeddings):
-        return np.eye(points.shape[1])
-    return orthogonal_procrustes(embeddings, points, rotations_only=rotations_only)
-
-
-class Rotated(NamedTuple):
-    """A client's embeddings beside those of the others."""
-
-    rotation: Floats  # ``W_i``
-    vector: Floats  # its part of the sum
-    precision: Mapping[int, float]  # how near they came to the common mean; empty without one
-
-
-def rotate(
-    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
-) -> dict[int, Rotated]:
-    """Bring each client's rows nearest to the common mean, or to the first points without one."""
-    start = first_points(order.seed, length // request.dimension, request.dimension)
-    result = {}
-    for index, client in enumerate(request.clients):
-        x, mean, slots = reply.embeddings[index], request.targets[index], order.slots[index]
-        if x is None:
-            continue
-        here, local = slots != ABSENT, x.astype(np.float64)
-        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
-        turn, near = rotation(local[here], points, order.rotations_only), dict[int, float]()
-        if mean is not None and here.any():
-            near = alignment_precision(local[here], points, turn, NEAREST)
-        result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
-    return result
-
-
-def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
-    """Lay a client's turned rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
-    dimension = turned.shape[1]
-    here = slots != ABSENT
-    chosen = slots[here]
-    count = length // dimension
-    if length % dimension or np.unique(chosen).size != chosen.size:
-        raise ValueError(f"{length} numbers for rows of {dimension}, or a slot named twice")
-    if chosen.size and not 0 <= chosen.min() <= chosen.max() < count:
-        raise ValueError(f"slots from {chosen.min()} to {chosen.max()}, must be 0 to {count - 1}")
-    rows = np.zeros((count, dimension))
-    rows[chosen] = turned[here]
-    return rows.ravel()
-
-
-# Server ------------------------------------------------------------------------------------------
 
 
 class SecureConsensus(OwnRounds, ProcrustesAlignment):
@@ -238,6 +97,8 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         Seed of the points that everybody turns to at first.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything but keys; 0 for never.
+    registry : Path or str, optional
+        The file of the SuperNodes' keys, where clients do not trust the server.
     """
 
     idle = NOT_READY  # all are asked that can be in the sum
@@ -254,6 +115,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         seed: int = 0,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
+        registry: Path | str | None = None,
     ) -> None:
         super().__init__(
             alignment=CONSENSUS,
@@ -267,6 +129,10 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self.mean = CommonMean(dropout)
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
+        self._registry, self._measured = registry, dict[str, float]()
+        if registry is not None:
+            claims = SignedClaims(Registry.read(registry), lambda: self._run_id)
+            self.clients.claims = claims
 
     @cached_property
     def sums(self) -> SecureSum:
@@ -277,23 +143,52 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
             dropout=self.mean.dropout,
             timeout=self.session.timeout,
             min_nodes=self.session.min_nodes,
+            trust=SEMI_HONEST if self._registry is None else MALICIOUS_SERVER,
+            registry=self._registry,
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: write the round's requests, with the common mean and what masks need."""
-        there, mean = self.there(server_round), self.mean
-        mean.choose(
-            self.clients.ids, there, self.sums.prepare(server_round, there), self.clients.dimension
-        )
-        entries = self.sums.requests(mean.rows.size)
+        there, mean, known = self.there(server_round), self.mean, self.clients
+        nodes, claims = self._nodes(self.sums.prepare(server_round, there))
+        mean.choose(nodes, known.ids, there, known.dimension)
+        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM, self.rotations_only)
+        length, meaning = mean.rows.size, b""
+        if claims is not None:
+            claims.means = digests_of(mean.rows) if mean.made else claims.means
+            length += 2 * len(MEASURED)
+            meaning = meaning_of(nodes, known.dimension, server_round, order, claims.means)
+        shown = {} if claims is None else claims.to_config()
+        entries = self.sums.requests(length, meaning)
         requests, self.entries = dict[int, PublicRequest](), {}
         for node in (node for node in there if node in entries):
             slots = [mean.slots[client] for client in there[node]]
-            is_target = mean.made >= LEARNT_FROM
-            order = SumOrder(slots, self.session.seed, is_target, self.rotations_only)
-            self.entries[node] = entries[node] | order.to_config()
+            self.entries[node] = entries[node] | replace(order, slots=slots).to_config() | shown
             requests[node] = self.request(server_round, there[node], mean.of)
         return requests
+
+    @property
+    def _run_id(self) -> int:
+        return self.session.exchange.grid.run.run_id
+
+    def _parties(self) -> list[int]:
+        """Return the parties of the sums' epoch, absent ones too; none before there is one."""
+        epoch = None if self.sums.parties is None else self.sums.parties.server.epoch
+        return [] if epoch is None else epoch.parties.tolist()
+
+    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
+        """Choose the nodes of a sum for these clients; give what shows clients that all do."""
+        dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
+        if signed is None:
+            nodes, fewest = common_nodes(ids, ready, dropout), fewest_holders(len(ready), dropout)
+            if len(ready) > 1:
+                require_nodes(nodes, fewest, f"{len(ready)} clients")
+            return nodes, None
+        held = signed.of(self._parties())
+        nodes = agreed_nodes(held) if held else self.mean.nodes
+        if held:
+            require_nodes(nodes, fewest_parties(len(held)), f"{len(held)} SuperNodes")
+        return nodes, Claims.of(held, signed.signatures)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         """Read what clients say, and take their part of the sum."""
@@ -308,14 +203,16 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, Any]:
-        """Return what the server must find again: the common mean."""
+        """Return what the server must find again: the common mean, and proven cheats."""
         state = super().state()
-        return state | {"strategy": state["strategy"] | self.mean.state_dict()}
+        kept = self.mean.state_dict() | {"excluded": sorted(self.sums.excluded)}
+        return state | {"strategy": state["strategy"] | kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         super().load_state(state)
         self.mean.load_state_dict(state["strategy"])
+        self.sums.exclude(state["strategy"].get("excluded", ()))
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do step 5 with what came, and say what the round gave."""
@@ -345,15 +242,23 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do step 5, and return how near clients came to the mean, as they say."""
         summed = self.sums.close(server_round)
-        self.contributors = []
+        self.contributors, self._measured = [], {}
         if isinstance(summed, Skipped):
             self._skipped = f"no sum: {_without_number(summed.reason)}"
             return {}
         self.contributors = summed.contributors.tolist()
-        self.mean.take(summed.values, self.contributors)
+        rows = self.mean.rows.size
+        self.mean.take(summed.values[:rows], self.contributors)
         names = [f"precision-{k}" for k in NEAREST]
+        if self._registry is not None:
+            self._measured = _measured(summed.values[rows:])
+            return {name: self._measured[name] for name in names if name in self._measured}
         result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
         return {name: mean_of(values) for name, values in result.items() if values}
+
+    def averages(self, came: Answers) -> Mapping[str, float]:
+        """Give the means of what clients measured, which is in the sum if they send it there."""
+        return super().averages(came) if self._registry is None else self._measured
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
         """Count the payload: rows of the mean down, masked sums up, of each client."""
@@ -375,6 +280,13 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
             ``mean`` ``[u, d]`` and ``nodes`` ``[u]``; empty before the first sum.
         """
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
+
+
+def _measured(tail: Floats) -> dict[str, float]:
+    """Divide the sums of what clients measured by how many had each."""
+    sums, counts = tail.reshape(2, len(MEASURED))
+    each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
+    return {name: total / count for name, total, count in each if count >= 1}
 
 
 def _without_number(reason: str) -> str:

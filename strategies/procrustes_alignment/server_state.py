@@ -20,6 +20,7 @@ from flower_graph.messages.keys import CONFIG
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.server.exchange import Rejected
 from flower_graph.server.membership import Membership
+from flower_graph.strategies.procrustes_alignment.claims import SignedClaims
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,
     FloatArray,
@@ -57,6 +58,7 @@ class PublicServerState:
         self.dimension = 0  # of all embeddings; 0 before anybody is there
         self.begun: set[int] = set()  # clients that have answered a round
         self.measured: dict[str, dict[int, float]] = {}  # last measurements, by name and client
+        self.claims: SignedClaims | None = None  # where clients do not trust the server
 
     def take(
         self,
@@ -130,19 +132,12 @@ class CommonMean:
 
     def choose(
         self,
+        nodes: IntArray,
         ids: Mapping[int, IntArray],
         there: Mapping[int, Iterable[int]],
-        clients: Sequence[int],
         dimension: int,
     ) -> None:
-        """Choose the nodes of the next sum; those that stay keep their mean."""
-        nodes = common_nodes(ids, clients, self.dropout)
-        if len(clients) > 1 and not nodes.size:
-            raise ValueError(
-                f"no public node has {fewest_holders(len(clients), self.dropout)} holders among "
-                f"{len(clients)} clients, of which the share {self.dropout:g} may be missing: its "
-                "sum could be one client's own embedding; lower dropout, or align in the clear"
-            )
+        """Take the nodes of the next sum; those that stay keep their mean."""
         if not np.array_equal(nodes, self.nodes):
             rows = np.zeros((nodes.size, dimension), np.float32)
             at = find_slots(self.nodes, nodes)
@@ -196,6 +191,15 @@ def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], dropout: f
     return result[counts >= fewest_holders(len(clients), dropout)]
 
 
+def require_nodes(nodes: IntArray, fewest: int, of: str) -> None:
+    """Refuse a sum that no node is in."""
+    if not nodes.size:
+        raise ValueError(
+            f"no public node has {fewest} holders among {of}, of which some may be missing: its "
+            "sum could be one client's own embedding; lower dropout, or align in the clear"
+        )
+
+
 def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
     """Find nodes ``[p]`` among the common ones, ascending; ``ABSENT`` where they are not."""
     if not common.size:
@@ -233,6 +237,8 @@ class PublicMembership(Membership):
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
         """Refuse other nodes than before, and embeddings of another length."""
+        if self.state.claims is not None and (why := self.state.claims.take(answer)):
+            return why
         said = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
         for client, nodes, dimension in said:
             # What it sent, and what waits for it, is by these nodes in this order.

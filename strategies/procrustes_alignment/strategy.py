@@ -26,6 +26,8 @@ nodes and can take targets.
 from __future__ import annotations
 
 import logging
+import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +49,7 @@ from flower_graph.server.session import Session
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
 from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
 from flower_graph.strategies.procrustes_alignment.server_state import (
+    Answers,
     PublicMembership,
     PublicServerState,
     mean_of,
@@ -167,22 +170,28 @@ class ProcrustesAlignment(RoundStrategy):
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with what came, and say what the round gave."""
         came = self.clients.take(self.requests, replies.values, self.wants_embeddings)
-        answered, measured = sorted(came.losses), came.measured
+        answered = sorted(came.losses)
         precision = self.align(server_round, answered)
         who = self.participation(answered, came.failed)
         self.session.rejected += came.left_out
-        loss = mean_of(came.losses[client] for client in answered)
+        mean = defaultdict(lambda: math.nan, self.averages(came))
         return self.report(
             server_round,
             who,
-            {role: mean_of(measured.get(role, {}).values()) for role in ("train", "val", "test")},
-            loss=loss,
-            cross_entropy=loss,
-            regulariser=mean_of(came.disagreements),
+            {role: mean[role] for role in ("train", "val", "test")},
+            loss=mean["loss"],
+            cross_entropy=mean["loss"],
+            regulariser=mean["disagreement"],
             bytes=self.count(replies.values),
             skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
             alignment=precision,
         )
+
+    def averages(self, came: Answers) -> Mapping[str, float]:
+        """Give the means of what clients measured in a round, by name."""
+        losses = [came.losses[client] for client in sorted(came.losses)]
+        found = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
+        return {**found, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
         """Say what became of every client; ``failed`` has the reasons of single ones."""

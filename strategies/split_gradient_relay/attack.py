@@ -83,13 +83,14 @@ def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int
     average = None
     if keys.AVERAGE in one.request.array_records:
         average = array_of(one.request, keys.AVERAGE, "weights")
-    average_round = int(config["average-round"])
+    average_round, rate = int(config["average-round"]), read_settings(config).learning_rate
     result = []
     for place, user in enumerate(asked.tolist()):
         is_new = _advance(applied, ("gradient", user), int(rounds[place]))
         takes = average is not None and _advance(applied, ("average", user), average_round)
         gradient = gradients[place] if is_new else None
-        result.append((user, Step(gradient, average if takes else None, latent[place])))
+        mean = average if takes else None
+        result.append((user, Step(gradient, mean, latent[place], rate)))
     return result
 
 
@@ -116,7 +117,7 @@ def attack(
     seen = read(exchanges, drawn)
     start = shared_linear_weight(x.shape[1], seen.settings).numpy()[: x.shape[1]]
     settings = seen.settings
-    known = Known(start, settings.bias, settings.learning_rate, settings.weight_decay)
+    known = Known(start, settings.bias, settings.weight_decay)
     values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
     truth = {user: x[user] != 0 for user in drawn.tolist() if seen.steps[user]}
     latents = {user: seen.steps[user][0].latent for user in truth}
@@ -164,6 +165,7 @@ class Step(NamedTuple):
     # [f, h] averaged weights that the user is to take over before that; NaN rows stay
     average: Floats | None
     latent: Floats  # [h] what it answers
+    learning_rate: float = 0.0  # of the step that applies the gradient
 
 
 class Known(NamedTuple):
@@ -171,8 +173,7 @@ class Known(NamedTuple):
 
     start: Floats  # [f, h] the first weights, without a bias
     bias: bool  # Whether users have a bias; it starts at zero
-    learning_rate: float  # Of the users' Adam
-    weight_decay: float
+    weight_decay: float  # Of the users' Adam
 
 
 def least_squares(latent: Floats, start: Floats) -> Floats:
@@ -231,7 +232,7 @@ def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step])
             slope = value * step.gradient.astype(float) + known.weight_decay * weight
             first += (1 - BETAS[0]) * (slope - first)
             second += (1 - BETAS[1]) * (slope * slope - second)
-            size = known.learning_rate / (1 - BETAS[0] ** count)
+            size = step.learning_rate / (1 - BETAS[0] ** count)
             root = np.sqrt(second / (1 - BETAS[1] ** count)) + EPS
             weight = weight - size * first / root
         course.append(weight)

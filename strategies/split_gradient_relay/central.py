@@ -1,12 +1,14 @@
-"""The reference row: the same network trained in one place, with all features at hand."""
+"""Reference rows: what is trained in one place, with all features at hand."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
+from flower_graph.data.baselines import REGRESSION, graph_baselines
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 
 # The step size of Kipf and Welling (2017). The split GCN's 0.1 is for users with one node each.
 LEARNING_RATE = 0.01
+
+
+def train_on_features(config: NFedGNNConfig) -> list[Epoch]:
+    """Fit a logistic regression to the features alone: one epoch, without a loss."""
+    found = graph_baselines(cached_data(config))[REGRESSION]
+    return [Epoch(math.nan, found["val"], found["test"])]
 
 
 def train_centralised(config: NFedGNNConfig) -> list[Epoch]:

@@ -239,6 +239,7 @@ class NodeClient(NumPyClient):
         place = self._places(request.users)
         makers = self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
+            cohort.settings = request.settings  # the step size may be another in each round
             users = ChosenUsers(cohort, tensors, place)
             if request.average is not None:
                 users.take_average(request.average, request.average_round)

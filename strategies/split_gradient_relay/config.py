@@ -20,6 +20,7 @@ APP = "nfedgnn"
 STRATEGIES = ("split-gradient-relay",)
 MODELS = ("gcn", "gat", "sage")
 AVERAGE_OVER = ("holders", "all")
+SCHEDULES = ("constant", "cosine", "warmup-cosine")
 
 
 @dataclass
@@ -55,7 +56,25 @@ class StrategyConfig(StrategySection):
         100.0, NOT_NEGATIVE, help="weight λ of the smoothness of neighbouring latent vectors"
     )
     learning_rate: float = setting(0.1, ABOVE_ZERO, help="Adam's step size, on both sides")
+    schedule: str = setting(
+        "constant",
+        choice(*SCHEDULES),
+        help="how the step size goes on: `cosine`: from `learning_rate` down to nearly 0 in the "
+        "last round; `warmup-cosine`: up to it in the first tenth of the rounds before that",
+    )
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight, on both sides")
+    gradient_norm: float = setting(
+        0.0,
+        NOT_NEGATIVE,
+        help="longer gradients, of the server's weights and all latent vectors together, are "
+        "scaled down to this L2 norm; 0: none is",
+    )
+    server_average: float = setting(
+        0.0,
+        BELOW_ONE,
+        help="how much of the exponential average of its weights the server keeps in a round; "
+        "with that it predicts and is judged. 0: with the weights themselves",
+    )
     average_every: int = setting(
         0, at_least(0), help="rounds between averages of the users' weights; 0: never"
     )

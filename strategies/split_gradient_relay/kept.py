@@ -79,7 +79,7 @@ def server_snapshot(server: RelayServer) -> Snapshot:
     latent = server.latent.cpu()[users].numpy()
     public = torch.zeros(users.numel(), dtype=torch.bool).numpy()
     beside = Embeddings(found.client, found.node, users.numpy(), public, latent)
-    return Snapshot(found, server_models(server.model), beside)
+    return Snapshot(found, server_models(server.judged), beside)
 
 
 def user_lines(

@@ -36,7 +36,7 @@ SETTINGS = Part(
     fields={
         "latent_size": Whole("latent-size", "`h`"),
         "bias": Flag("user-bias", "whether the users' linear map has a bias"),
-        "learning_rate": Real("learning-rate", "of the users' Adam"),
+        "learning_rate": Real("learning-rate", "of the users' Adam in this round"),
         "weight_decay": Real("weight-decay", "of the users' Adam"),
         "seed": Whole("seed", "of the users' first weights"),
         "average_over": Word("average-over", "`holders` or `all`"),

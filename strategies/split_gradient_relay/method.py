@@ -51,7 +51,7 @@ class NFedGNN(Method):
     schema = NFedGNNConfig
     client, clients = "user", "users"
     measures = False  # the server judges the noisy vectors that it has
-    tables = ("nfedgnn",)
+    tables = ("nfedgnn", "nfedgnn-steady", "heat-map")
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
@@ -75,6 +75,9 @@ class NFedGNN(Method):
             reg_weight=how.reg_weight,
             learning_rate=how.learning_rate,
             weight_decay=how.weight_decay,
+            schedule=how.schedule,
+            gradient_norm=how.gradient_norm,
+            server_average=how.server_average,
             participation=how.participation,
             average_every=how.average_every,
             average_over=how.average_over,
@@ -109,6 +112,10 @@ class NFedGNN(Method):
             return folder.manifest.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
+
+    def local_steps(self, config: NFedGNNConfig) -> float:
+        """Count the steps: one a round."""
+        return 1
 
     def baselines(self, config: NFedGNNConfig) -> Figures:
         """Give figures to hold the run's accuracies against: those of all users."""

@@ -52,33 +52,14 @@ def _grown(asked: _Asked) -> Graph:
     form = DataForm(old.treatment, old.num_classes, old.classes, data.no_features)
     new = read_new_graph(path, form)
     with saying(f"data.add {path}"):
-        graph, notes = grown(old, new, data)
+        graph, notes = grown(old, new, data, data.draws(asked.config.seed))
     tell(f"data.add {path}", notes)
     return graph
 
 
-def grown(old: Graph, new: NewGraph, data: UserData) -> tuple[Graph, list[str]]:
-    """Join a run's graph and the grown one that a file has.
-
-    Parameters
-    ----------
-    old
-        The run's graph so far, whose users keep numbers, features, labels and roles.
-    new
-        The whole grown graph: old users by their names, or as its first nodes; and newcomers.
-    data
-        Settings: who left, and how newcomers' roles are drawn where `new` has none.
-
-    Returns
-    -------
-    tuple
-        All users, newcomers last, with the edges of `new`; and what was done, a phrase each.
-
-    Raises
-    ------
-    DataError
-        If an old user is missing or another, or there is no edge or no newcomer.
-    """
+def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, list[str]]:
+    """Join a run's graph and the grown one that a file has; newcomers are its last users."""
+    # `new` has the old users by their names, or as its first nodes; these keep what is theirs.
     if new.edge_index is None:
         raise DataError("has no edges; it must be the whole grown graph")
     number = _numbers(old, new, data.remove)
@@ -86,7 +67,7 @@ def grown(old: Graph, new: NewGraph, data: UserData) -> tuple[Graph, list[str]]:
     come = (number >= n).nonzero().flatten()
     if not come.numel():
         raise DataError(f"has {count} nodes, and none that is not in the run")
-    masks, drawn = _roles(new, come, data)
+    masks, drawn = _roles(new, come, data, seed)
     total = n + come.numel()
     parts: dict[str, Any] = {part: torch.cat([getattr(old, part), masks[part]]) for part in PARTS}
     y = torch.cat([old.y, new.y[come]])
@@ -125,7 +106,7 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
     return number
 
 
-def _roles(new: NewGraph, come: Tensor, data: UserData) -> tuple[dict[str, Tensor], str]:
+def _roles(new: NewGraph, come: Tensor, data: UserData, seed: int) -> tuple[dict[str, Tensor], str]:
     """Read who of the newcomers trains, or draw it."""
     notes: list[str] = []
     read = {part: read_mask(part, new.values.get(part), new.x.size(0), notes) for part in PARTS}
@@ -137,9 +118,9 @@ def _roles(new: NewGraph, come: Tensor, data: UserData) -> tuple[dict[str, Tenso
     if there:
         missing = ", ".join(part for part in PARTS if part not in there)
         raise DataError(f"has {', '.join(there)}, but not {missing}: give it all three, or none")
-    draw = torch.Generator().manual_seed(data.split_seed)
+    draw = torch.Generator().manual_seed(seed)
     masks = labelled_split(new.y[come], data.ratios or DRAWN, generator=draw)
-    return dict(zip(PARTS, masks, strict=True)), f", drawn with seed {data.split_seed}"
+    return dict(zip(PARTS, masks, strict=True)), f", drawn with seed {seed}"
 
 
 def _all_names(old: Graph, new: NewGraph, come: Tensor) -> tuple[str, ...]:

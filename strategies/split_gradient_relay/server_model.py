@@ -5,6 +5,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
 
-from flower_graph.config.rules import ABOVE_ZERO, NOT_NEGATIVE, at_least
+from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least
 from flower_graph.data.checked import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
 from flower_graph.rng import seeded
+
+WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 
 
 class ServerData(Protocol):
@@ -42,6 +46,19 @@ class Losses:
     regulariser: float
 
 
+def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
+    """Return the step size of one of so many rounds, the first of which is 1; never 0."""
+    if schedule == "constant":
+        return learning_rate
+    if not rounds:
+        raise RuntimeError(f"schedule {schedule!r} needs the rounds: call start, not Flower's loop")
+    rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
+    if server_round <= rise:
+        return learning_rate * server_round / rise
+    done = (server_round - 1 - rise) / (rounds - rise)
+    return learning_rate * (1 + math.cos(math.pi * done)) / 2
+
+
 class RelayServer:
     """Everything that the server computes with."""
 
@@ -54,6 +71,8 @@ class RelayServer:
         reg_weight: float,
         learning_rate: float,
         weight_decay: float,
+        gradient_norm: float = 0.0,
+        average: float = 0.0,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -61,9 +80,14 @@ class RelayServer:
         NOT_NEGATIVE.check("reg_weight", reg_weight)
         ABOVE_ZERO.check("learning_rate", learning_rate)
         NOT_NEGATIVE.check("weight_decay", weight_decay)
+        NOT_NEGATIVE.check("gradient_norm", gradient_norm)
+        BELOW_ONE.check("server_average", average)
         self.device, self.seed, self.reg_weight = device, seed, reg_weight
         self.model = model.to(device)
         self.optimizer = Adam(self.model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        self.gradient_norm, self._decay = gradient_norm, average
+        # What predicts and is judged: the model that is trained, or the average of its weights
+        self.judged = copy.deepcopy(self.model) if average else self.model
         self.latent = torch.zeros(0, latent_size, device=device)
         self.known = torch.zeros(0, dtype=torch.bool, device=device)
         self.take(data)
@@ -135,16 +159,32 @@ class RelayServer:
             )
         self.optimizer.zero_grad()
         loss.backward()
+        if self.gradient_norm:
+            clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
         if not is_frozen:
             self.optimizer.step()
+            self._average(server_round)
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 
     @torch.no_grad()
+    def _average(self, server_round: int) -> None:
+        """Let the average follow the weights: their plain mean, until there are enough of them."""
+        if not self._decay:
+            return
+        share = max(1 - self._decay, 1 / server_round)
+        now = self.model.state_dict()
+        for name, kept in self.judged.state_dict().items():
+            if kept.is_floating_point():
+                kept.lerp_(now[name], share)
+            else:
+                kept.copy_(now[name])
+
+    @torch.no_grad()
     def logits(self) -> Tensor:
         """Return ``[n, c]`` of what the server has now."""
-        self.model.eval()
-        result: Tensor = self.model(self.latent, self.edges)
+        self.judged.eval()
+        result: Tensor = self.judged(self.latent, self.edges)
         return result
 
     def accuracy(self) -> dict[str, float]:
@@ -154,7 +194,9 @@ class RelayServer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that lasts between rounds."""
+        average = {"average": self.judged.state_dict()} if self._decay else {}
         return {
+            **average,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "latent": self.latent,
@@ -164,6 +206,9 @@ class RelayServer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned."""
         self.model.load_state_dict(state["model"])
+        # A run without has none: what it has learnt is what is averaged from now on.
+        if self._decay:
+            self.judged.load_state_dict(state.get("average", state["model"]))
         self.optimizer.load_state_dict(state["optimizer"])
         self._hold(state["latent"], state["known"])
         self.accuracy()  # no round may be left to see who is right

@@ -127,10 +127,14 @@ class RelayServerState:
         hosted: Mapping[int, Iterable[int]],
         drawn: NDArray[np.int64] | None = None,
         *,
+        learning_rate: float | None = None,
         checkpoint: bool = False,
         run: str = "",
     ) -> dict[int, RelayRequest]:
         """Write the request to every SuperNode that hosts a drawn user; without, the last one."""
+        settings = self.settings
+        if learning_rate is not None:
+            settings = settings._replace(learning_rate=learning_rate)
         every = self.average_every
         is_due = bool(every) and server_round % every == 0
         # A mean of the newcomers alone would become everybody's.
@@ -152,7 +156,7 @@ class RelayServerState:
                 users,
                 self._gradient[users],
                 self._gradient_round[users],
-                self.settings,
+                settings,
                 self._average if due else None,
                 self._average_round if due else 0,
                 send_weights,

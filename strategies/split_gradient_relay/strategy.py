@@ -37,7 +37,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
-from flower_graph.config.rules import at_least
+from flower_graph.config.rules import at_least, choice
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
@@ -45,9 +45,14 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.strategies.split_gradient_relay.config import SCHEDULES
 from flower_graph.strategies.split_gradient_relay.kept import server_snapshot, user_lines
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
-from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, ServerData
+from flower_graph.strategies.split_gradient_relay.server_model import (
+    RelayServer,
+    ServerData,
+    scheduled,
+)
 from flower_graph.strategies.split_gradient_relay.server_state import (
     RelayMembership,
     RelayServerState,
@@ -75,6 +80,15 @@ class SplitGradientRelay(RoundStrategy):
         ``lambda`` of equation 7.
     learning_rate, weight_decay : float
         Of Adam, on both sides.
+    schedule : str
+        How the learning rate goes on over the rounds, on both sides: ``"constant"``, ``"cosine"``
+        to nearly 0 in the last, or ``"warmup-cosine"``, up in the first tenth of them before that.
+    gradient_norm : float
+        L2 norm to which a longer gradient, of the server's weights and all latent vectors
+        together, is scaled down; 0 for none.
+    server_average : float
+        Share of an exponential average of the server's weights that stays in a round, below 1;
+        the average predicts, is judged and is what the server has learnt. 0: the weights do.
     participation : float
         Share of the users asked each round, above 0 and at most 1.
     average_every : int
@@ -111,6 +125,9 @@ class SplitGradientRelay(RoundStrategy):
         reg_weight: float = 100.0,
         learning_rate: float = 0.1,
         weight_decay: float = 5e-4,
+        schedule: str = "constant",
+        gradient_norm: float = 0.0,
+        server_average: float = 0.0,
         participation: float = 1.0,
         average_every: int = 0,
         average_over: str = "holders",
@@ -120,6 +137,8 @@ class SplitGradientRelay(RoundStrategy):
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
+        choice(*SCHEDULES).check("schedule", schedule)
+        self.schedule = schedule
         self.server = RelayServer(
             data,
             server_model,
@@ -127,6 +146,8 @@ class SplitGradientRelay(RoundStrategy):
             reg_weight=reg_weight,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
+            gradient_norm=gradient_norm,
+            average=server_average,
             seed=seed,
             device=resolve_device(device),
         )
@@ -180,7 +201,8 @@ class SplitGradientRelay(RoundStrategy):
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         """Take over the server model's initial ``state_dict``."""
         if initial_arrays is not None:
-            self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
+            for model in (self.server.model, self.server.judged):
+                model.load_state_dict(initial_arrays.to_torch_state_dict())
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
@@ -190,6 +212,7 @@ class SplitGradientRelay(RoundStrategy):
             server_round,
             session.gather(server_round, "no SuperNode hosts users of this graph"),
             pool[session.draw(pool.size, server_round)],
+            learning_rate=self.server.optimizer.lr,
             checkpoint=session.is_due(server_round),
             run=session.checkpoints.run,
         )
@@ -214,6 +237,10 @@ class SplitGradientRelay(RoundStrategy):
             latent = torch.tensor(reply.latent, dtype=torch.float32)
             self.server.receive(torch.from_numpy(answered[node].users), latent)
         is_frozen = self.users.is_alone(server_round)
+        # The users step with it, too, as they get this round's gradients.
+        self.server.optimizer.lr = scheduled(
+            self.schedule, self.users.settings.learning_rate, server_round, self.session.rounds
+        )
         losses, gradient = self.server.step(server_round, is_frozen=is_frozen)
         self.users.delivered(answered)
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy())
@@ -234,7 +261,9 @@ class SplitGradientRelay(RoundStrategy):
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients, and let the clients forget the run."""
-        self.requests = self.users.requests(server_round, self.session.present())
+        self.requests = self.users.requests(
+            server_round, self.session.present(), learning_rate=self.server.optimizer.lr
+        )
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
 
@@ -270,7 +299,7 @@ class SplitGradientRelay(RoundStrategy):
 
     def learnt(self) -> ArrayRecord:
         """Return the server's model."""
-        state = self.server.model.state_dict()
+        state = self.server.judged.state_dict()
         return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
 
     def weights(self) -> dict[str, Tensor]:
@@ -283,7 +312,7 @@ class SplitGradientRelay(RoundStrategy):
             ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
             zeros for one that never answered.
         """
-        model = {f"server.{name}": t for name, t in self.server.model.state_dict().items()}
+        model = {f"server.{name}": t for name, t in self.server.judged.state_dict().items()}
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:

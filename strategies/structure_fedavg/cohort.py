@@ -101,6 +101,7 @@ class StructureCohort:
         self.weights, self._state = StackedWeights(tensors, self.batch, kinds=kinds), tensors
         self.weights.start_from(*self.shared_models(), replace=False)
         self._graph: Adjacency | None = None
+        self._compare_hidden()
         self._distilled = torch.zeros(0)
         self._turn = turn_of(self.batch.x)
 
@@ -176,6 +177,19 @@ class StructureCohort:
             for part in SHARED_PARTS:
                 getattr(held, part).copy_(getattr(model, part))
         self.weights.start_from(*self.shared_models())
+        self._compare_hidden()
+
+    @torch.no_grad()
+    def _compare_hidden(self) -> None:
+        """Have nearest neighbours found anew in the hidden layer of the models received."""
+        if self.learners is None or not self.settings.compares_hidden:
+            return
+        # Of each node alone: its neighbours are what is looked for
+        model, nodes = self.shared_models()[GNN], self._nodes(self._graphless)
+        bias = split_rest(model.rest[None], self.settings)[0]
+        hidden = F.relu(propagate(self.batch.x, model.first[self.batch.feature]) + bias)
+        self.learners.compare(hidden[nodes])
+        self._graph = None
 
     def shared_models(self) -> list[ModelWeights]:
         """Return the models that the networks last began with: the server's, else the first."""

@@ -15,20 +15,21 @@ from flower_graph.config.common import (
 from flower_graph.config.module import GCNSection, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
+from flower_graph.errors import ConfigError
 
 APP = "fedgls"
-FEDGLS = "structure-fedavg"
+FEDGLS, FED_KNN = "structure-fedavg", "fed-gnn-knn"
 METHODS = (
     FEDGLS,
     "fed-mlp",
     "fed-gnn-mlp",
     "fedproto",
     "local-gnn-knn",
-    "fed-gnn-knn",
+    FED_KNN,
     "fed-gnn",
 )
 # Whose replies are one client's weights and nothing else
-AVERAGING = (FEDGLS, "fed-mlp", "fed-gnn-knn", "fed-gnn")
+AVERAGING = (FEDGLS, "fed-mlp", FED_KNN, "fed-gnn")
 SHARES = "what travels are sums and how much of each there is, whose quotient no such average gives"
 NOT_ROBUST = {
     "fed-gnn-mlp": SHARES,
@@ -36,6 +37,7 @@ NOT_ROBUST = {
     "local-gnn-knn": "nothing is averaged",
 }
 ENCODERS = ("attentive", "mlp")
+FEATURES, ENCODER = KNN_ON = ("features", "encoder")
 SIMILARITIES = ("cosine", "euclidean", "inner")
 
 
@@ -45,6 +47,12 @@ class GraphConfig:
 
     graphless_ratio: float = setting(0.5, FRACTION, help="share of the clients that have no edges")
     neighbours: int = setting(15, at_least(1), help="others that each node keeps as neighbours, k")
+    knn_on: str = setting(
+        FEATURES,
+        choice(*KNN_ON),
+        help="what makes neighbours: a node's features, or its hidden layer in the model that the "
+        "server sent, without edges; `fed-gnn-knn` only",
+    )
     encoder: str = setting(
         "attentive", choice(*ENCODERS), help="what turns features into what is compared"
     )
@@ -93,6 +101,11 @@ class FedGLSConfig(RunConfig):
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         choice(APP).check("app", self.app)
         super().validate()
+        if self.graph.knn_on == ENCODER and self.strategy.name != FED_KNN:
+            raise ConfigError(
+                f"graph.knn_on: {ENCODER} is not allowed with strategy.name={self.strategy.name}: "
+                f"only {FED_KNN} makes such graphs; set graph.knn_on={FEATURES}"
+            )
         if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
             why = "the noise is for a mean, and one client can move this average further"
             self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)

@@ -145,6 +145,7 @@ def learner_arguments(settings: StructureSettings) -> dict[str, Any]:
         "similarity": how.similarity,
         "neighbours": how.neighbours,
         "weighted": learned,
+        **({"hidden": True} if settings.compares_hidden else {}),
     }
 
 

@@ -112,7 +112,7 @@ class FedGLS(GraphMethod):
     schema = FedGLSConfig
     client, clients = "community", "communities"
     has_true_edges = True
-    tables = ("fedgls",)
+    tables = ("fedgls", "fedgls-why")
 
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
@@ -189,6 +189,11 @@ class FedGLS(GraphMethod):
             return {}
         same = row[0] == config.partition.clients
         return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
+
+    def local_steps(self, config: FedGLSConfig) -> float:
+        """Count the steps: one an epoch, and FedGLS's graph learners take one more a round."""
+        learns = config.strategy.name == FEDGLS and config.graph.learning_rate > 0
+        return config.strategy.local_epochs + learns
 
     def final_figures(
         self, config: FedGLSConfig, strategy: Any, folder: RunFolder | None = None
@@ -314,7 +319,7 @@ def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> Stru
     """Collect what the config says."""
     how, learner = config.strategy, asdict(config.graph)
     del learner["graphless_ratio"]
-    tau = learner.pop("tau")
+    tau, knn_on = learner.pop("tau"), learner.pop("knn_on")
     return StructureSettings(
         num_features=features,
         num_classes=classes,
@@ -326,6 +331,7 @@ def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> Stru
         seed=config.seed,
         learner=LearnerSettings(**learner),
         tau=tau,
+        knn_on=knn_on,
         prototype_weight=how.prototype_weight,
         **asdict(config.model),
     )

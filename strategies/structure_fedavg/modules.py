@@ -64,6 +64,8 @@ class GraphLearner(nn.Module):
         Others that each node keeps.
     weighted : bool
         Whether edges have the similarities as weights; without, each counts as any edge does.
+    hidden : bool
+        Whether ``x`` is to be the hidden layer of a GNN, without edges, not the features.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class GraphLearner(nn.Module):
         similarity: str = "cosine",
         neighbours: int = 15,
         weighted: bool = True,
+        hidden: bool = False,
     ) -> None:
         super().__init__()
+        self.hidden = hidden
         self.similarity, self.neighbours, self.weighted = similarity, neighbours, weighted
         self.weight: nn.Parameter | None = None
         self.linears = nn.ModuleList()
@@ -101,6 +105,8 @@ class GraphLearner(nn.Module):
         return pattern.edge_index[:, apart], weight[apart]
 
     def _encode(self, x: Tensor) -> Rows:
+        if self.hidden:
+            return x
         # By entries that are not 0, as clients in training do it: nodes that are equally alike stay
         # so, and the same ones are kept.
         row, col = x.nonzero(as_tuple=True)
@@ -148,7 +154,10 @@ class StructureModel(nn.Module):
         ``edge_index`` ``[2, e]`` plays no part where there is a graph learner.
         """
         if self.learner is not None:
-            return self.gnn(x, *self.learner(x))  # type: ignore[no-any-return]
+            rows = x
+            if self.learner.hidden:
+                rows = functional.relu(self.gnn.conv1.lin(x) + self.gnn.conv1.bias)
+            return self.gnn(x, *self.learner(rows))  # type: ignore[no-any-return]
         if edge_index is None:
             raise ValueError("edge_index: this client has no graph learner, so edges are needed")
         return self.gnn(x, edge_index)  # type: ignore[no-any-return]

@@ -105,6 +105,9 @@ class StructureSettings(NamedTuple):
         Temperature of the contrastive loss (equation 8).
     prototype_weight : float
         Weight of FedProto's distance to the prototypes.
+    knn_on : str
+        What makes a ``knn`` graph: ``features``, or ``encoder``, the hidden layer of the model
+        that the server last sent, without edges.
     """
 
     num_features: int
@@ -121,6 +124,12 @@ class StructureSettings(NamedTuple):
     learner: LearnerSettings = LearnerSettings()
     tau: float = 0.2
     prototype_weight: float = 1.0
+    knn_on: str = "features"
+
+    @property
+    def compares_hidden(self) -> bool:
+        """Whether graphs of nearest neighbours are of hidden vectors."""
+        return self.graphs == KNN and self.knn_on == "encoder"
 
     @property
     def num_models(self) -> int:
@@ -193,6 +202,11 @@ class GraphLearners:
         self._together = _few_numbers(local.ptr, local.row_ptr)
         self._state = _initial(local, settings) if tensors is None else tensors
         self._last: Learned | None = None
+        self._rows: Tensor | None = None
+
+    def compare(self, rows: Tensor) -> None:
+        """Compare these rows in the place of encoded features from now on, ``[n, h]``."""
+        self._rows, self._last = rows, None
 
     def tensors(self) -> Tensors:
         """Return everything that lasts between rounds; changing a tensor changes the learners."""
@@ -244,6 +258,8 @@ class GraphLearners:
 
     def _encode(self, weights: Tensors) -> Rows:
         """Encode the features of all clients."""
+        if self._rows is not None:
+            return self._rows
         # Nodes of two clients are never compared, so that columns of two clients may have the same
         # number: there are only as many as the client with the most has.
         first = weights["first"]

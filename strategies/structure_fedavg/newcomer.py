@@ -43,29 +43,7 @@ NOBODY = -1  # the number of a client that is none of the run's
 def newcomers_logits(
     forms: Sequence[SavedModels], settings: StructureSettings, graph: NewGraph, steps: int
 ) -> Tensor:
-    """Classify a newcomer's nodes by what all clients have in common.
-
-    Parameters
-    ----------
-    forms : sequence of SavedModels
-        All models of the run.
-    settings : StructureSettings
-        The run's; widths and kind of graphs are taken from the models.
-    graph : NewGraph
-        The newcomer's.
-    steps : int
-        Steps of φ, where a graph is learnt.
-
-    Returns
-    -------
-    Tensor
-        Logits ``[n, k]``.
-
-    Raises
-    ------
-    DataError, OutputError
-        If the graph is too small or lacks edges, or nobody has a model for such a graph.
-    """
+    """Classify a newcomer's nodes, ``[n, k]``, by what all clients have in common."""
     settings, shared = _settings(forms, settings), _shared(forms)
     if settings.graphs == NONE or (settings.graphs == OWN and not has_edges(graph)):
         kind = MLP

@@ -23,7 +23,8 @@ take its place: ``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=
 A SuperNode with several clients trains them in one program and answers with their mean weighted by
 nodes, under the sum of their nodes: the server's mean is what it is with one client each.
 
-*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``), Fed-GNN (``true``), Fed-MLP (``none``);
+*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``; by features, or by the hidden layer of each
+model that the server sends, as ``settings.knn_on`` says), Fed-GNN (``true``), Fed-MLP (``none``);
 and below Fed-GNNMLP (``own``, with ``SharewiseFedAvg``), Local-GNN_k (``LocalTraining``) and
 FedProto: Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across
 Heterogeneous Clients", AAAI 2022.

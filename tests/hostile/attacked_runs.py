@@ -48,8 +48,9 @@ class Attacked:
 
     @property
     def answered(self) -> set[int]:
-        """Clients whose answer was used in the last round."""
-        return Participation.from_record(self.reports[-1].participation).answered
+        """Clients whose answer was used in one of the last two rounds: one may be skipped."""
+        last = [Participation.from_record(one.participation) for one in self.reports[-2:]]
+        return set[int]().union(*(one.answered for one in last))
 
     @property
     def figures(self) -> np.ndarray:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 from attacked_runs import CAMPAIGN, SHORT, Attacked, Method
 from campaigns import Campaign, campaigns, costly, costly_again, evicted
@@ -15,6 +15,18 @@ from mutations import by_hand, drawn
 
 CLEAN = 3  # every so manieth round nobody attacks
 LONG = 40  # attacks of a long run
+# Ends of names of what once evicted honest clients, or cost most
+HARDEST = (
+    *("prepare-packets: wrong, each time", "prepare-share-commitments: wrong, each time"),
+    "17,000, each time",
+)
+INVENTED = "clients: "  # how attacks are called that claim clients whom nobody has
+COUNTS = (
+    *("tried", "refused", "proven", "harmless", "taken", "differs"),
+    *("crashed", "evicted", "costly", "unnamed"),
+)
+
+T = TypeVar("T", Attack, Campaign)
 
 
 @dataclass
@@ -26,7 +38,8 @@ class Tally:
     among the refused: a lie that comes out in a later message, in which the client takes part as
     if all were well. That sum is given up and the client excluded, so the result is not that of a
     run in which one reply never came. ``evicted``: honest clients are gone, or had no part in the
-    last round; ``costly``: it cost more than twice what an honest reply of the allowed size does.
+    last two rounds; ``costly``: it cost more than twice what an honest reply of the allowed size
+    does.
     """
 
     tried: int = 0
@@ -42,25 +55,24 @@ class Tally:
 
     @property
     def counts(self) -> dict[str, int]:
-        names = ("refused", "proven", "harmless", "taken", "differs", "evicted", "costly")
-        found = {name: len(getattr(self, name)) for name in names}
-        return {"tried": self.tried, "crashes": len(self.crashed)} | found
+        return {"tried": self.tried} | {name: len(getattr(self, name)) for name in COUNTS[1:]}
 
     def summary(self) -> dict[str, Any]:
-        where = Counter(name.partition(": ")[0] for name in self.taken)
-        names = ("crashed", "evicted", "costly")
-        others = {"proven-which": self.proven, "differs": self.differs}
-        others |= {f"{name}-which": getattr(self, name) for name in names}
-        return self.counts | {"taken-where": dict(where)} | others
+        """Give the verdicts, by attack; why something was refused is left out."""
+        found = {name: getattr(self, name) for name in COUNTS[1:]} | {"refused": [*self.refused]}
+        return {"counts": self.counts} | {name: which for name, which in found.items() if which}
 
 
 def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Attack]:
     """Draw attacks on a type of message: those made by hand, around it, and by hypothesis."""
     place = 1 if setup else method.first(kind) + 1
     example = method.clean.grid.examples[kind, place]
-    around: list[Attack] = [Around(way) for way in ENVELOPES]
-    errors = [Told(what, *error) for what, error in ERRORS.items()]
-    found = [*around, *errors, *by_hand(example)]
+    found: list[Attack] = []
+    # What is around a reply is looked at before it is known what the reply is for.
+    if not setup or kind == method.setup[0]:
+        found += [Around(way) for way in ENVELOPES]
+        found += [Told(what, *error) for what, error in ERRORS.items()]
+    found += by_hand(example)
     names = {attack.name for attack in found}
     return found + [one for one in drawn(example, count) if one.name not in names]
 
@@ -196,7 +208,12 @@ def try_setup(method: Method, kind: str, attacks: Sequence[Attack]) -> Tally:
         _judge_trace(method, run, one.name, tally, outcome)
         same = [outcome.same(other, method.atol) for other in (absent, method.clean)]
         if one.name in tally.refused and not any(same):
-            (tally.proven if outcome.excluded else tally.differs).append(one.name)
+            if one.name.startswith(INVENTED) and not outcome.excluded:
+                # Who makes clients up is in the run with its own, and they are named as silent.
+                del tally.refused[one.name]
+                tally.taken.append(one.name)
+            else:
+                (tally.proven if outcome.excluded else tally.differs).append(one.name)
     return tally
 
 
@@ -228,13 +245,30 @@ def _sort_run(method: Method, outcome: Attacked, name: str, clean: Attacked, tal
     return True
 
 
-def try_all(method: Method, count: int, part: int = 1) -> dict[str, Tally]:
-    """Try a part of many drawn attacks, and those made by hand, on every type of message."""
+def some_of(attacks: Sequence[T], part: int, seed: int = 0) -> list[T]:
+    """Draw one of so many, and take what was hardest; all if ``part`` is 1."""
+    drawn = Random(seed).sample(range(len(attacks)), -(-len(attacks) // part))
+    hard = {n for n, one in enumerate(attacks) if one.name.endswith(HARDEST)}
+    return [attacks[n] for n in sorted(hard.union(drawn))]
+
+
+def kinds_tried(method: Method) -> list[str]:
+    """Give all types of messages of a run."""
+    return list(dict.fromkeys(kind for kind, _ in method.clean.grid.examples))
+
+
+def try_all(
+    method: Method, count: int, part: int = 1, kinds: Collection[str] = ()
+) -> dict[str, Tally]:
+    """Try a part of many drawn attacks, and those made by hand, on types of messages, or all."""
     found = {}
-    for kind in method.setup:
-        attacks = attacks_on(method, kind, count, setup=True)[::part]
-        found[f"{kind}, first"] = try_setup(method, kind, attacks)
-    for kind in method.rounds:
-        found[kind] = try_rounds(method, kind, attacks_on(method, kind, count)[::part])
-    found["campaigns"] = try_campaigns(method, campaigns(method)[::part])
+    for kind in kinds or kinds_tried(method):
+        if kind in method.setup:
+            attacks = attacks_on(method, kind, count, setup=True)
+            found[f"{kind}, first"] = try_setup(method, kind, some_of(attacks, part))
+        if kind in method.rounds:
+            attacks = attacks_on(method, kind, count)
+            found[kind] = try_rounds(method, kind, some_of(attacks, part))
+        those = [one for one in campaigns(method) if one.where == kind]
+        found[f"{kind}, each time"] = try_campaigns(method, some_of(those, part))
     return found

@@ -45,6 +45,7 @@ class Mutation:
     where: str
     what: str
     apply: Change = field(compare=False, repr=False)
+    claims: int = 0  # clients that it says are here besides those that are
 
     @property
     def name(self) -> str:
@@ -312,7 +313,7 @@ def claimed(array: Array) -> Array:
 def _other_words(array: Array) -> Array:
     """Well-formed, and wrong: the same type and shape."""
     values = array.numpy()
-    return Array(values[::-1].copy() if values.dtype.kind == "f" else ~values)
+    return Array(np.array(np.flip(values)) if values.dtype.kind == "f" else ~values)
 
 
 def _all_large(array: Array) -> Array:
@@ -359,7 +360,8 @@ def invented(what: str, count: int, first: int = 10**6, *, instead: bool = False
         for record, key in named:
             _speak_for(record, key, np.arange(first, first + count), instead)
 
-    return Mutation("clients", f"{what}, in their own place" if instead else what, apply)
+    named = f"{what}, in their own place" if instead else what
+    return Mutation("clients", named, apply, count)
 
 
 def _speak_for(record: Any, key: str, numbers: Any, instead: bool) -> None:

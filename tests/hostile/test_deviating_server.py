@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from test_asked_for_less import Spy
 from flower_graph.apps.run import client_app
 from flower_graph.config.registry import method_of
 from flower_graph.secure.align.plaintext import PlainReply
-from flower_graph.secure.sum.service import entries_of
+from flower_graph.secure.sum.carried import entries_of
 from flower_graph.strategies.procrustes_alignment.messages import IntArray
 from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
 from flower_graph.strategies.procrustes_alignment.server_state import CommonMean, Floats
@@ -24,11 +24,12 @@ class LaidApart(CommonMean):
 
     def choose(
         self,
+        nodes: IntArray,
         ids: Mapping[int, IntArray],
         there: Mapping[int, Iterable[int]],
-        clients: Sequence[int],
         dimension: int,
     ) -> None:
+        clients = [client for here in there.values() for client in here]
         ends = np.cumsum([ids[client].size for client in clients])
         self.slots = {
             client: np.arange(end - ids[client].size, end)

@@ -1,21 +1,17 @@
 """What a server that lies about keys, partners and survivors is told by parties with own keys."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
-
 from party_helpers import PartyWorld
 from sum_helpers import LENGTH
 
-from flower_graph.errors import RefusedError
+from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.sum.epoch import MOST_LISTS
 from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
+from flower_graph.secure.sum.party import Party
 from flower_graph.secure.sum.party_messages import (
     EpochRequest,
     ListRequest,
@@ -23,6 +19,7 @@ from flower_graph.secure.sum.party_messages import (
     RevealRequest,
     Signatures,
 )
+from flower_graph.secure.sum.party_server import PartyServer
 
 VICTIM = 1003
 
@@ -90,6 +87,47 @@ def test_an_epoch_is_refused(world, kind, change, why):
     world.tamper = lying(kind, change)
     with pytest.raises(RefusedError, match=why):
         world.begin()
+
+
+def declare(message, row, points):
+    declared = np.array(message.declared)
+    declared[row, 1] = points
+    return replace(message, declared=declared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        (RevealRequest, lambda m: declare(m, 6, 32), "not as we declared them"),
+        (RevealRequest, lambda m: replace(m, declared=m.declared[:6]), "not as we declared them"),
+        (RevealRequest, lambda m: declare(m, 0, 65), "client 0 is to bring 65 points"),
+        (RevealRequest, lambda m: declare(m, 0, 0), "client 0 is to bring 0 points"),
+        (RevealRequest, lambda m: replace(m, declared=m.declared[::-1]), "not ascending"),
+        # Of a partner's: from another list another graph follows, and its binding says otherwise
+        (RevealRequest, lambda m: declare(m, 0, 32), "not granted to it|is not signed"),
+        (RevealRequest, lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
+    ],
+)
+def test_points_of_an_alignment_are_as_their_party_signed_them(tmp_path, kind, change, why):
+    world = PartyWorld.make(12, tmp_path, points=16)
+    world.tamper = lying(kind, change)
+    with pytest.raises(RefusedError, match=why):
+        world.begin()
+
+
+def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
+    world = PartyWorld.make(5, tmp_path, points=16)
+    party = world.parties[1000]
+    party.points = {0: 16, 1: 65}
+    with pytest.raises(IdentityError, match="a block of 65 points, from 1 to 64"):
+        party.bind()
+    party.trust = replace(party.trust, block_cap=2**31)
+    party.points = {0: 16, 1: 2**20}
+    with pytest.raises(MalformedReplyError, match="a block of 1048576 points"):
+        world.server.take_binding(1000, party.bind())
+    reply = replace(party.bind(), declared=np.array([[0, 16], [2, 16]]))
+    with pytest.raises(MalformedReplyError, match="points of other clients"):
+        world.server.take_binding(1000, reply)
 
 
 def test_a_graph_is_drawn_at_most_eight_times_a_run(world):
@@ -274,7 +312,7 @@ def test_the_circle_cannot_be_cut_by_two_sets_of_dropouts(circle):
 
 def _check_with_graph(wide, epoch, present):
     """Check a list under another minimum, which alone would refuse it, and the same graph."""
-    wide.__dict__["partners"] = epoch.partners
+    wide.__dict__["order"] = epoch.order
     wide.check_present(present, "sent")
 
 
@@ -289,3 +327,85 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
     again = type(party).from_bytes(before, party.trust)
     with pytest.raises(RefusedError, match="not after 0"):
         again.mask(request, ready, world.words[3])
+
+
+# Rounds that come again ---------------------------------------------------------------------------
+
+
+def repeat(world, number=0):
+    """Begin another epoch, and in it the same round, without party 5."""
+    world.begin()
+    world.server._last = -1
+    world.prepare(number, lost=[1005])
+    world.mask(number)
+
+
+def put_back(world, states):
+    for node, state in states.items():
+        world.parties[node] = Party.from_bytes(state, world.parties[node].trust)
+
+
+def run_again(world, run):
+    """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
+    world.server = PartyServer(world.server.registry)
+    for node, party in world.parties.items():
+        trust = replace(party.trust, run=run)
+        world.parties[node] = Party(world.server.run_id, party.clients, trust)
+    world.begin()
+    return world.round(0)
+
+
+@pytest.mark.parametrize("kept", ["state", "state from before the sum", "nothing"])
+def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
+    """Without the journal beside the key the difference of both sums is what party 5 sent."""
+    world.begin()
+    before = {node: party.to_bytes() for node, party in world.parties.items()}
+    world.check(world.round(0), range(12))
+    if kept == "state from before the sum":
+        put_back(world, before)
+    elif kept == "nothing":
+        world.parties = {
+            node: Party(world.server.run_id, party.clients, party.trust)
+            for node, party in world.parties.items()
+        }
+        world.server._number = -1
+    with pytest.raises(RefusedError, match="round 0 is not after 0"):
+        repeat(world)
+
+
+def test_under_another_number_it_is_counted(world):
+    """As nobody can tell it from a SuperNode that has lost its state."""
+    world.begin()
+    states = {node: party.to_bytes() for node, party in world.parties.items()}
+    for party in world.parties.values():
+        party.trust = replace(party.trust, runs=2)
+    world.check(world.round(0), range(12))
+    put_back(world, states)
+    world.check(world.round(1), range(12))
+    put_back(world, states)
+    with pytest.raises(RefusedError, match=r"began anew 2 times in 24 hours"):
+        world.round(2)
+
+
+def test_another_run_is_counted_too(world):
+    world.begin()
+    world.check(world.round(0), range(12))
+    for run in (b"2", b"3"):  # as it is resumed: what it kept of another run is of no use
+        world.check(run_again(world, run), range(12))
+    for party in world.parties.values():
+        party.trust = replace(party.trust, runs=3)
+    with pytest.raises(RefusedError, match=r"began anew 3 times in 24 hours"):
+        run_again(world, b"4")
+
+
+def test_epochs_of_newcomers_are_not(tmp_path):
+    world = PartyWorld.make(12, tmp_path)
+    for party in world.parties.values():
+        party.trust = replace(party.trust, runs=1)
+    late = world.parties.pop(1011)
+    world.begin()
+    world.check(world.round(0), range(11))
+    world.parties[1011] = late
+    world.begin()
+    world.check(world.round(1), range(12))
+    world.check(world.round(2), range(12))

@@ -30,6 +30,8 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,
+)
+from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
     SecureConsensusClient,
 )
 

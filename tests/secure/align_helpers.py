@@ -66,7 +66,7 @@ class Alignment:
 
     def union(self, absent: Iterable[int] = ()) -> None:
         """Add up the tables of all clients that have tokens, but for the absent."""
-        while not self.server.settled:
+        while self.server.waits():
             total, present = np.uint64(0), []
             for node, request in self.server.union_requests().items():
                 assert self.reply(node, request.to_config()) == {}

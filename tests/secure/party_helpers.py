@@ -30,7 +30,9 @@ def settings(n: int, folder: Path, corrupt: float = 0.1) -> list[TrustSettings]:
     registry = Registry(entries, 2)
     minimum = max(5, n - 3 * n // 10)
     return [
-        TrustSettings(Identity(key, registry), registry, minimum, corrupt, 1, folder / f"{i}")
+        TrustSettings(
+            Identity(key, registry), registry, minimum, corrupt, 64, folder / f"{i}", 24, b"1"
+        )
         for i, key in enumerate(keys)
     ]
 
@@ -55,12 +57,14 @@ class PartyWorld:
     refused: list[str] = field(default_factory=list)
 
     @classmethod
-    def make(cls, n: int, folder: Path, corrupt: float = 0.1) -> PartyWorld:
+    def make(cls, n: int, folder: Path, corrupt: float = 0.1, points: int = 0) -> PartyWorld:
+        # points: that each client will bring to an alignment
         trusts = settings(n, folder, corrupt)
         server = PartyServer(trusts[0].registry, corrupt=corrupt)
         parties = {
-            1000 + i: Party(server.run_id, [2 * i, 2 * i + 1], trust)
+            1000 + i: Party(server.run_id, own, trust, dict.fromkeys(own, points) if points else {})
             for i, trust in enumerate(trusts)
+            for own in [[2 * i, 2 * i + 1]]
         }
         values = np.random.default_rng(n).uniform(-60, 60, (n, LENGTH))
         return cls(server, parties, RING.encode(values))

@@ -8,6 +8,7 @@ from nacl.bindings import crypto_scalarmult
 from flower_graph.errors import RefusedError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import (
+    KEY_BYTES,
     LOW_ORDER,
     PRIME,
     agree,
@@ -15,7 +16,9 @@ from flower_graph.secure.channel import (
     commitment,
     context,
     is_low_order,
+    low_order_rows,
     new_key,
+    rows_of,
     seal,
     split_secret,
     unseal,
@@ -63,7 +66,11 @@ def test_keys_of_low_order_are_refused():
         with pytest.raises(RefusedError, match="low order"):
             agree(private, [new_key()[1], public])
         assert is_low_order(public[:31] + bytes([public[31] | 128]))
-    assert not is_low_order(new_key()[1])
+    honest = new_key()[1]
+    assert not is_low_order(honest)
+    mixed = [honest, *sorted(LOW_ORDER), honest, bytes([*min(LOW_ORDER)[:31], 128])]
+    found = low_order_rows(rows_of(mixed, -1, KEY_BYTES))
+    assert found.tolist() == [row for row, key in enumerate(mixed) if is_low_order(key)]
 
 
 def test_contexts_differ():

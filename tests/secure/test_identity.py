@@ -292,12 +292,14 @@ def node_config(folder, **others):
 
 
 def test_trust_is_read_from_the_node_config_alone(made):
-    assert TrustSettings.of({"partition-id": 0, "num-partitions": 2}) is None
-    found = TrustSettings.of(node_config(made))
+    assert TrustSettings.of({"partition-id": 0, "num-partitions": 2}, 7) is None
+    found = TrustSettings.of(node_config(made), 7)
     assert (found.minimum, found.corrupt, found.block_cap) == (5, 0.1, 1 << 14)
     assert (found.identity.party, found.journal) == (0, made / "party-0.journal")
-    found = TrustSettings.of(node_config(made, trust_minimum=6, trust_corrupt=0, block_cap=64))
-    assert (found.minimum, found.corrupt, found.block_cap) == (6, 0.0, 64)
+    assert (found.runs, found.run) == (24, b"7")
+    given = {"trust_minimum": 6, "trust_corrupt": 0, "trust_runs": 1, "block_cap": 64}
+    found = TrustSettings.of(node_config(made, **given), 7)
+    assert (found.minimum, found.corrupt, found.runs, found.block_cap) == (6, 0.0, 1, 64)
 
 
 def test_by_default_a_sum_has_seventy_percent_of_those_who_are_not_revoked(made):
@@ -306,7 +308,7 @@ def test_by_default_a_sum_has_seventy_percent_of_those_who_are_not_revoked(made)
         key = new_identity(made / f"party-{party}")
         registry = registry.with_party(key, [range(4 * party, 4 * party + 4)])
     registry.without(10).write(made / "registry.json")
-    assert TrustSettings.of(node_config(made)).minimum == 7  # of ten
+    assert TrustSettings.of(node_config(made), 7).minimum == 7  # of ten
 
 
 @pytest.mark.parametrize(
@@ -320,6 +322,7 @@ def test_by_default_a_sum_has_seventy_percent_of_those_who_are_not_revoked(made)
         ({"trust-corrupt": float("nan")}, "trust-corrupt: nan; must be"),
         ({"trust-corrupt": "0.1"}, "trust-corrupt: '0.1'; must be"),
         ({"block-cap": 0}, "block-cap: 0; must be"),
+        ({"trust-runs": 0}, "trust-runs: 0; must be a whole number from 1"),
         ({"trust-minimun": 5}, "trust-minimun: is unknown; there are trust-minimum, trust-corrupt"),
         ({"registry": None}, "registry: None is no path; .* need both identity-key and registry"),
         ({"identity-key": None}, "identity-key: None is no path"),
@@ -331,14 +334,14 @@ def test_by_default_a_sum_has_seventy_percent_of_those_who_are_not_revoked(made)
 def test_wrong_trust_settings_are_refused(made, changes, said):
     given = {k: v for k, v in (node_config(made) | changes).items() if v is not None}
     with pytest.raises(ConfigError, match=f"node-config {said}"):
-        TrustSettings.of(given)
+        TrustSettings.of(given, 7)
 
 
 def test_fewer_than_five_supernodes_are_refused(made):
     registry, _ = read(made)
     registry.without(5).without(4).write(made / "registry.json")
     with pytest.raises(IdentityError, match="has 4 parties that are not revoked, at least 5"):
-        TrustSettings.of(node_config(made))
+        TrustSettings.of(node_config(made), 7)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +355,7 @@ def test_fewer_than_five_supernodes_are_refused(made):
 def test_files_that_cannot_be_read_are_named(made, file, content, said):
     (made / file).unlink() if content is None else (made / file).write_bytes(content)
     with pytest.raises(IdentityError, match=f"{file}: {said}"):
-        TrustSettings.of(node_config(made))
+        TrustSettings.of(node_config(made), 7)
 
 
 def test_a_key_that_the_registry_does_not_have_is_refused(made):

@@ -48,7 +48,7 @@ def test_a_run_is_named_by_all_its_parts(tmp_path):
 def test_it_is_its_owners_alone_whole_and_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "MOST_RUNS", 3)
     path = tmp_path / "journal"
-    path.write_text("{}")
+    path.write_text('{"begun": [], "runs": {}}')
     path.chmod(0o666)
     mine = Journal(path)
     for number in range(5):
@@ -60,8 +60,69 @@ def test_it_is_its_owners_alone_whole_and_bounded(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["journal"]
 
 
+def test_who_begins_anew_is_counted_by_the_day(tmp_path, monkeypatch):
+    """With another run, or with a state that is new or has not seen the last sum."""
+    path, now = tmp_path / "journal", [1e9]
+    monkeypatch.setattr(journal.time, "time", lambda: now[0])
+    first = Journal(path).go_on(0, "", 3, b"run")
+    second = Journal(path).go_on(1, first, 3, b"run")
+    third = Journal(path).go_on(2, second, 3, b"run")
+    assert len({first, second, third}) == 3
+    with pytest.raises(RefusedError, match="round 2 is not after 2"):
+        Journal(path).go_on(2, third, 3, b"run")
+    put_back = Journal(path).go_on(3, second, 3, b"run")  # the second time
+    Journal(path).go_on(0, "", 3, b"other")  # the third
+    before = path.read_bytes()
+    for mark, run in (("", b"new"), ("", b"run"), (third, b"run")):
+        with pytest.raises(RefusedError, match=r"began anew 3 times in 24 hours.*trust-runs"):
+            Journal(path).go_on(9, mark, 3, run)
+    assert path.read_bytes() == before
+    Journal(path).go_on(4, put_back, 3, b"run")
+    now[0] += journal.DAY + 1
+    Journal(path).go_on(0, "", 3, b"new")
+    now[0] -= 2 * journal.DAY  # who sets a clock back gains nothing
+    Journal(path).go_on(0, "", 2, b"newer")
+    with pytest.raises(RefusedError, match="began anew 2 times"):
+        Journal(path).go_on(0, "", 2, b"newest")
+
+
+def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path):
+    path = tmp_path / "journal"
+    Journal(path).serve(1, [0, 1, 2, 7], 2, b"run")
+    Journal(path).serve(1, [3, 4], 2, b"run")
+    assert "0-4,7" in path.read_text()
+    for clients in ([4, 5], [7], [0]):
+        with pytest.raises(RefusedError, match="a second block in alignment 1"):
+            Journal(path).serve(1, clients, 2, b"run")
+    Journal(path).serve(1, [5], 2, b"run")
+    for alignment in range(2, 1 + journal.MOST_ALIGNMENTS):
+        Journal(path).serve(alignment, [5], 2, b"run")
+    with pytest.raises(RefusedError, match="alignment 1 is over"):
+        Journal(path).serve(1, [9], 2, b"run")
+    with pytest.raises(RefusedError, match="8 alignments were begun in this run"):
+        Journal(path).serve(99, [5], 2, b"run")
+    Journal(path).go_on(0, "", 1, b"run")  # the run that is counted already
+    Journal(path).serve(1, [5], 2, b"other")
+    with pytest.raises(RefusedError, match="began anew 2 times"):
+        Journal(path).serve(1, [5], 2, b"a third")
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b'{"6162', b"[]", b'{"61": "3"}', b'{"61": true}', b"\xff"]
+    "content",
+    [
+        b"",
+        b'{"6162',
+        b"[]",
+        b"\xff",
+        b'{"61": 3}',
+        b'{"begun": [], "runs": {"61": 3}}',
+        b'{"begun": [], "runs": {"61": {"number": "3"}}}',
+        b'{"begun": [], "runs": {"61": {"number": true}}}',
+        b'{"begun": [], "runs": {"61": {"other": 3}}}',
+        b'{"begun": [3], "runs": {}}',
+        b'{"begun": 3, "runs": {}}',
+        b'{"begun": [], "runs": []}',
+    ],
 )
 def test_without_a_journal_that_can_be_read_nothing_is_sent(tmp_path, content):
     path = tmp_path / "journal"

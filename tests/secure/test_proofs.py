@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.proofs import ORDER, PROOF, _weights, prove, public_of, verify
+from flower_graph.secure.align.proofs import (
+    ORDER,
+    PROOF,
+    Claim,
+    _statement,
+    _to_scalar,
+    _weights,
+    prove,
+    public_of,
+    verify,
+)
 from flower_graph.secure.channel import pieces, rows_of
 
 
@@ -23,6 +34,10 @@ def some_points(*logs: int):
     return rows_of([public_of(a_scalar(log)) for log in logs], -1, 32)
 
 
+def holds(proof, public, inputs, outputs, context=b""):
+    return verify(inputs, [Claim(public, outputs, proof, context)])
+
+
 def proved(key, inputs, context=b""):
     outputs = ids.multiply(inputs, key)
     return prove(key, public_of(key), inputs, outputs, context), outputs
@@ -34,8 +49,12 @@ def test_answers_are_proved(logs):
     proof, outputs = proved(key, inputs)
     assert len(proof) == PROOF
     assert np.array_equal(outputs, some_points(*(11 * log for log in logs)))
-    assert verify(proof, public_of(key), inputs, outputs)
+    assert holds(proof, public_of(key), inputs, outputs)
     assert proved(key, inputs)[0] != proof  # a fresh nonce each time
+
+
+def number(scalar: bytes) -> int:
+    return int.from_bytes(scalar, "little")
 
 
 def test_what_is_hashed_satisfies_the_equations():
@@ -43,14 +62,35 @@ def test_what_is_hashed_satisfies_the_equations():
     logs, key = (3, 8, 21), 12345
     inputs = some_points(*logs)
     proof, outputs = proved(a_scalar(key), inputs, b"of")
-    challenge, response = (int.from_bytes(half, "little") for half in (proof[:32], proof[32:]))
-    public = public_of(a_scalar(key))
-    weights = [int.from_bytes(w, "little") for w in _weights(public, inputs, outputs, b"of")]
-    combined = sum(w * log for w, log in zip(weights, logs, strict=True)) % ORDER
+    public, response = public_of(a_scalar(key)), number(proof[64:])
+    said = _statement(public, inputs, outputs, b"of")
+    challenge = number(_to_scalar(b"Challenge", said, proof[:64]))
+    combined = sum(w * log for w, log in zip(_weights(said, 3), logs, strict=True)) % ORDER
     nonce = (response + challenge * key) % ORDER
-    answer = key * combined % ORDER
-    assert (response * combined + challenge * answer - nonce * combined) % ORDER == 0
-    assert verify(proof, public, inputs, outputs, b"of")
+    assert proof[:32] == public_of(nonce.to_bytes(32, "little"))
+    assert proof[32:64] == public_of((nonce * combined % ORDER).to_bytes(32, "little"))
+
+
+def test_several_proofs_about_one_block_hold_together_or_not_at_all():
+    inputs, keys = some_points(4, 6, 10), [a_scalar() for _ in range(3)]
+    claims = []
+    for key in keys:
+        proof, outputs = proved(key, inputs, b"of")
+        claims.append(Claim(public_of(key), outputs, proof, b"of"))
+    assert verify(inputs, claims) and verify(inputs, claims[:2]) and not verify(inputs, [])
+    # What one adds and another takes away is noticed, though the sum is right.
+    shift = pieces(some_points(7))[0]
+    first, second = (pieces(claim.outputs)[0] for claim in claims[:2])
+    wrong = list(claims)
+    for place, point, move in (
+        (0, first, sodium.crypto_core_ed25519_add),
+        (1, second, sodium.crypto_core_ed25519_sub),
+    ):
+        outputs = rows_of([move(point, shift), *pieces(claims[place].outputs)[1:]], -1, 32)
+        proof = prove(keys[place], claims[place].public, inputs, outputs, b"of")
+        wrong[place] = Claim(claims[place].public, outputs, proof, b"of")
+    assert not verify(inputs, wrong)
+    assert not verify(inputs, [replace(claims[0], proof=claims[1].proof), *claims[1:]])
 
 
 def changed(data: bytes, place: int) -> bytes:
@@ -61,34 +101,32 @@ def test_nothing_else_is_proved():
     key, other, inputs = a_scalar(), a_scalar(), some_points(4, 6, 10)
     proof, outputs = proved(key, inputs, b"one")
     public = public_of(key)
-    assert verify(proof, public, inputs, outputs, b"one")
-    assert not verify(proof, public, inputs, outputs, b"two")
-    assert not verify(proof, public_of(other), inputs, outputs, b"one")
-    assert not verify(proof, public, outputs, inputs, b"one")
-    assert not verify(proof, public, inputs, outputs[[1, 0, 2]], b"one")
-    assert not verify(proof, public, inputs[[1, 0, 2]], outputs[[1, 0, 2]], b"one")
-    assert not verify(proof, public, inputs, ids.multiply(inputs, other), b"one")
-    assert not verify(proof, public, inputs[:2], outputs[:2], b"one")
-    for place in (0, 31, 32, 63):
-        assert not verify(changed(proof, place), public, inputs, outputs, b"one")
-    assert not verify(proof[:-1], public, inputs, outputs, b"one")
-    assert not verify(b"", public, inputs[:0], outputs[:0], b"one")
+    assert holds(proof, public, inputs, outputs, b"one")
+    assert not holds(proof, public, inputs, outputs, b"two")
+    assert not holds(proof, public_of(other), inputs, outputs, b"one")
+    assert not holds(proof, public, outputs, inputs, b"one")
+    assert not holds(proof, public, inputs, outputs[[1, 0, 2]], b"one")
+    assert not holds(proof, public, inputs[[1, 0, 2]], outputs[[1, 0, 2]], b"one")
+    assert not holds(proof, public, inputs, ids.multiply(inputs, other), b"one")
+    assert not holds(proof, public, inputs[:2], outputs[:2], b"one")
+    for place in (0, 31, 32, 63, 64, 95):
+        assert not holds(changed(proof, place), public, inputs, outputs, b"one")
+    assert not holds(proof[:-1], public, inputs, outputs, b"one")
+    assert not holds(b"", public, inputs[:0], outputs[:0], b"one")
 
 
 def test_one_answer_of_many_with_another_key_is_noticed():
     key, inputs = a_scalar(), some_points(*range(1, 17))
     outputs = ids.multiply(inputs, key)
     outputs = np.concatenate([outputs[:15], ids.multiply(inputs[15:], a_scalar())])
-    assert not verify(prove(key, public_of(key), inputs, outputs), public_of(key), inputs, outputs)
+    assert not holds(prove(key, public_of(key), inputs, outputs), public_of(key), inputs, outputs)
 
 
 def test_a_proof_can_be_written_in_one_way():
     key, inputs = a_scalar(), some_points(5)
     proof, outputs = proved(key, inputs)
-    for half in (0, 32):
-        value = int.from_bytes(proof[half : half + 32], "little") + ORDER
-        other = proof[:half] + value.to_bytes(32, "little") + proof[half + 32 :]
-        assert not verify(other, public_of(key), inputs, outputs)
+    other = proof[:64] + (number(proof[64:]) + ORDER).to_bytes(32, "little")
+    assert not holds(other, public_of(key), inputs, outputs)
 
 
 BAD = {
@@ -104,9 +142,9 @@ def test_points_that_are_not_in_the_group_are_refused(bad):
     key, inputs = a_scalar(), some_points(5, 6)
     proof, outputs = proved(key, inputs)
     wrong = rows_of([pieces(outputs)[0], bad], -1, 32)
-    assert not verify(proof, public_of(key), inputs, wrong)
-    assert not verify(proof, public_of(key), wrong, outputs)
-    assert not verify(proof, bad, inputs, outputs)
+    assert not holds(proof, public_of(key), inputs, wrong)
+    assert not holds(proof, public_of(key), wrong, outputs)
+    assert not holds(proof, bad, inputs, outputs)
     with pytest.raises(ValueError, match="not in the group"):
         prove(key, public_of(key), wrong, outputs)
 
@@ -115,4 +153,4 @@ def test_an_answer_shifted_out_of_the_subgroup_is_refused():
     key, inputs = a_scalar(), some_points(5, 6)
     proof, outputs = proved(key, inputs)
     shifted = sodium.crypto_core_ed25519_add(pieces(outputs)[1], BAD["order two"])
-    assert not verify(proof, public_of(key), inputs, rows_of([pieces(outputs)[0], shifted], -1, 32))
+    assert not holds(proof, public_of(key), inputs, rows_of([pieces(outputs)[0], shifted], -1, 32))

@@ -7,7 +7,12 @@ import pytest
 from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.keys import RING_WORD
+from flower_graph.secure.registry import Registry
+from flower_graph.secure.sum.carried import as_record
 from flower_graph.secure.sum.masking_client import SecureSumClient
+from flower_graph.secure.sum.party_messages import BindReply
 from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
@@ -73,7 +78,137 @@ def test_a_lying_server_is_refused_and_the_log_says_why(parties, monkeypatch, ca
     assert "we are not on the list" in caplog.text + str(secure.rejected)
 
 
+def test_four_steps_are_one_sum(parties):
+    grid, secure = make(parties)
+    for number in (1, 2):
+        assert secure.prepare(number, grid.get_node_ids()) == list(range(12))
+        asked = secure.requests(2)
+        assert all({"mask-ready", "mask-signatures", RING_WORD} <= e.keys() for e in asked.values())
+        requests = {node: as_record(entries) for node, entries in asked.items()}
+        sent = {"message_type": "train.sum_mask", "max_reply_bytes": 1 << 20}
+        secure._send(requests, number, secure.take, **sent)
+        assert secure.close(number).values.tolist() == [62, 11]
+    assert secure.blamed[-1] == (4, "round 1: left out: no vector, expected (2,)")
+
+
+def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(parties):
+    grid, secure = make(parties)
+    nodes = grid.get_node_ids()
+    seen = []
+    for number, there in enumerate((nodes[:5], nodes, nodes[1:], nodes)):
+        clients = secure.prepare(number, there)
+        seen.append((secure.parties.server.epoch.number, len(clients)))
+        secure.requests(2)
+        assert secure.node_of(0) == (nodes[0] if nodes[0] in there else None)
+        assert isinstance(secure.close(number), Skipped)  # nobody sent a vector
+    assert seen[:2] == [(0, 10), (1, 12)] and {epoch for epoch, _ in seen} == {0, 1}
+
+
+def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
+    grid, secure = make(parties)
+    secure.prepare(1, grid.get_node_ids())
+    stranger, reply = 99, secure.parties.server.bindings[2]
+    binding = BindReply(
+        secure.run_id,
+        2,
+        np.array(reply[0].clients),
+        *(
+            np.frombuffer(part, np.uint8)
+            for part in (reply[0].channel_key, reply[0].seed_commitment)
+        ),
+        np.frombuffer(reply[1], np.uint8),
+    )
+    with pytest.raises(MalformedReplyError, match="party 2 is at node"):
+        secure.enroll(stranger, binding)
+
+
 def test_bad_input(parties):
     for options in ({"trust": "nobody"}, {"registry": None}, {"trust": "semi-honest"}):
         with pytest.raises(ValueError, match="trust is"):
             make(parties, **options)
+
+
+# Registries that change in mid-run ----------------------------------------------------------------
+
+
+@pytest.fixture
+def seven(tmp_path):
+    """Seven parties with a copy of the registry each, and the server's."""
+    registry, keys = write_keys(7, tmp_path)
+    copies = [tmp_path / f"registry-{place}.json" for place in range(7)]
+
+    def give(new, places):
+        for path in [copies[place] for place in places]:
+            path.write_text(new.text())
+
+    def client_fn(context):
+        place = context.node_config["partition-id"]
+        context.node_config["identity-key"] = str(keys[place])
+        context.node_config["registry"] = str(copies[place])
+        return Numbered(context, [2 * place, 2 * place + 1])
+
+    give(Registry.read(registry), range(7))
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=7)
+    secure = SecureSum(Exchange(grid), limit=1000.0, trust="malicious-server", registry=registry)
+    return secure, registry, give
+
+
+def of(*places):
+    return [client for place in places for client in (2 * place, 2 * place + 1) if client != 4]
+
+
+def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until_it_has_the_new(
+    seven, caplog
+):
+    secure, path, give = seven
+    assert secure.sum(1, 2).contributors.tolist() == of(*range(7))
+    new = Registry.read(path).without(3)
+    new.write(path)
+    give(new, [0, 1, 2, 3, 4, 6])
+    secure.rejected.clear()
+    with caplog.at_level(logging.WARNING):
+        assert secure.sum(2, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
+    assert "with another key: [], revoked: [3]" in caplog.text
+    reasons = " ".join(entry.reason for entry in secure.rejected)
+    assert (
+        "party 5: its binding is not signed with its key for this run and this version" in reasons
+    )
+    assert "the key of party 3 is revoked" in reasons
+    lists = secure.parties.server.lists
+    assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
+    assert secure.parties.server.lists == lists  # who is refused uses up no list of commitments
+    give(new, [5])
+    assert secure.sum(4, 2).contributors.tolist() == of(0, 1, 2, 4, 5, 6)
+
+
+def test_who_has_the_new_version_first_is_back_when_the_server_has_it(seven):
+    secure, path, give = seven
+    secure.sum(1, 2)
+    new = Registry.read(path).without(3)
+    give(new, [5])
+    for server_round in (2, 3):
+        summed = secure.sum(server_round, 2)
+        assert summed.contributors.tolist() == of(0, 1, 2, 3, 4, 6)
+    new.write(path)
+    give(new, range(7))
+    assert secure.sum(4, 2).contributors.tolist() == of(0, 1, 2, 4, 5, 6)
+
+
+def test_sums_are_skipped_while_too_few_have_the_new_version(seven):
+    secure, path, give = seven
+    secure.sum(1, 2)
+    new = Registry.read(path).without(3)
+    new.write(path)
+    give(new, [0, 1, 2])
+    assert "parties, a sum needs 5" in secure.sum(2, 2).reason
+    give(new, range(7))
+    assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 5, 6)
+
+
+def test_a_registry_that_cannot_be_read_is_not_taken(seven, caplog):
+    secure, path, _ = seven
+    secure.sum(1, 2)
+    path.write_text("{")
+    with caplog.at_level(logging.ERROR):
+        assert secure.sum(2, 2).contributors.tolist() == of(*range(7))
+    assert "the version before goes on" in caplog.text

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord
 
 from flower_graph.errors import CheckpointError
 from flower_graph.server.averaging import StrategyState
+from flower_graph.server.session import check_same
 
 
 class Strategy:
@@ -75,3 +76,9 @@ def test_what_no_checkpoint_can_hold(value: Any, said: str) -> None:
     strategy.mine = value
     with pytest.raises(CheckpointError, match=said):
         state.state_dict()
+
+
+def test_settings_newer_than_a_checkpoint_are_no_other_settings() -> None:
+    check_same({"hidden": 16}, {"hidden": 16, "came later": "x"})
+    with pytest.raises(ValueError, match="its hidden is 16, this run's is 8"):
+        check_same({"hidden": 16}, {"hidden": 8})

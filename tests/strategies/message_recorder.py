@@ -16,8 +16,8 @@ from ego_strategy_helpers import run as run_egos
 from ego_strategy_helpers import seven_egos
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from plain_structure import METHODS
+from public_helpers import make_distrusting, start, toy_members
 from public_helpers import make_grid as public_grid
-from public_helpers import toy_members
 from sage_helpers import SETTINGS as SAGE_SETTINGS
 from sage_helpers import client_app as sage_app
 from sage_helpers import networks
@@ -148,6 +148,7 @@ def egos(see: Recorder, folder: Path) -> None:
             make_grid=see.grid,
             alignment="plain",
             aggregation="plain",
+            settings=EGO_SETTINGS._replace(batch_size=4),
             client_options=client,
             resume=resume,
             participation=0.3,
@@ -158,7 +159,7 @@ def egos(see: Recorder, folder: Path) -> None:
 def ego_models(see: Recorder, folder: Path) -> None:
     app = ego_app(seven_egos(), client=EgoModelClient, checkpoint_dir=folder)
     for rounds, resume in ((2, False), (3, True)):
-        strategy = EgoFedProx(EGO_SETTINGS._replace(proximal=0.5), **saving(folder))
+        strategy = EgoFedProx(EGO_SETTINGS._replace(proximal=0.5, batch_size=4), **saving(folder))
         grid = see.grid(app, num_supernodes=2)
         strategy.start(grid, num_rounds=rounds, timeout=5, resume=resume)
 
@@ -169,7 +170,9 @@ def sages(see: Recorder, folder: Path) -> None:
         own = partial(SageClient, checkpoint_dir=where)
         for rounds, resume in ((2, False), (3, True)):
             grid = see.grid(sage_app(networks(), own), num_supernodes=2)
-            server = strategy(SAGE_SETTINGS, generator_epochs=3, **saving(where))
+            server = strategy(
+                SAGE_SETTINGS._replace(batch_size=4), generator_epochs=3, **saving(where)
+            )
             server.start(grid, num_rounds=rounds, timeout=5, resume=resume)
 
 
@@ -195,6 +198,8 @@ def public(see: Recorder, folder: Path) -> None:
             strategy.start(grid, num_rounds=rounds, timeout=5, resume=resume)
     grid = see.watch(public_grid(toy_members(), 4, secure=True))
     SecureConsensus().start(grid, num_rounds=4, timeout=5)
+    grid, strategy = make_distrusting(toy_members(6), 5)
+    start(see.watch(grid), strategy)
 
 
 def sums(see: Recorder, folder: Path) -> None:

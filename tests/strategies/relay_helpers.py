@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,9 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 
 CLASSES, FEATURES = 3, 8
+# Of six rounds: (1 + cos) / 2 of so many parts of half a turn; the first of ten parts is one round
+WAVE = [[(1 + math.cos(math.pi * k / rounds)) / 2 for k in range(rounds)] for rounds in (6, 5)]
+RATES = {"constant": [1.0] * 6, "cosine": WAVE[0], "warmup-cosine": [1.0, *WAVE[1]]}
 
 
 def small_graph(n: int = 12, seed: int = 0) -> Data:
@@ -126,6 +130,8 @@ class Dense:
     first_weight: Tensor  # [f, h], or [f + 1, h] with a bias
     learning_rate: float = 0.05
     weight_decay: float = 5e-4
+    schedule: str = "constant"
+    gradient_norm: float = 0.0
     reg_weight: float = 1.0
     average_every: int = 0
     average_over: str = "holders"
@@ -155,7 +161,7 @@ class Dense:
             self._take_mean(i)
             if i in self.waiting:
                 self.weight[i].grad = torch.outer(self.x[i], self.waiting.pop(i))
-                self.adam[i].step()
+                self._step(self.adam[i], number - 1)
             self.latent[i] = self.x[i] @ self.weight[i]
             self.known[i] = True
         loss, gradient = self._server(number)
@@ -163,6 +169,11 @@ class Dense:
         if self.average_every and number % self.average_every == 0:
             self._average(users)
         return loss
+
+    def _step(self, optimizer: torch.optim.Adam, number: int) -> None:
+        """Step with the rate of the round whose loss the gradient is of."""
+        optimizer.param_groups[0]["lr"] = self.learning_rate * RATES[self.schedule][number - 1]
+        optimizer.step()
 
     def _rows(self, i: int) -> Tensor:
         """Rows of user i's matrix that take part in averages."""
@@ -205,6 +216,11 @@ class Dense:
             loss = loss + self.reg_weight * apart / neighbourhoods
         self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
         assert latent.grad is not None
+        gradients = [*[p.grad for p in self.model.parameters() if p.grad is not None], latent.grad]
+        length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        if 0 < self.gradient_norm < length:
+            for gradient in gradients:
+                gradient *= self.gradient_norm / length
+        self._step(self.optimizer, number)
         return loss.item(), latent.grad

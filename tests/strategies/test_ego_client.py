@@ -153,12 +153,12 @@ def test_what_fails_halfway_leaves_the_models_as_they_were(context: Context) -> 
     ask(context, 1)
     before = kept(context), kept(context, "step")
     with pytest.raises(KeyError), client.opened(SETTINGS) as clients:
-        clients.train()
+        clients.train(1)
         raise KeyError
     assert torch.equal(kept(context), before[0])
     assert torch.equal(kept(context, "step"), before[1])
     with client.opened(SETTINGS) as clients:
-        clients.train()
+        clients.train(1)
     assert not torch.equal(kept(context), before[0])
 
 

@@ -28,9 +28,9 @@ def full_round(chosen: ChosenEgos) -> None:
     """Take a step of each kind."""
     egos = {ego.client: ego for ego in toy_egos()}
     shared = toy_shared([egos[client] for client in chosen.batch.clients])
-    chosen.train()
-    chosen.fuse(shared)
-    chosen.fuse(shared, classify=False)
+    chosen.train(1)
+    chosen.fuse(shared, 1)
+    chosen.fuse(shared, 1, classify=False)
 
 
 def by_client(chosen: ChosenEgos) -> dict[int, Tensor]:
@@ -52,12 +52,12 @@ def test_equals_plain_pyg_clients():
     for step in ("train", "fuse", "fuse", "contrast", "train"):
         if step == "train":
             before = chosen.evaluate(chosen.embed())
-            found = evaluate(chosen.batch, chosen.train())  # of the logits from before
+            found = evaluate(chosen.batch, chosen.train(1))  # of the logits from before
             torch.testing.assert_close(found, before, rtol=0, atol=0, equal_nan=True)
             for client in plain:
                 client.step()
             continue
-        losses = chosen.fuse(shared, classify=step == "fuse").tolist()
+        losses = chosen.fuse(shared, 1, classify=step == "fuse").tolist()
         for loss, client, means in zip(losses, plain, own, strict=True):
             wanted = client.losses(means)[1].item() if means.place.numel() else torch.nan
             assert loss == pytest.approx(wanted, abs=1e-5, nan_ok=True)
@@ -111,8 +111,8 @@ def test_a_stranger_is_refused():
 def test_nobody_has_shared_nodes():
     nothing = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
     fused, trained = everyone(toy_egos()), everyone(toy_egos())
-    assert fused.fuse(nothing).isnan().all()
-    trained.train()
+    assert fused.fuse(nothing, 1).isnan().all()
+    trained.train(1)
     torch.testing.assert_close(by_client(fused), by_client(trained), rtol=0, atol=0)
-    fused.fuse(nothing, classify=False)
+    fused.fuse(nothing, 1, classify=False)
     assert all(weights.isfinite().all() for weights in by_client(fused).values())

@@ -174,7 +174,7 @@ def test_weights_are_added_up_densely() -> None:
     chosen = EgoCohort(egos, SETTINGS).choose([ego.client for ego in egos])
     start = initial_weights(SETTINGS)
     chosen.start_from(start)
-    chosen.train()
+    chosen.train(1)
     plain = [PlainClient(ego, start, SETTINGS) for ego in egos]
     for client in plain:
         client.step()

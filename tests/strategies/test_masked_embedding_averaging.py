@@ -113,13 +113,13 @@ def test_clients_get_the_means_over_holders(
     found: dict[int, Shared] = {}
     fuse = ChosenEgos.fuse
 
-    def spy(chosen: ChosenEgos, shared: Shared, **how: Any) -> Tensor:
+    def spy(chosen: ChosenEgos, shared: Shared, server_round: int, **how: Any) -> Tensor:
         for client, start, end in zip(
             chosen.batch.clients, chosen.batch.ptr, chosen.batch.ptr[1:], strict=False
         ):
             own = (shared.place >= start) & (shared.place < end)
             found[client] = Shared(shared.place[own] - start, shared.mean[own])
-        return fuse(chosen, shared, **how)
+        return fuse(chosen, shared, server_round, **how)
 
     monkeypatch.setattr(ChosenEgos, "fuse", spy)
     egos = three_egos()

@@ -26,6 +26,7 @@ from flwr.app import RecordDict
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import AlignmentError, CheckpointError, NoClientsError
 from flower_graph.storage import checkpoint
+from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
 
 Change = Callable[[RecordDict], None]
 M, ROUNDS = 10, 7
@@ -253,6 +254,25 @@ def test_a_run_goes_on_under_its_own_settings_alone(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=why):
             run(egos, resume=True, **saving, **options)
+
+
+def test_a_proven_cheat_is_out_of_a_resumed_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheat, honest = seven_egos()[5].client, MaskedEmbeddingAveraging.state
+
+    def state(strategy: MaskedEmbeddingAveraging) -> dict[str, Any]:
+        strategy.session.sums.exclude([cheat])
+        return honest(strategy)
+
+    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    how = {"supernodes": 7, "client_options": {"checkpoint_dir": tmp_path}, **saving}
+    with monkeypatch.context() as cheating:
+        cheating.setattr(MaskedEmbeddingAveraging, "state", state)
+        run(seven_egos(), rounds=2, **how)
+    sums = run(seven_egos(), rounds=3, resume=True, **how).strategy.session.sums
+    assert sums.excluded == {cheat}
+    assert cheat not in sums.clients
 
 
 def test_a_client_without_a_folder_says_so(

@@ -25,7 +25,7 @@ def settings(weight_decay: float = 5e-4, bias: bool = True) -> UserSettings:
 
 def known_of(how: UserSettings) -> Known:
     start = shared_linear_weight(FEATURES, how).numpy()[:FEATURES]
-    return Known(start, how.bias, how.learning_rate, how.weight_decay)
+    return Known(start, how.bias, how.weight_decay)
 
 
 def user(count: int) -> NDArray[np.float32]:
@@ -39,11 +39,13 @@ def run(x: NDArray[np.float32], how: UserSettings, noise: float = 0.0) -> list[S
     cohort = LinearCohort(pack(torch.from_numpy(x[None]), bias=how.bias), how)
     rng, steps = np.random.default_rng(7), []
     for number in range(ROUNDS):
+        rate = how.learning_rate * (1 - number / ROUNDS)  # as a schedule may have it
+        cohort.settings = how._replace(learning_rate=rate)
         gradient = None if number == 0 else (1e-2 * rng.normal(size=SIZE)).astype(np.float32)
         if gradient is not None:
             cohort.step(None, torch.from_numpy(gradient[None]))
         latent = cohort.forward(None).numpy()[0] + noise * rng.normal(size=SIZE)
-        steps.append(Step(gradient, None, latent.astype(np.float32)))
+        steps.append(Step(gradient, None, latent.astype(np.float32), rate))
     return steps
 
 

@@ -132,7 +132,7 @@ def test_nobody_moves_to_another_supernode_as_more_come() -> None:
 RAY = (pytest.mark.slow, pytest.mark.timeout(1500))  # three runs, on a busy machine
 
 
-@pytest.mark.parametrize("engine", ["in-process", pytest.param("flwr", marks=RAY)])
+@pytest.mark.parametrize("engine", ["in-process", pytest.param("flwr", marks=RAY, id="on_ray")])
 def test_a_run_is_gone_on_with_by_the_command_line(
     engine: str, tmp_path: Path, monkeypatch: Any
 ) -> None:

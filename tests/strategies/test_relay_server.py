@@ -20,7 +20,7 @@ from flower_graph.engine.device import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply
-from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
+from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, scheduled
 from flower_graph.strategies.split_gradient_relay.server_state import RelayServerState
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
@@ -43,7 +43,7 @@ def graph() -> SimpleNamespace:
     )
 
 
-def relay(model: nn.Module, data: Any = None) -> RelayServer:
+def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
     return RelayServer(
         data or graph(),
         model,
@@ -53,6 +53,7 @@ def relay(model: nn.Module, data: Any = None) -> RelayServer:
         weight_decay=0.01,
         seed=7,
         device=CPU,
+        **more,
     )
 
 
@@ -113,6 +114,53 @@ def test_masks_that_cannot_be_are_refused(name: str, mask: Tensor, said: str):
     setattr(data, f"{name}_mask", mask)
     with pytest.raises(DataError, match=said):
         relay(Echo(), data)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", [1.0] * 20),
+        ("cosine", [(1 + math.cos(math.pi * k / 20)) / 2 for k in range(20)]),
+        ("warmup-cosine", [0.5, 1, *((1 + math.cos(math.pi * k / 18)) / 2 for k in range(18))]),
+    ],
+)
+def test_step_sizes_by_hand(schedule: str, shares: list[float]):
+    found = [scheduled(schedule, 0.1, number, 20) for number in range(1, 21)]
+    assert found == pytest.approx([0.1 * share for share in shares])
+    assert min(found) > 0 and scheduled(schedule, 0.1, 1, 1) == 0.1
+
+
+def test_a_long_gradient_is_scaled_and_a_short_one_is_not():
+    lengths = []
+    for most in (0.0, 1e-3, 1e3):
+        server = relay(gcn(), gradient_norm=most)
+        server.receive(torch.arange(N), torch.eye(N, 4))
+        _, gradient = server.step(1)
+        parts = [p.grad for p in server.model.parameters() if p.grad is not None]
+        lengths.append(torch.cat([p.flatten() for p in (*parts, gradient)]).norm().item())
+    assert lengths[0] == lengths[2] > 0.01 and lengths[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_average_of_the_servers_weights_by_hand():
+    server, course = relay(Echo(), average=0.6), list[float]()
+    server.receive(torch.arange(N), functional.one_hot(graph().y, C).float())
+    average = 0.0
+    for number in range(1, 6):
+        server.step(number)
+        course.append(server.model.scale.item())
+        # A plain mean of the first two; from then on 0.4 of the new
+        share = max(0.4, 1 / number)
+        average += share * (course[-1] - average)
+        assert server.judged.scale.item() == pytest.approx(average)
+        assert torch.allclose(server.logits(), server.latent * average)
+    server.step(6, is_frozen=True)
+    assert server.judged.scale.item() == pytest.approx(average)
+    again = relay(Echo(), average=0.6)
+    again.load_state_dict(server.state_dict())
+    assert torch.equal(again.logits(), server.logits())
+    assert again.model.scale.item() == course[-1] != pytest.approx(average)
+    without = relay(Echo())
+    assert without.judged is without.model and "average" not in without.state_dict()
 
 
 def test_nobody_with_a_label_has_answered():

@@ -57,6 +57,9 @@ def compare(
         {"average_every": 2, "participation": 0.5},
         {"average_every": 2, "average_over": "all"},
         {"average_every": 1, "average_over": "all", "reg_weight": 0.0},  # CNFGNN
+        {"schedule": "cosine", "participation": 0.6},
+        {"schedule": "warmup-cosine", "average_every": 2},
+        {"gradient_norm": 0.05, "schedule": "cosine"},
     ],
 )
 def test_it_equals_the_method_written_densely(options: dict[str, Any], bias: bool) -> None:

@@ -58,6 +58,22 @@ def assert_same_ending(resumed: Run, whole: Run) -> None:
     assert resumed.strategy.users.ledger.payload == payload
 
 
+def test_schedule_and_average_go_on_where_they_were(tmp_path: Path) -> None:
+    options = {"schedule": "warmup-cosine", "gradient_norm": 0.1, "server_average": 0.8}
+    whole = Run(tmp_path / "whole", **options).go()
+    Run(tmp_path / "cut", **options).go(stop_at=5)
+    assert_same_ending(Run(tmp_path / "cut", **options).go(resume=True), whole)
+    assert whole.strategy.learnt().to_torch_state_dict().keys() == (
+        whole.strategy.server.model.state_dict().keys()
+    )
+    # What is kept and told is the average, not what is trained
+    server, told = whole.strategy.server, whole.weights
+    assert not torch.equal(told["server.bias"], server.model.state_dict()["bias"])
+    own = Run(tmp_path / "own", schedule="cosine")
+    with pytest.raises(RuntimeError, match="'cosine' needs the rounds: call start"):
+        Strategy.start(own.strategy, own.grid, initial_arrays=ArrayRecord(), num_rounds=3)
+
+
 def test_own_user_models_are_resumed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, 4))

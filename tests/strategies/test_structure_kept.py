@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from plain_structure import FEDGLS
-from structure_helpers import built, settings_of, toy_clients
+from structure_helpers import SETTINGS, built, settings_of, toy_clients
 from torch import Tensor
 
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
@@ -62,6 +62,18 @@ def test_modules_compute_what_the_cohort_does(method: str, learner: dict[str, An
         x = graph.x.to_dense() if graph.x.layout != torch.strided else graph.x
         said = built(form, graph.client)(x, edges)
         torch.testing.assert_close(said, logits_of(cohort, graph.client), atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_finds_neighbours_in_its_hidden_layer() -> None:
+    # By distance: nodes with one number above 0 all have a cosine of 1, and rounding decides
+    learner = SETTINGS.learner._replace(similarity="euclidean")
+    cohort = trained("fed-gnn-knn", settings_of("fed-gnn-knn", knn_on="encoder", learner=learner))
+    _, graphless = models_of(cohort, shared=True)
+    for graph in toy_clients():
+        if graph.is_graphless:
+            said = built(graphless, graph.client)(graph.x, None)
+            wanted = logits_of(cohort, graph.client)
+            torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_a_mean_is_there_once_and_whole() -> None:

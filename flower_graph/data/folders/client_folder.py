@@ -29,7 +29,12 @@ from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import client_graphs
 from flower_graph.data.graph import PARTS, Graph, Treatment
 from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
-from flower_graph.data.partition.client_graphs import ClientGraph, check_client_graph, split_nodes
+from flower_graph.data.partition.client_graphs import (
+    ClientGraph,
+    check_client_graph,
+    fewer_trained,
+    split_nodes,
+)
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.splits import Masks
 from flower_graph.errors import DataError
@@ -42,32 +47,16 @@ T = TypeVar("T")
 
 
 class Clients(list[T]):
-    """All clients of a run, with what is known of their data together.
-
-    Parameters
-    ----------
-    clients
-        Their graphs, in the order of their numbers.
-    num_classes : int
-        Classes of the whole run.
-    classes : tuple of str, or None
-        Name of each class, by its number; None where the numbers themselves are the names.
-    notes : sequence of str
-        What was done to the data, a phrase each.
-    treatment : Treatment or None
-        What was done to the features, for those of other nodes.
-    whole : Graph or None
-        The graph that they were cut out of; None where each has a graph of its own.
-    """
+    """All clients of a run, with what is known of their data together."""
 
     def __init__(
         self,
         clients: Iterable[T],
         num_classes: int,
-        classes: tuple[str, ...] | None = None,
-        notes: Sequence[str] = (),
-        treatment: Treatment | None = None,
-        whole: Graph | None = None,
+        classes: tuple[str, ...] | None = None,  # by number; None: the numbers are the names
+        notes: Sequence[str] = (),  # what was done to the data, a phrase each
+        treatment: Treatment | None = None,  # of the features, for those of other nodes
+        whole: Graph | None = None,  # that they were cut out of; None: each has its own
     ) -> None:
         super().__init__(clients)
         self.num_classes, self.classes, self.notes = num_classes, classes, tuple(notes)
@@ -126,14 +115,21 @@ class ClientFile(NamedTuple):
 
 
 def load_folder(
-    path: Path | str, ratios: Sequence[float], seed: int, *, features: str = AS_IS, **how: Any
+    path: Path | str,
+    ratios: Sequence[float],
+    seed: int,
+    *,
+    train_share: float | None = None,
+    features: str = AS_IS,
+    **how: Any,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder; ``how`` as for ``describe_graph``."""
     files = read_clients(path, features, needs_edges=False, **how)
     graphs = []
     for client, file in enumerate(files):
         with saying(file.where):
-            graphs.append(_client_graph(client, file.found, ratios, seed, files.notes))
+            graph = _client_graph(client, file.found, ratios, seed, files.notes)
+            graphs.append(fewer_trained(graph, train_share, seed))
     return told(path, files, graphs)
 
 

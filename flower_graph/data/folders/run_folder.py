@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from flower_graph.config.boundary import told
+from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError
 from flower_graph.storage.files import saying
@@ -110,6 +111,10 @@ class RunFolder:
 def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings that decide what each party's data are, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
+    if data.get("signal") == SIGNAL:  # what all graphs had before there was a choice
+        del data["signal"]
+    if data.get("split_seed", 0) is None:
+        data["split_seed"] = config["seed"]
     result = {f"data.{key}": value for key, value in data.items()}
     name = str(config["data"]["name"])
     if name.endswith(("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):

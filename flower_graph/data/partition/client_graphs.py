@@ -116,6 +116,7 @@ def partition_graph(
             graph = replace(graph, edge_index=None, hidden_edges=graph.edge_index)
         try:
             graph = split_nodes(graph, partition.ratios, seed, roles)
+            graph = fewer_trained(graph, partition.train_share, seed)
             check_client_graph(graph, getattr(data, "notes", ()))
         except DataError as error:
             raise DataError(
@@ -192,6 +193,21 @@ def split_nodes(
             "one in each of three parts"
         ) from error
     return with_masks(graph, masks)
+
+
+def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
+    """Let a share of a client's labelled nodes train, at least one; the other roles stay.
+
+    Those of a smaller share are among those of a larger one.
+    """
+    if share is None:
+        return graph
+    trained = graph.train_mask.nonzero().flatten()
+    order = torch.randperm(trained.numel(), generator=generator(seed, "trained", graph.client))
+    kept = trained[order[: max(1, round(share * int((graph.y >= 0).sum())))]]
+    mask = torch.zeros_like(graph.train_mask)
+    mask[kept] = True
+    return replace(graph, train_mask=mask)
 
 
 def check_client_graph(graph: ClientGraph, notes: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ import torch
 from flower_graph.config.common import SPLITS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import prepare_features
+from flower_graph.data.features import move_features, prepare_features
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import data_root
 from flower_graph.data.sources.generators import csbm
@@ -30,6 +30,7 @@ from flower_graph.data.splits import (
     split_number,
 )
 from flower_graph.errors import DataError
+from flower_graph.rng import generator
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -53,7 +54,7 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
         The data section of a config.
     seed
         Seed of the run; chooses among published splits when ``split_index`` is None.
-        Random splits and generated graphs depend on ``config.split_seed`` instead.
+        Random splits and generated graphs depend on ``config.split_seed`` instead, if it is set.
     download
         Whether a set that is not on disk may be downloaded.
 
@@ -94,10 +95,15 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
         raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
     graph, masks = _read(config, seed, download)
     place, notes = f"data {config.name}", list(graph.notes)
-    masks = _split(config, graph, masks, notes)
+    masks = _split(config, graph, masks, notes, config.draws(seed))
     train, val, test = select_column(masks, config.split_index, seed)
     with saying(place):
-        (x,), done, treatment = prepare_features([graph.x], config.features)
+        x = graph.x
+        if config.feature_noise:
+            rng = generator(config.draws(seed), "feature-noise")
+            x = move_features(x, config.feature_noise, rng)
+            notes.append(f"{config.feature_noise:.0%} of the features moved (data.feature_noise)")
+        (x,), done, treatment = prepare_features([x], config.features)
     graph = replace(
         graph,
         x=x,
@@ -113,10 +119,12 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
     return graph
 
 
-def _split(config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str]) -> Masks:
+def _split(
+    config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str], seed: int
+) -> Masks:
     """Take the masks that the config means, or draw them; adds to the notes."""
     if config.split == "random":
-        return _random(config, graph)
+        return _random(config, graph, seed)
     if masks is not None:
         return masks
     there = [part for part in PARTS if getattr(graph, part) is not None]
@@ -134,8 +142,8 @@ def _split(config: DataConfig, graph: Graph, masks: Masks | None, notes: list[st
         )
     ratios = DRAWN if config.ratios is None else config.ratios
     shares = "/".join(f"{100 * share:g}" for share in ratios)
-    notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {config.split_seed}")
-    return labelled_split(graph.y, ratios, generator=_generator(config))
+    notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
+    return labelled_split(graph.y, ratios, generator=_generator(seed))
 
 
 def describe(data: Any) -> dict[str, int]:
@@ -175,9 +183,9 @@ def _read(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks |
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:
-        how = {name: getattr(config, name) for name in ("degree", "active", "homophily")}
+        how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
         how["features"] = config.num_features
-        graph = csbm(config.nodes, config.classes, **how, seed=config.split_seed)
+        graph = csbm(config.nodes, config.classes, **how, seed=config.draws(seed))
     elif name in OGB:
         graph = load_ogb(name, root=data_root(config.root), download=download)
     else:
@@ -222,21 +230,21 @@ def _own_masks(graph: Graph) -> Masks | None:
     return Masks(train, val, test)
 
 
-def _random(config: DataConfig, graph: Graph) -> Masks:
+def _random(config: DataConfig, graph: Graph, seed: int) -> Masks:
     if config.ratios is not None:
-        return labelled_split(graph.y, config.ratios, generator=_generator(config))
+        return labelled_split(graph.y, config.ratios, generator=_generator(seed))
     return random_split(
         graph.y,
         graph.num_classes,
         train_per_class=config.train_per_class,
         num_val=config.num_val,
         num_test=config.num_test,
-        generator=_generator(config),
+        generator=_generator(seed),
     )
 
 
-def _generator(config: DataConfig) -> torch.Generator:
-    return torch.Generator().manual_seed(config.split_seed)
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Classes have equal sizes. Edges are drawn one by one: a source at random, then a target
 of the same class with probability ``homophily``, else of another class. Each node has
 exactly ``active`` features of value 1. The features are cut into ``active`` ranges and
-a node has one feature of each range: with probability ``FAVOUR`` the one that its class
+a node has one feature of each range: with probability ``signal`` the one that its class
 prefers in that range, else any. So indices are distinct and sorted by construction, and
 nothing of size nodes x features is ever needed.
 """
@@ -19,7 +19,7 @@ from flower_graph.data.graph import Graph, check_dense_size, to_undirected
 from flower_graph.errors import DataError
 
 # Weak enough that features alone do not decide, strong enough that neighbours help.
-FAVOUR = 0.1
+SIGNAL = 0.1
 ROWS = 1 << 16  # nodes at a time; bounds the memory of intermediate tensors
 
 
@@ -60,6 +60,7 @@ def csbm_sparse(
     features: int = 512,
     active: int = 32,
     homophily: float = 0.8,
+    signal: float = SIGNAL,
     seed: int = 0,
 ) -> SparseGraph:
     """Generate a contextual stochastic block model with sparse features.
@@ -75,6 +76,9 @@ def csbm_sparse(
         ``active == features`` features tell nothing about the class.
     homophily
         Expected share of edges within a class, 0 to 1.
+    signal
+        How much features tell of the class, 0 to 1: the chance of each of a node's features to be
+        the one that its class prefers. 0: nothing; 1: they are the same in a whole class.
     seed
         The same seed gives the same graph.
 
@@ -87,12 +91,12 @@ def csbm_sparse(
     DataError
         If a number is impossible.
     """
-    _check(nodes, classes, degree, features, active, homophily)
+    _check(nodes, classes, degree, features, active, homophily, signal)
     # Mixed, so that a split with the same seed draws other numbers.
     generator = torch.Generator().manual_seed(seed ^ 0x5EED)
     y = torch.randperm(nodes, generator=generator) % classes
     edge_index = _edges(y, classes, round(nodes * degree / 2), homophily, generator)
-    indices = _features(y, classes, features, active, generator)
+    indices = _features(y, classes, features, active, signal, generator)
     return SparseGraph(
         edge_index=edge_index,
         y=y,
@@ -112,13 +116,14 @@ def csbm(
     features: int = 512,
     active: int = 32,
     homophily: float = 0.8,
+    signal: float = SIGNAL,
     seed: int = 0,
 ) -> Graph:
     """Generate the same graph as :func:`csbm_sparse`, with dense features.
 
     Parameters
     ----------
-    nodes, classes, degree, features, active, homophily, seed
+    nodes, classes, degree, features, active, homophily, signal, seed
         As for :func:`csbm_sparse`.
 
     Returns
@@ -139,6 +144,7 @@ def csbm(
         features=features,
         active=active,
         homophily=homophily,
+        signal=signal,
         seed=seed,
     )
     columns = parts.indices.view(nodes, active).to(torch.int64)
@@ -147,13 +153,20 @@ def csbm(
 
 
 def _check(
-    nodes: int, classes: int, degree: float, features: int, active: int, homophily: float
+    nodes: int,
+    classes: int,
+    degree: float,
+    features: int,
+    active: int,
+    homophily: float,
+    signal: float,
 ) -> None:
     checks = (
         ("data.classes", classes, 2 <= classes <= nodes, f"2 to data.nodes = {nodes}"),
         ("data.degree", degree, 0 <= degree < nodes, f"at least 0, below data.nodes = {nodes}"),
         ("data.active", active, 1 <= active <= features, f"1 to data.num_features = {features}"),
         ("data.homophily", homophily, 0 <= homophily <= 1, "0 to 1"),
+        ("data.signal", signal, 0 <= signal <= 1, "0 to 1"),
     )
     for key, value, valid, allowed in checks:
         if not valid:
@@ -180,7 +193,12 @@ def _edges(
 
 
 def _features(
-    y: Tensor, classes: int, features: int, active: int, generator: torch.Generator
+    y: Tensor,
+    classes: int,
+    features: int,
+    active: int,
+    signal: float,
+    generator: torch.Generator,
 ) -> Tensor:
     bounds = torch.arange(active + 1) * features // active
     starts, widths = bounds[:-1], bounds.diff()
@@ -189,7 +207,7 @@ def _features(
     for first in range(0, y.numel(), ROWS):
         labels = y[first : first + ROWS]
         drawn = torch.rand(labels.numel(), active, generator=generator)
-        favoured = torch.rand(labels.numel(), active, generator=generator) < FAVOUR
+        favoured = torch.rand(labels.numel(), active, generator=generator) < signal
         # A product with a float32 just below 1 may round up to the width itself.
         chosen = (drawn * widths).int().clamp_(max=widths.int() - 1)
         chosen = torch.where(favoured, favourites[labels], chosen)

@@ -154,8 +154,6 @@ def plot_grid(
     path: Path,
     columns: Mapping[str, Mapping[str, CurveSet]],
     reference: Mapping[str, float] | None = None,
-    *,
-    reference_name: str = "centralised",
 ) -> None:
     """Draw several methods on several data sets: accuracy above, loss below, over the rounds."""
     if not columns:
@@ -175,7 +173,7 @@ def plot_grid(
             if row == 0:
                 cell.set_title(data, fontsize=11)
                 if reference and data in reference:
-                    cell.axhline(reference[data], color=GREY, linewidth=1.2, label=reference_name)
+                    cell.axhline(reference[data], color=GREY, linewidth=1.2, label="centralised")
             finish(cell, label if column == 0 else "", legend=False)
     legend_below(figure, axes[0])
     save(figure, path)
@@ -223,15 +221,26 @@ def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) ->
 def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
     """Draw several seeds' curves as their mean, with a band of one deviation."""
     values = _even(rows, what)
-    rounds = np.arange(1, values.shape[1] + 1)
-    mean = values.mean(axis=0)
-    colour = COLOURS[place % len(COLOURS)]
-    dashes = DASHES[place % len(DASHES)]
-    axes.plot(rounds, mean, color=colour, linestyle=dashes, linewidth=1.4, label=name)
+    mean_band(axes, range(1, values.shape[1] + 1), values, place, name)
+
+
+def look(place: int) -> tuple[str, Any]:
+    """Give the colour and the dashes of a picture's curve, others for each of 36."""
+    shift = place // len(COLOURS)
+    return COLOURS[place % len(COLOURS)], DASHES[(place + shift) % len(DASHES)]
+
+
+def mean_band(
+    axes: Axes, spent: Sequence[float], values: NDArray[np.float64], place: int, name: str
+) -> None:
+    """Draw a mean over seeds against what was spent, with a band of one deviation."""
+    mean = values.mean(axis=0)  # of [seeds, rounds]
+    colour, dashes = look(place)
+    axes.plot(spent, mean, color=colour, linestyle=dashes, linewidth=1.4, label=name)
     if len(values) > 1:
         spread = values.std(axis=0, ddof=1)
         axes.fill_between(
-            rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
+            spent, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
         )
 
 

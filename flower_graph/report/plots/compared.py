@@ -18,6 +18,8 @@ from flower_graph.report.plots.base import (
     GREY,
     finish,
     legend_below,
+    look,
+    mean_band,
     open_grid,
     save,
 )
@@ -65,7 +67,7 @@ def plot_matrices(
     rows: tuple[str, Sequence[float]],
     columns: tuple[str, Sequence[float]],
 ) -> None:
-    """Draw numbers by two settings, as coloured fields with the number in each."""
+    """Draw numbers by two settings, as coloured fields; of gains, losses have another colour."""
     if not panels:
         raise ValueError("panels: empty; at least one matrix is needed")
     size = (0.75 * len(columns[1]) + 1.2) * len(panels), 0.6 * len(rows[1]) + 1.4
@@ -73,11 +75,15 @@ def plot_matrices(
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for cell, (name, numbers) in zip(axes, panels.items(), strict=True):
         values = np.array(numbers, dtype=np.float64)
-        cell.imshow(values, cmap="Blues", aspect="auto")
-        middle = (np.nanmin(values) + np.nanmax(values)) / 2
+        low, high, colours = np.nanmin(values), np.nanmax(values), "Blues"
+        if low < 0:  # white is 0
+            high, colours = np.nanmax(np.abs(values)), "RdBu"
+            low = -high
+        cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
         for (y, x), value in np.ndenumerate(values):
             if np.isfinite(value):
-                colour = "white" if value > middle else "black"
+                is_dark = abs(value) > 0.6 * high if low < 0 else value > (low + high) / 2
+                colour = "white" if is_dark else "black"
                 cell.text(x, y, f"{value:.3f}", ha="center", va="center", color=colour, fontsize=9)
         cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
         cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
@@ -113,6 +119,60 @@ def plot_points(
         cell.set_ylabel(y_name)
         open_grid(cell)
     legend_below(figure, list(axes[: len(panels)]))
+    save(figure, path)
+
+
+Line = Mapping[Any, Sequence[float]]  # differences of all seeds, by a number or a word
+
+
+def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
+    """Draw differences in points by what is varied, a panel each, and where there is none."""
+    if not panels:
+        raise ValueError("panels: empty; at least one is needed")
+    figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for cell, (name, lines) in zip(row, panels.items(), strict=True):
+        cell.axhline(0, color=GREY, linewidth=1)
+        finish(cell, label if cell is row[0] else "", legend=False, x_label=name)
+        known = list(dict.fromkeys(x for one in lines.values() for x in one))
+        # Words stand side by side, numbers where they belong
+        places = {x: at if isinstance(x, str) else x for at, x in enumerate(known)}
+        cell.set_xticks([*places.values()], [*map(str, places)])
+        for place, (data, one) in enumerate(lines.items()):
+            xs = [places[x] for x in one]
+            mean_band(cell, xs, 100 * np.array([*one.values()]).T, place, data)
+    legend_below(figure, row)
+    save(figure, path)
+
+
+class Spent(NamedTuple):
+    """One method's curves by what was spent."""
+
+    spent: Sequence[float]  # After each round of the longest run
+    accuracy: Sequence[Sequence[float]]  # seeds x rounds; a run that ended stays where it was
+
+
+def plot_spent(path: Path, panels: Mapping[str, Mapping[str, Spent]]) -> None:
+    """Draw accuracy against what it cost, a panel for each kind of cost, on logarithmic axes."""
+    if not panels:
+        raise ValueError("panels: empty; at least one is needed")
+    figure = Figure(figsize=(4.2 * len(panels), 4.2), layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for cell, (label, lines) in zip(row, panels.items(), strict=True):
+        for place, (name, one) in enumerate(lines.items()):
+            longest = len(one.spent)
+            values = np.array([[*a, *[a[-1]] * (longest - len(a))] for a in one.accuracy])
+            # What costs nothing has no place on a logarithmic axis: a line across says so.
+            if one.spent[-1] > 0:
+                mean_band(cell, one.spent, values, place, name)
+            else:
+                colour, dashes = look(place)
+                how = {"color": colour, "linestyle": dashes, "linewidth": 0.8, "label": name}
+                cell.axhline(values[:, -1].mean(), **how)
+        cell.set_xscale("log")
+        finish(cell, "test accuracy" if cell is row[0] else "", legend=False, x_label=label)
+        cell.xaxis.set_major_locator(LogLocator())
+    legend_below(figure, row)
     save(figure, path)
 
 

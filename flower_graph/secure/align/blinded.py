@@ -316,9 +316,8 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
             break
         fresh = dict(zip(pieces(tokens), counts.tolist(), strict=True))
         if fresh.keys() & result.keys() or len(fresh) + len(result) > table.shape[1]:
-            return (
-                None  # a token that comes back, or has no cell of its own, was never in such a sum
-            )
+            # A token that comes back, or has no cell of its own, was never in such a sum.
+            return None
         result |= fresh
         places, marker = _hash(tokens, table.shape[1])
         content = np.concatenate([marker[None], _halves(tokens)]) * counts
@@ -329,6 +328,17 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
     ordered = sorted(result)
     counted = np.array([result[token] for token in ordered], np.int64)
     return rows_of(ordered, -1, TOKEN), counted
+
+
+def order_tokens(
+    order: Bytes2D, tokens: Bytes2D, counts: NDArray[np.int64], least: int = 2
+) -> Bytes2D:
+    """Append to the order of slots those tokens that enough clients hold."""
+    # order [s, 12], tokens [t, 12], counts [t]
+    known = set(pieces(order))
+    shared = pieces(np.ascontiguousarray(tokens[counts >= least]))
+    fresh = [token for token in shared if token not in known]
+    return np.concatenate([order, rows_of(fresh, -1, order.shape[1])])
 
 
 def _single(table: Words, cells: NDArray[np.int64]) -> tuple[Bytes2D, Words]:

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.messages.arrays import IntArray
 from flower_graph.messages.codec import Message
 from flower_graph.messages.fields import split_rows
@@ -122,13 +122,13 @@ class AnyAlignmentClient(ABC):
             if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
                 reply = getattr(self, method)(kind.from_config(config))
                 return reply.to_config() if isinstance(reply, Message) else {}
-        stage = config.get(ALIGN_STAGE)
-        raise RefusedError(f"{ALIGN_STAGE} {stage!r:.60} is unknown to this alignment")
+        stage = brief(config.get(ALIGN_STAGE))
+        raise RefusedError(f"{ALIGN_STAGE} {stage} is unknown to this alignment")
 
     def _known(self, clients: IntArray) -> None:
         strange = [client for client in clients.tolist() if client not in self._identities]
         if strange:
-            raise RefusedError(f"asked for clients {strange!s:.60} that are not hosted here")
+            raise RefusedError(f"asked for clients {brief(strange)} that are not hosted here")
 
 
 class AlignmentClient(AnyAlignmentClient):
@@ -164,6 +164,11 @@ class AlignmentClient(AnyAlignmentClient):
         self._group_key = b""
         self._order = np.zeros((0, TOKEN), np.uint8)
         self._table: SlotTable | None = None
+
+    @property
+    def points(self) -> dict[int, int]:
+        """How many points each client's block has."""
+        return {c: ids.padded_size(1 + len(named)) for c, named in self._identities.items()}
 
     def blind(self, request: BlindRequest) -> BlindReply:
         """Blind the identities of the request's clients."""
@@ -220,6 +225,11 @@ class AlignmentClient(AnyAlignmentClient):
         return insert(_joined([self._tokens[client] for client in chosen], TOKEN), cells)
 
     @property
+    def order(self) -> Bytes2D:
+        """The tokens of the slots, ``[s, 12]``."""
+        return self._order
+
+    @property
     def finished(self) -> list[int]:
         """Clients that have their tokens, and so can take part in the sum of tables."""
         return sorted(self._tokens)
@@ -267,19 +277,23 @@ class AlignmentClient(AnyAlignmentClient):
     ) -> AlignmentClient:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
         host = cls(run_id, identities)
+        host.restore(data)
+        return host
+
+    def restore(self, data: bytes) -> None:
+        """Take over what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
         arrays = load(data)
         clients = arrays["clients"].tolist()
-        if clients != list(host._identities) or (arrays["digest"] != host._digest()).any():
+        if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
             raise StateLostError("the alignment's state is of another run or other identities")
-        host._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
+        self._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
         finished = arrays["finished"].tolist()
-        sizes = [len(host._identities[client]) for client in finished]
-        host._tokens = dict(zip(finished, split_rows(arrays["tokens"], sizes), strict=True))
-        host._keys = dict(zip(finished, split_rows(arrays["keys"], sizes), strict=True))
-        host._group_key = arrays["group-key"].tobytes()
-        host._order = arrays["order"]
-        host._epoch = int(arrays["epoch"][0])
-        return host
+        sizes = [len(self._identities[client]) for client in finished]
+        self._tokens = dict(zip(finished, split_rows(arrays["tokens"], sizes), strict=True))
+        self._keys = dict(zip(finished, split_rows(arrays["keys"], sizes), strict=True))
+        self._group_key = arrays["group-key"].tobytes()
+        self._order = arrays["order"]
+        self._epoch = int(arrays["epoch"][0])
 
     def _enter(self, epoch: int) -> None:
         """Start anew for a later alignment; refuse an earlier one."""

@@ -1,13 +1,18 @@
 """Proofs that points were multiplied by the scalar of a public key: DLEQ, after RFC 9497, 2.2.
 
 A suite of our own, as libsodium's Python bindings have no ristretto255: the group is the subgroup
-of prime order of edwards25519, with libsodium's 32-byte points and scalars; the hash is SHA-512; a
-hash becomes a scalar by reduction of its 64 bytes. ``HashToScalar`` and ``Hash`` take, as the RFC
-has it, every part behind its length, here of four bytes, and a name that ends in ``SUITE``; the
-context, which says whose block of which alignment it is, is a further part. One proof covers a
-whole block: prover and verifier make the same random-looking combination of all its points
+of prime order of edwards25519, with libsodium's 32-byte points and scalars; the hashes are SHA-512
+and SHAKE-256, over parts behind their lengths and a name that begins with ``SUITE``. As in the RFC,
+prover and verifier make the same random-looking combination of all points of a block
 (*composites*), and the proof says that the combination of the answers is the key's multiple of that
-of the inputs.
+of the inputs. It differs in two ways, which make several proofs about one block cheaper to check:
+
+- All is hashed once: the public key, the context, which says whose block of which alignment it is,
+  and all points. Weights, of 128 bits, and the challenge come from that hash.
+- A proof consists of the two commitments and the response, not of challenge and response. Then what
+  is to be checked is linear in the points, and the checks of several key-holders' answers to one
+  block can be added up, each times a random number of the verifier's own: the inputs are multiplied
+  once for all of them. Who verifies is fooled with a chance of 2^-128.
 
 A point of small order, or one beside the subgroup, is refused everywhere: with it a proof would say
 less.
@@ -17,6 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from nacl import bindings as sodium
@@ -25,13 +32,24 @@ from nacl.exceptions import RuntimeError as SodiumError
 from flower_graph.secure.align.blinded import POINT, Bytes2D
 from flower_graph.secure.channel import framed, pieces
 
-SUITE = b"flower-graph/DLEQ/edwards25519-SHA512/1"
+SUITE = b"flower-graph/DLEQ/edwards25519-SHA512/2"
 ORDER = 2**252 + 27742317777372353535851937790883648493
-PROOF = 2 * POINT  # bytes: challenge and response
+WEIGHT = 16  # bytes
+PROOF = 3 * POINT  # bytes: two commitments and the response
 
 _multiply = sodium.crypto_scalarmult_ed25519_noclamp
 _multiply_base = sodium.crypto_scalarmult_ed25519_base_noclamp
 _add = sodium.crypto_core_ed25519_add
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That ``outputs`` are the inputs times the scalar of ``public``, with a proof of it."""
+
+    public: bytes
+    outputs: Bytes2D
+    proof: bytes
+    context: bytes = b""
 
 
 def public_of(key: bytes) -> bytes:
@@ -55,69 +73,95 @@ def prove(
 
     Returns
     -------
-    bytes, shape (64,)
-        Challenge and response.
+    bytes, shape (96,)
+        Commitments to the nonce, over the base point and over the inputs, and the response.
 
     Raises
     ------
     ValueError
         A point that is not in the group, or blocks of different or no length.
     """
-    weights = _weights(public, inputs, outputs, context)
-    try:
-        combined = _combine(weights, inputs)
-        answer = _multiply(key, combined)
-        nonce = _to_scalar(b"Nonce", key, os.urandom(64), combined, answer)
-        seen = _multiply_base(nonce), _multiply(nonce, combined)
-    except SodiumError as error:
-        raise ValueError("an input of the proof is not in the group") from error
-    challenge = _challenge(public, combined, answer, *seen, context)
-    told = sodium.crypto_core_ed25519_scalar_mul(challenge, key)
-    return challenge + sodium.crypto_core_ed25519_scalar_sub(nonce, told)
-
-
-def verify(
-    proof: bytes, public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes = b""
-) -> bool:
-    """Tell whether a proof of ``prove`` holds; every point is looked at, also those of the key."""
-    if len(proof) != PROOF or inputs.shape != outputs.shape or not len(inputs):
-        return False
-    challenge, response = proof[:POINT], proof[POINT:]
-    # Another way to write the same scalar would be another proof
-    if any(int.from_bytes(part, "little") >= ORDER for part in (challenge, response)):
-        return False
-    if not sodium.crypto_core_ed25519_is_valid_point(public):
-        return False
-    weights = _weights(public, inputs, outputs, context)
-    try:
-        combined, answer = _combine(weights, inputs), _combine(weights, outputs)
-        base = _add(_multiply_base(response), _multiply(challenge, public))
-        other = _add(_multiply(response, combined), _multiply(challenge, answer))
-    except SodiumError:
-        return False
-    return _challenge(public, combined, answer, base, other, context) == challenge
-
-
-def _weights(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes) -> list[bytes]:
     if inputs.shape != outputs.shape or not len(inputs):
         raise ValueError(f"{len(outputs)} answers to {len(inputs)} points; both must be the same")
-    seed = hashlib.sha512(framed(public, context, b"Seed-" + SUITE)).digest()
-    pairs = zip(pieces(inputs), pieces(outputs), strict=True)
-    return [
-        _to_scalar(b"Composite", seed, number.to_bytes(4, "big"), *pair)
-        for number, pair in enumerate(pairs)
-    ]
+    said = _statement(public, inputs, outputs, context)
+    # Random, and bound to key and statement in case the source of randomness is a poor one
+    nonce = _to_scalar(b"Nonce", key, os.urandom(64), said)
+    try:
+        combined = _combine(_weights(said, len(inputs)), inputs)
+        seen = _multiply_base(nonce) + _multiply(nonce, combined)
+    except SodiumError as error:
+        raise ValueError("an input of the proof is not in the group") from error
+    challenge, secret = _to_scalar(b"Challenge", said, seen), int.from_bytes(key, "little")
+    response = _number(nonce) - _number(challenge) * secret
+    return seen + _scalar(response)
 
 
-def _combine(weights: list[bytes], points: Bytes2D) -> bytes:
+def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:
+    """Tell whether all proofs of ``prove`` about the same inputs hold; every point is looked at."""
+    try:
+        return bool(claims) and all(_hold(inputs, claims))
+    except SodiumError:  # a point that is not in the group
+        return False
+
+
+def failing(inputs: Bytes2D, claims: Mapping[int, Claim]) -> list[int]:
+    """Name those of several key-holders whose proofs about the same inputs do not hold."""
+    if verify(inputs, list(claims.values())):
+        return []
+    return [holder for holder, claim in claims.items() if not verify(inputs, [claim])]
+
+
+def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
+    """Check each claim over the base point, and all together over the inputs."""
+    n, found = len(inputs), []
+    of_inputs, terms, seen = [0] * n, [], []
+    for claim in claims:
+        proof, public = claim.proof, claim.public
+        response = int.from_bytes(proof[2 * POINT :], "little")
+        # Another way to write the same scalar would be another proof.
+        if len(proof) != PROOF or inputs.shape != claim.outputs.shape or not n or response >= ORDER:
+            return [False]
+        said = _statement(public, inputs, claim.outputs, claim.context)
+        challenge = _number(_to_scalar(b"Challenge", said, proof[: 2 * POINT]))
+        # Response times base plus challenge times key is the commitment; so over the inputs, too.
+        base = _add(_multiply_base(_scalar(response)), _multiply(_scalar(challenge), public))
+        found.append(base == proof[:POINT])
+        factor = int.from_bytes(os.urandom(WEIGHT), "little")
+        weights = [factor * weight for weight in _weights(said, n)]
+        of_inputs = [s + response * w for s, w in zip(of_inputs, weights, strict=True)]
+        terms += [(challenge * w, p) for w, p in zip(weights, pieces(claim.outputs), strict=True)]
+        seen.append(_multiply(_scalar(factor), proof[POINT : 2 * POINT]))
+    terms += zip(of_inputs, pieces(inputs), strict=True)
+    total = reduce(_add, (_multiply(_scalar(factor), point) for factor, point in terms))
+    return [*found, total == reduce(_add, seen)]
+
+
+def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes) -> bytes:
+    """Hash all that a proof is about."""
+    points = inputs.tobytes(), outputs.tobytes()
+    return hashlib.sha512(framed(SUITE + b"/Statement", public, context, *points)).digest()
+
+
+def _weights(said: bytes, count: int) -> list[int]:
+    """Give the weights of a block's points: nobody chooses points by them."""
+    stream = hashlib.shake_256(framed(SUITE + b"/Composite", said)).digest(WEIGHT * count)
+    places = range(0, len(stream), WEIGHT)
+    return [int.from_bytes(stream[start : start + WEIGHT], "little") for start in places]
+
+
+def _combine(weights: list[int], points: Bytes2D) -> bytes:
     """Add up weighted points; libsodium refuses those that are not in the group."""
-    return reduce(_add, map(_multiply, weights, pieces(points)))
-
-
-def _challenge(*parts: bytes) -> bytes:
-    return _to_scalar(b"Challenge", *parts)
+    return reduce(_add, map(_multiply, map(_scalar, weights), pieces(points)))
 
 
 def _to_scalar(purpose: bytes, *parts: bytes) -> bytes:
-    wide = hashlib.sha512(framed(*parts, purpose, b"HashToScalar-" + SUITE)).digest()
+    wide = hashlib.sha512(framed(SUITE + b"/" + purpose, *parts)).digest()
     return sodium.crypto_core_ed25519_scalar_reduce(wide)
+
+
+def _scalar(number: int) -> bytes:
+    return (number % ORDER).to_bytes(POINT, "little")
+
+
+def _number(scalar: bytes) -> int:
+    return int.from_bytes(scalar, "little")

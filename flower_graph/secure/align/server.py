@@ -4,7 +4,7 @@ Free of any transport. The caller drives it::
 
     while requests := server.requests():           # node -> message of one stage
         ... send all; server.take(node, config of its reply) for those that answered
-    while not server.settled:
+    while server.waits():
         ... send server.union_requests(), let server.uniting take part in one secure sum of their
         ... tables; server.take_union(total, contributors), or, if there is no sum, union_failed
     ... send server.publications() with the next messages
@@ -28,7 +28,6 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.fields import split_rows
@@ -48,10 +47,10 @@ from flower_graph.secure.align.blinded import (
     add,
     cells_for,
     invalid_points,
+    order_tokens,
     peel,
 )
 from flower_graph.secure.align.trials import Trials
-from flower_graph.secure.channel import pieces, rows_of
 
 # One alone could try out identities, so with two or more clients there is never only one.
 KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
@@ -78,6 +77,10 @@ class AnyAlignmentServer(ABC, Generic[Request]):
     def move(self, old: int, node: int) -> None:
         """Know a SuperNode by another id from now on."""
         self._node = {client: node if at == old else at for client, at in self._node.items()}
+
+    def waits(self, resting: Collection[int] = ()) -> bool:
+        """Whether clients that do not sit out the next secure sum wait for it."""
+        return False
 
     def requests(self) -> dict[int, Request]:
         """Return the messages of the next stage; none when all answers are there."""
@@ -129,6 +132,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._doublings = 0
         self._trials: Trials | None = None
         self._absent: set[int] = set()  # clients that took no part in a union that failed
+        self._resting: set[int] = set()  # clients that sit out the next secure sum
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
@@ -152,20 +156,24 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         if gone & set(self._holders):
             self._restart()
 
-    @property
-    def settled(self) -> bool:
-        """Whether no client waits for the union."""
-        return not self._evaluated
+    def waits(self, resting: Collection[int] = ()) -> bool:
+        """Let some clients sit out the next union; say whether others wait for it."""
+        self._resting = set(resting)
+        self._end_trials("")
+        return not self._evaluated.keys() <= self._resting
 
     @property
     def uniting(self) -> list[int]:
         """Clients whose tables are to be added up next."""
         # All aligned clients take part in the sum, not only new ones: what new ones hold must not
         # show apart from the rest more than it has to.
-        known = sorted((self._sizes.keys() | self._evaluated.keys()) - self._absent)
-        if self._trials is None:
-            return known
-        return [client for client in known if self._node[client] in self._trials.together]
+        among = self._by_node(self._able) if self._trials is None else self._trials.together
+        return [client for client in self._able if self._node[client] in among]
+
+    @property
+    def _able(self) -> list[int]:
+        known = self._sizes.keys() | self._evaluated.keys()
+        return sorted(known - self._absent - self._resting)
 
     def union_requests(self) -> dict[int, UnionRequest]:
         """Return for every node its clients' answers and the size of the table."""
@@ -203,7 +211,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._leave_out(client, NO_PART)
         self._order = order_tokens(self._order, *union)
         if self._trials is not None:
-            self._trials.succeeded()
+            self._trials.succeeded(self._by_node(self._able))
         self._end_trials("")
         return True
 
@@ -222,11 +230,15 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
 
     def _end_trials(self, why: str) -> None:
         """Leave out who still waits when there are no others to try with."""
-        if self._evaluated and (self._trials is None or self._trials.together):
+        waiting, trials = self._evaluated.keys() - self._resting, self._trials
+        if trials is not None:
+            trials.keep(self._by_node(self._able))
+            waiting = {client for client in waiting if self._node[client] not in trials.gone}
+        if waiting and (trials is None or trials.together):
             return
-        for client in self._evaluated:
+        for client in sorted(waiting):
+            del self._evaluated[client]
             self._leave_out(client, UNREADABLE)
-        self._evaluated.clear()
         self._trials, self._doublings = None, 0
         self._absent.clear()
         if why and not self._sizes:
@@ -378,14 +390,3 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 f"the key, at least {enough} must"
             )
         return chosen
-
-
-def order_tokens(
-    order: Bytes2D, tokens: Bytes2D, counts: NDArray[np.int64], least: int = 2
-) -> Bytes2D:
-    """Append to the order of slots those tokens that enough clients hold."""
-    # order [s, 12], tokens [t, 12], counts [t]
-    known = set(pieces(order))
-    shared = pieces(np.ascontiguousarray(tokens[counts >= least]))
-    fresh = [token for token in shared if token not in known]
-    return np.concatenate([order, rows_of(fresh, -1, order.shape[1])])

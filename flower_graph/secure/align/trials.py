@@ -23,11 +23,13 @@ class Trials:
         self.cleared: set[int] = set()
         self.suspects = set(nodes)
         self.together = set(nodes)  # empty when there is nothing left to try
+        self.gone: set[int] = set()  # take no part any more: nothing is said of them
         self._size = len(nodes)
         self._failed: list[set[int]] = []
 
-    def succeeded(self) -> None:
-        """Clear those whose sum could be read."""
+    def succeeded(self, nodes: Collection[int]) -> None:
+        """Clear those whose sum could be read; ``nodes`` are all that still take part."""
+        self._keep(nodes)
         self.cleared |= self.together
         self.suspects -= self.together
         self._size = len(self.suspects) + 1
@@ -40,6 +42,22 @@ class Trials:
         if self.cleared and len(alone) == 1:
             self._blame(alone)
         self._next()
+
+    def keep(self, nodes: Collection[int]) -> None:
+        """Go on with those SuperNodes that still take part; draw anew if one was to be next."""
+        if self._keep(nodes):
+            self._size = len(self.suspects) + 1
+            self._next()
+
+    def _keep(self, nodes: Collection[int]) -> bool:
+        gone = (self.cleared | self.suspects).difference(nodes)
+        self.gone |= gone
+        was_next = bool(self.together & gone)
+        for known in (self.cleared, self.suspects, self.together):
+            known -= gone
+        # Who is gone may be what spoilt a sum.
+        self._failed = [others for others in self._failed if not others & gone]
+        return was_next
 
     def _blame(self, alone: Collection[int]) -> None:
         self.suspects.difference_update(alone)

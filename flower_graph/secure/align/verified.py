@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -35,7 +35,6 @@ from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import (
     CLIENTS,
     EPOCH,
-    MOST_POINTS,
     POINT,
     POINTS,
     SIZES,
@@ -47,41 +46,18 @@ from flower_graph.secure.align.blinded import (
     add,
 )
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.proofs import PROOF, prove, public_of, verify
+from flower_graph.secure.align.proofs import PROOF, Claim, failing, prove, public_of
 from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import framed, pieces, rows_of
+from flower_graph.secure.identity import SIGNATURE_BYTES, TrustSettings
+from flower_graph.secure.journal import Journal
 
 MOST_SKIPPED = 2  # parties of the draw that may be absent
-SIGNATURE = 64  # bytes
 OF_BLOCK, OF_KEY = b"alignment block", b"alignment key"  # what a signature is for
 EVALUATE, UNION = "evaluate-proved", "union-proved"
 
 
-class Registered(Protocol):
-    """What the alignment asks of a registry."""
-
-    def verify(self, party: int, signature: bytes, purpose: bytes, *parts: bytes) -> bool:
-        """Tell whether a party signed these parts."""
-
-    @property
-    def parties(self) -> Mapping[int, Any]:
-        """Each with ``may_host``."""
-
-
-class Signer(Protocol):
-    """What it asks of an identity."""
-
-    party: int
-
-    @property
-    def registry(self) -> Registered:
-        """Who else is there."""
-
-    def sign(self, purpose: bytes, *parts: bytes) -> bytes:
-        """Sign parts."""
-
-
-SIGNATURES = Block("align-signatures", "of each client's block", shape=f"c {SIGNATURE}")
+SIGNATURES = Block("align-signatures", "of each client's block", shape=f"c {SIGNATURE_BYTES}")
 
 
 @dataclass
@@ -114,7 +90,7 @@ class ProvedEvaluateReply(Message, up="train.align"):
     proofs: Annotated[Bytes2D, Block("align-proofs", "of each block", shape=f"c {PROOF}")]
     key: Annotated[Bytes2D, Block("align-key", "public key of the share", shape=f"1 {POINT}")]
     signature: Annotated[
-        Bytes2D, Block("align-key-signature", "of the key", shape=f"1 {SIGNATURE}")
+        Bytes2D, Block("align-key-signature", "of the key", shape=f"1 {SIGNATURE_BYTES}")
     ]
 
 
@@ -126,7 +102,7 @@ class ProvedUnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}
     holders: Annotated[IntArray, Exact("align-holders", "parties that hold keys", shape="h")]
     keys: Annotated[Bytes2D, Block("align-keys", "their public keys", shape=f"h {POINT}")]
     signatures: Annotated[
-        Bytes2D, Block("align-key-signatures", "theirs of these", shape=f"h {SIGNATURE}")
+        Bytes2D, Block("align-key-signatures", "theirs of these", shape=f"h {SIGNATURE_BYTES}")
     ]
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]
@@ -165,10 +141,8 @@ class VerifiedAlignmentClient(AlignmentClient):
     run_id : bytes
     identities : mapping of int to iterable
         As ``AlignmentClient`` has them.
-    identity : Signer
-        The party's own, with the registry.
-    block_cap : int
-        Most points of any client that this party evaluates.
+    trust : TrustSettings
+        The party's key, with the registry; most points of a client that it evaluates; its journal.
     """
 
     stages = (
@@ -182,15 +156,13 @@ class VerifiedAlignmentClient(AlignmentClient):
         self,
         run_id: bytes,
         identities: Mapping[int, Iterable[object]],
-        identity: Signer,
-        block_cap: int = MOST_POINTS,
+        trust: TrustSettings,
     ) -> None:
         super().__init__(run_id, identities)
-        self._identity, self._block_cap = identity, block_cap
+        self._trust, self._identity = trust, trust.identity
         self._draw: list[int] = []
         self._declared: dict[int, int] = {}
         self._blocks: dict[int, Bytes2D] = {}  # that were sent
-        self._served: dict[int, bytes] = {}  # digests of the blocks that were evaluated
 
     def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
         """Take the epoch's seed, its parties, and the points that each client has declared."""
@@ -215,7 +187,7 @@ class VerifiedAlignmentClient(AlignmentClient):
             request.clients,
             np.array([len(block) for block in blocks], np.int64),
             np.concatenate(blocks),
-            rows_of(signatures, -1, SIGNATURE),
+            rows_of(signatures, -1, SIGNATURE_BYTES),
         )
 
     def prove(self, request: ProvedEvaluateRequest) -> ProvedEvaluateReply:
@@ -230,6 +202,8 @@ class VerifiedAlignmentClient(AlignmentClient):
             clients, parties, blocks, pieces(request.signatures), strict=True
         ):
             self._check_block(epoch, client, party, block, signature)
+        # On the disk before answers leave: who has our state put back gets no second block.
+        Journal(self._trust.journal).serve(epoch, clients, self._trust.runs, self._trust.run)
         key = ids.key_share(list(self._secrets.values()), epoch)
         public, answers, proofs = public_of(key), [], []
         for client, block in zip(clients, blocks, strict=True):
@@ -242,7 +216,7 @@ class VerifiedAlignmentClient(AlignmentClient):
             np.concatenate(answers),
             rows_of(proofs, -1, PROOF),
             rows_of([public], 1, POINT),
-            rows_of([signed], 1, SIGNATURE),
+            rows_of([signed], 1, SIGNATURE_BYTES),
         )
 
     def finish_verified(self, request: ProvedUnionRequest) -> None:
@@ -254,18 +228,13 @@ class VerifiedAlignmentClient(AlignmentClient):
         clients, totals = request.clients.tolist(), []
         blocks = [split_rows(points, request.sizes) for points in request.points]
         for number, client in enumerate(clients):
-            answers = [local[number] for local in blocks]
-            for place, holder in enumerate(request.holders.tolist()):
-                context = proof_context(self._run_id, request.epoch, holder, client)
-                proof, key = request.proofs[place, number], request.keys[place]
-                block = self._blocks.get(client)
-                if block is None or not verify(
-                    proof.tobytes(), key.tobytes(), block, answers[place], context
-                ):
-                    raise RefusedError(
-                        f"client {client}: the answers in the name of key-holder {holder} are not "
-                        "proved to be made with its key"
-                    )
+            answers, block = [local[number] for local in blocks], self._blocks.get(client)
+            claims = self._claims(request, number, answers)
+            if wrong := list(claims) if block is None else failing(block, claims):
+                raise RefusedError(
+                    f"client {client}: the answers in the name of key-holder {wrong[0]} are not "
+                    "proved to be made with its key"
+                )
             total = add(answers)
             if total is None:
                 raise RefusedError(f"client {client}: the answers do not add up to points")
@@ -274,35 +243,42 @@ class VerifiedAlignmentClient(AlignmentClient):
         sizes = request.sizes
         super().finish(UnionRequest(request.epoch, request.clients, sizes, points, request.cells))
 
+    def _claims(
+        self, request: ProvedUnionRequest, number: int, answers: list[Bytes2D]
+    ) -> dict[int, Claim]:
+        """Say what each key-holder has to have proved about one client's block."""
+        client, epoch = int(request.clients[number]), request.epoch
+        return {
+            holder: Claim(key, local, proof, proof_context(self._run_id, epoch, holder, client))
+            for key, local, proof, holder in zip(
+                pieces(request.keys),
+                answers,
+                pieces(request.proofs[:, number]),
+                request.holders.tolist(),
+                strict=True,
+            )
+        }
+
     def to_bytes(self) -> bytes:
         """Write everything that the next message needs; ``begin`` is called again."""
-        arrays: dict[str, Any] = {f"block/{c}": block for c, block in self._blocks.items()}
-        served = {f"served/{c}": rows_of([d], 1, -1) for c, d in self._served.items()}
-        more = bytes(save({**arrays, **served})) if arrays or served else b""
         base = super().to_bytes()
-        return len(base).to_bytes(8, "big") + base + more
+        blocks = {str(client): block for client, block in self._blocks.items()}
+        return len(base).to_bytes(8, "big") + base + (bytes(save(blocks)) if blocks else b"")
 
     @classmethod
     def restored(
-        cls, data: bytes, run_id: bytes, identities: Mapping[int, Any], *of: Any
+        cls, data: bytes, run_id: bytes, identities: Mapping[int, Any], trust: TrustSettings
     ) -> VerifiedAlignmentClient:
-        """Read what ``to_bytes`` wrote; ``of`` are the other arguments of a new one."""
-        cut = 8 + int.from_bytes(data[:8], "big")
-        known = AlignmentClient.from_bytes(data[8:cut], run_id, identities)
-        host = cls(run_id, identities, *of)
-        host.__dict__ |= known.__dict__
-        for name, rows in (load(data[cut:]) if data[cut:] else {}).items():
-            kind, _, client = name.partition("/")
-            if kind == "block":
-                host._blocks[int(client)] = rows
-            else:
-                host._served[int(client)] = rows.tobytes()
+        """Read what ``to_bytes`` wrote; ``trust`` as of a new one."""
+        host, cut = cls(run_id, identities, trust), 8 + int.from_bytes(data[:8], "big")
+        host.restore(data[8:cut])
+        blocks = load(data[cut:]) if data[cut:] else {}
+        host._blocks = {int(client): block for client, block in blocks.items()}
         return host
 
     def _enter(self, epoch: int) -> None:
         if epoch > self._epoch:
             self._blocks.clear()
-            self._served.clear()
         super()._enter(epoch)
 
     def _allowed(self) -> list[int]:
@@ -320,11 +296,9 @@ class VerifiedAlignmentClient(AlignmentClient):
             raise RefusedError(f"party {party} may not speak for client {client}")
         if not registry.verify(party, signature, OF_BLOCK, *parts):
             raise RefusedError(f"the block of client {client} is not signed by party {party}")
-        most = min(self._block_cap, self._declared.get(client, 0))
+        most = min(self._trust.block_cap, self._declared.get(client, 0))
         if not 0 < len(block) <= most:
             raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
-        if self._served.setdefault(client, parts[-1]) != parts[-1]:
-            raise RefusedError(f"client {client}: a second block in alignment {epoch}")
 
     def _check_holders(self, request: ProvedUnionRequest) -> None:
         """Refuse key-holders that the seed does not draw, and keys that they did not sign."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,40 +10,55 @@ import numpy as np
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.messages.codec import Entries
 from flower_graph.messages.fields import split_rows
-from flower_graph.secure.align.blinded import MOST_POINTS, POINT, BlindRequest, Bytes2D
-from flower_graph.secure.align.proofs import PROOF, verify
-from flower_graph.secure.align.server import KEY_HOLDERS, AlignmentServer
+from flower_graph.secure.align.blinded import MOST_POINTS, POINT, BlindRequest, Bytes2D, Words
+from flower_graph.secure.align.proofs import PROOF, Claim, failing
+from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
 from flower_graph.secure.align.verified import (
     MOST_SKIPPED,
     OF_KEY,
-    SIGNATURE,
     ProvedEvaluateReply,
     ProvedEvaluateRequest,
     ProvedUnionRequest,
-    Registered,
     SignedBlindReply,
     drawn,
     proof_context,
 )
 from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.identity import SIGNATURE_BYTES
+from flower_graph.secure.registry import Registry
+
+MOST_FAILED = 2  # unions in a row that too few took part in
 
 
 class VerifiedAlignmentServer(AlignmentServer):
     """Leads the verifiable alignment: it forwards what key-holders answer, and adds nothing up."""
 
-    def __init__(self, run_id: bytes, registry: Registered, most_points: int = MOST_POINTS) -> None:
+    def __init__(self, run_id: bytes, registry: Registry, most_points: int = MOST_POINTS) -> None:
         super().__init__(most_points)
-        self._run_id, self._registry = run_id, registry
+        self._run_id, self.registry = run_id, registry
         self._draw: list[int] = []
+        self._failed = 0  # unions in a row
         self._party: dict[int, int] = {}  # of every client
         self._signatures: dict[int, bytes] = {}
         # By client: each key-holder's signed key, answers and proof
         self._proved: dict[int, dict[int, tuple[bytes, bytes, Bytes2D, bytes]]] = {}
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]]) -> None:
-        """Take the epoch's seed, and the clients of each party."""
-        self._draw = drawn(seed, clients)
+        """Take an epoch's seed, and the clients of each party; align all anew if they are."""
+        if self._sizes or self._evaluated or self._blinded:
+            self._restart()  # other parties are to hold keys
+        self._failed, self._dropped, self._draw = 0, set(), drawn(seed, clients)
         self._party = {client: party for party, local in clients.items() for client in local}
+
+    @property
+    def known(self) -> set[int]:
+        """Clients that are enrolled, aligned or not."""
+        return set(self._node)
+
+    @property
+    def order(self) -> Bytes2D:
+        """The tokens of the slots, ``[s, 12]``."""
+        return self._order
 
     def union_requests(self) -> dict[int, Any]:
         """Return for every node all key-holders' answers to its clients."""
@@ -59,7 +74,7 @@ class VerifiedAlignmentServer(AlignmentServer):
                 request.epoch,
                 np.array(holders, np.int64),
                 rows_of([one[0] for one in first], -1, POINT),
-                rows_of([one[1] for one in first], -1, SIGNATURE),
+                rows_of([one[1] for one in first], -1, SIGNATURE_BYTES),
                 request.clients,
                 request.sizes,
                 np.concatenate(points).reshape(len(holders), -1, POINT)
@@ -69,6 +84,29 @@ class VerifiedAlignmentServer(AlignmentServer):
                 request.cells,
             )
         return result
+
+    # Of an alignment a client gives its table once: two sums of which one lacks it would show what
+    # it holds. So after a union that gave nothing all are aligned anew.
+
+    def take_union(self, total: Words, contributors: Iterable[int]) -> bool:
+        """Read the sum of the tables; if it cannot be read, align all anew for a larger one."""
+        read, doublings = super().take_union(total, contributors), self._doublings
+        if read:
+            self._failed = 0
+        elif self._evaluated:
+            self._restart()
+            self._doublings = doublings
+        return read
+
+    def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
+        """Align all anew, without those that took no part."""
+        self._failed += 1
+        if not absent or self._failed > MOST_FAILED:
+            raise AlignmentError(f"no clients could be aligned: {why}")
+        for client in absent:
+            self._leave_out(client, NO_PART)
+            self._sizes.pop(client, None)
+        self._restart()
 
     def _take(self, request: Any, config: Entries) -> None:
         if isinstance(request, BlindRequest):
@@ -81,37 +119,46 @@ class VerifiedAlignmentServer(AlignmentServer):
         n, c = len(request.points), request.clients.size
         answer = ProvedEvaluateReply.from_config(config, epoch=request.epoch, n=n, c=c)
         (holder,) = request.holders.tolist()
-        self._check_answer(request, self._party[holder], answer)
+        party, key, signature = (
+            self._party[holder],
+            answer.key.tobytes(),
+            answer.signature.tobytes(),
+        )
+        parts = self._run_id, b"%d" % request.epoch, key
+        if not self.registry.verify(party, signature, OF_KEY, *parts):
+            raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
         blocks = split_rows(answer.points, request.sizes)
-        for client, block, proof in zip(
-            request.clients.tolist(), blocks, pieces(answer.proofs), strict=True
-        ):
-            found = answer.key.tobytes(), answer.signature.tobytes(), block, proof
-            self._proved.setdefault(client, {})[self._party[holder]] = found
+        proofs, clients = pieces(answer.proofs), request.clients.tolist()
+        for client, block, proof in zip(clients, blocks, proofs, strict=True):
+            self._proved.setdefault(client, {})[party] = key, signature, block, proof
         self._answers[(holder,)] = answer.points
         if set(self._holders) == {one for asked in self._answers for one in asked}:
-            for client in self._at_a_time():
-                self._evaluated[client] = self._blinded.pop(client)  # as many points as answers
-            self._answers.clear()
+            self._end_stage()
 
-    def _check_answer(self, request: Any, party: int, answer: ProvedEvaluateReply) -> None:
-        """Refuse what clients would refuse: a key-holder that lies is then replaced."""
-        key, signature = answer.key.tobytes(), answer.signature.tobytes()
-        if not self._registry.verify(
-            party, signature, OF_KEY, self._run_id, b"%d" % request.epoch, key
-        ):
-            raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
-        blocks = zip(
-            request.clients.tolist(),
-            pieces(answer.proofs),
-            split_rows(request.points, request.sizes),
-            split_rows(answer.points, request.sizes),
-            strict=True,
-        )
-        for client, proof, block, local in blocks:
-            context = proof_context(self._run_id, request.epoch, party, client)
-            if not verify(proof, key, block, local, context):
-                raise MalformedReplyError(f"party {party}: a wrong proof for client {client}")
+    def _end_stage(self) -> None:
+        """Hand on the answers of all key-holders; who lies, as clients would see, is replaced."""
+        asked = self._at_a_time()
+        if wrong := {one for client in asked for one in self._wrong_proofs(client)}:
+            holders = [holder for holder in self._holders if self._party[holder] in wrong]
+            for holder in holders:
+                del self._answers[(holder,)]
+            self._proved = {
+                client: {party: one for party, one in known.items() if party not in wrong}
+                for client, known in self._proved.items()
+            }
+            self._lose_holders(holders, "a wrong proof of its answers as key-holder")
+            return
+        for client in asked:
+            self._evaluated[client] = self._blinded.pop(client)  # as many points as answers
+        self._answers.clear()
+
+    def _wrong_proofs(self, client: int) -> list[int]:
+        """Name the parties that have not proved their answers to one client's block."""
+        block, claims = self._blinded[client], {}
+        for party, (key, _, local, proof) in self._proved[client].items():
+            context = proof_context(self._run_id, self.epoch, party, client)
+            claims[party] = Claim(key, local, proof, context)
+        return failing(block, claims)
 
     def _evaluate_requests(self) -> dict[int, Any]:
         plain, clients = super()._evaluate_requests(), self._at_a_time()
@@ -123,7 +170,7 @@ class VerifiedAlignmentServer(AlignmentServer):
                 np.array([self._party[client] for client in clients], np.int64),
                 np.array([len(block) for block in blocks], np.int64),
                 request.points,
-                rows_of([self._signatures[client] for client in clients], -1, SIGNATURE),
+                rows_of([self._signatures[client] for client in clients], -1, SIGNATURE_BYTES),
                 request.holders,
             )
             for node, request in plain.items()

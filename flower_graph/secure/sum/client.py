@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
@@ -34,6 +34,7 @@ from flower_graph.secure.sum.client_round import (
     check_told,
 )
 from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
     MASK_KEY,
     NOTHING,
     PACKET_BYTES,
@@ -46,8 +47,6 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-
-KEPT_ROUNDS = 2  # the one that is to be unmasked, and the next, prepared in the same exchange
 
 
 class SumClient:
@@ -107,7 +106,7 @@ class SumClient:
         rows = kept.rows(request.clients)
         is_present = np.isin(request.clients, np.array(present, np.int64))
         if not 0 < is_present.sum() == len(present):
-            raise RefusedError(f"present is {list(present)!r:.60}, must be some of the request's")
+            raise RefusedError(f"present is {brief(present)}, must be some of the request's")
         held, has, refused = self._receive(kept, request, rows)
         few = is_present & (has[rows].sum(1) < kept.threshold)
         if few.any():

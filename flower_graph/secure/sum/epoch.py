@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.errors import RefusedError
 from flower_graph.messages.fields import RUN_BYTES, Bytes, Integers
 from flower_graph.secure.channel import framed
-from flower_graph.secure.sum.partners import BROKEN, circle, plan
+from flower_graph.secure.sum.partners import BROKEN, circle, plan, steps
 
 DOMAIN = b"flower-graph epoch 1"
-FEWEST = 5  # parties; with fewer, a partner or two and the sum tell what one sent
 # So many lists of commitments a party answers in a run. Whoever shows a list, sees the graph that
 # it gives, and shows another, has so many draws.
 MOST_LISTS = 8
@@ -53,12 +54,14 @@ class Epoch:
     dropout: float
     corrupt: float
     minimum: int  # parties in a sum
+    declared: Integers  # [b, 2] clients that are to be aligned, ascending, and the points of each
 
     @cached_property
     def digest(self) -> bytes:
         """The hash of everything in it."""
         head = struct.pack("<qqdd", self.number, self.minimum, self.dropout, self.corrupt)
-        rows = (self.parties.astype("<i8"), self.commitments, self.seeds)
+        numbers = self.parties.astype("<i8"), self.declared.astype("<i8")
+        rows = (*numbers, self.commitments, self.seeds)
         parts = [DOMAIN, self.run_id, self.registry, head, *(part.tobytes() for part in rows)]
         return hashlib.sha256(framed(*parts)).digest()
 
@@ -78,12 +81,27 @@ class Epoch:
         return self.plan[1]
 
     @cached_property
+    def order(self) -> Integers:
+        """The circle, places one after the other, ``[n]``."""
+        # By a hash, so that no version of a random generator matters.
+        stream = hashlib.shake_128(framed(DOMAIN, b"circle", self.digest))
+        return np.argsort(np.frombuffer(stream.digest(8 * self.parties.size), "<u8"), kind="stable")
+
+    @cached_property
     def partners(self) -> Integers:
         """The graph, places of each party's partners, ``[n, k]``."""
-        # By a hash for each place, so that no version of a random generator matters.
-        places = range(self.parties.size)
-        keys = [hashlib.sha256(self.digest + struct.pack("<q", each)).digest() for each in places]
-        return circle(np.array(sorted(places, key=keys.__getitem__)), self.plan[0])
+        return circle(self.order, self.plan[0])
+
+    def partners_of(self, place: int) -> Integers:
+        """One row of ``partners``, for who needs no other: the graph of many is large."""
+        at = int(np.flatnonzero(self.order == place)[0])
+        row: Integers = self.order[(at + steps(self.parties.size, self.plan[0])) % self.order.size]
+        return row
+
+    @cached_property
+    def points(self) -> dict[int, int]:
+        """By client, the points that its party has declared before anybody saw a seed."""
+        return dict(self.declared.tolist())
 
     def place(self, party: int) -> int:
         """Return a party's place; ``RefusedError`` if it is not in the epoch."""
@@ -107,13 +125,27 @@ class Epoch:
             raise RefusedError(f"the list of those who {what} is not over the epoch's parties")
         if (count := int(present.sum())) < self.minimum:
             raise RefusedError(f"{count} parties {what}, at least {self.minimum} must")
-        few = present & (present[self.partners].sum(1) < self.threshold)
+        few = present & (self._partners_among(present) < self.threshold)
         if few.any():
             party = self.parties[np.argmax(few)]
             raise RefusedError(
                 f"party {party} is said to have {what}, but fewer than {self.threshold} of its "
                 "partners: the circle of partners could be cut there"
             )
+
+    def key_parts(self, number: int, key: bytes) -> tuple[bytes, ...]:
+        """Write what a party signs of its key of a round, for its identity's ``sign``."""
+        return self.digest, struct.pack("<q", number), key
+
+    def _partners_among(self, present: MASKS) -> Integers:
+        """Count each party's partners on a list, ``[n]``."""
+        n, k = self.parties.size, self.plan[0]
+        # Along the circle, begun again on both sides: who stands up to k/2 places away, but oneself
+        around = np.tile(present[self.order], 3).cumsum()
+        counts = np.empty(n, np.int64)
+        places = n + np.arange(n)
+        counts[self.order] = around[places + (k + 1) // 2] - around[places - k // 2 - 1]
+        return counts - present
 
     def signed_parts(self, number: int, ready: MASKS, listed: MASKS) -> tuple[bytes, ...]:
         """Write what a party signs about a round, for its identity's ``sign``."""
@@ -126,13 +158,33 @@ def check_list(
 ) -> None:
     """Refuse a list of commitments without one's own, or with fewer parties than one wants."""
     # Commitments [n, 32]; own: number and commitment; minimum: as the server has it
-    if minimum < max(least, FEWEST) or parties.size < minimum:
+    if minimum < max(least, FEWEST_PARTIES) or parties.size < minimum:
         raise RefusedError(
             f"a minimum of {minimum} of {parties.size} parties; here at least "
-            f"{max(least, FEWEST)} must be in a sum"
+            f"{max(least, FEWEST_PARTIES)} must be in a sum"
         )
     if (np.diff(parties) <= 0).any() or commitments.shape[0] != parties.size:
         raise RefusedError("the list of commitments has parties twice, or in another order")
     mine = commitments[parties == own[0]]
     if mine.shape[0] != 1 or mine.tobytes() != own[1]:
         raise RefusedError("the own commitment is not on the list that the server shows")
+
+
+def check_declared(
+    declared: Integers, hosted: Sequence[int], own: Mapping[int, int], block_cap: int
+) -> None:
+    """Refuse points that one has not declared for one's own clients, and more than one's cap."""
+    # declared [b, 2]: clients and points; own: points of those who are hosted here
+    clients, points = declared.T
+    if (np.diff(clients) <= 0).any():
+        raise RefusedError("the clients that are to be aligned are there twice, or not ascending")
+    over = (points < 1) | (points > block_cap)
+    if over.any():
+        client, count = declared[np.argmax(over)].tolist()
+        raise RefusedError(
+            f"client {client} is to bring {count} points to an alignment; here from 1 to "
+            f"{block_cap} are taken (block-cap)"
+        )
+    listed = dict(declared.tolist())
+    if {client: listed[client] for client in hosted if client in listed} != dict(own):
+        raise RefusedError("the points that our clients are to bring are not as we declared them")

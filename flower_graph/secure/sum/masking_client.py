@@ -19,23 +19,67 @@ from flower_graph.secure.identity import TrustSettings
 from flower_graph.secure.ring import encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
-from flower_graph.secure.sum.party_service import PartyHalf
+from flower_graph.secure.sum.party import Party
+from flower_graph.secure.sum.party_messages import BindRequest, Ready
+from flower_graph.secure.sum.party_service import answer, bound
 
 FloatArray = NDArray[np.floating[Any]]
+Answer = tuple[list[Any], int, dict[str, Any]]
 
 
-class MaskingClient(NumPyClient):
+class PartyActions(NumPyClient):
+    """The exchanges in which a SuperNode with a key of its own sends no vector."""
+
+    party_actions = ("sum_bind", "sum_reveal", "sum_epoch", "sum_list")
+    trust: TrustSettings | None
+
+    @abstractmethod
+    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+        """Answer any of them, and ``sum_unmask``."""
+
+    def as_party(self, action: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Answer with the key that the SuperNode has, if it has one."""
+        if self.trust is None:
+            raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
+        return self.of_party(action, config, self.trust)
+
+    def sum_bind(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Say who is here, signed."""
+        return [], 1, self.as_party("sum_bind", config)
+
+    def sum_reveal(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Show the own part of the seed of the graph of partners."""
+        return [], 1, self.as_party("sum_reveal", config)
+
+    def sum_epoch(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Begin an epoch."""
+        return [], 1, self.as_party("sum_epoch", config)
+
+    def sum_list(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Sign who is in a sum."""
+        return [], 1, self.as_party("sum_list", config)
+
+
+class MaskingClient(PartyActions):
     """What clients' halves share: keys, masks and shares. It says not when vectors are sent."""
 
-    # Keys are kept in the context's state.
+    # Keys are kept in the context's state. With ``trust`` they are those of a party, which takes
+    # part in no sum whose server is trusted; without it, of clients that take part in such alone.
 
-    actions: tuple[str, ...] = ("sum_enroll", "sum_unmask")  # named actions
+    actions: tuple[str, ...] = ("sum_enroll", "sum_unmask", *PartyActions.party_actions)
 
-    def __init__(self, context: Context, clients: Sequence[int]) -> None:
-        self.context, self.clients = context, clients
+    def __init__(
+        self, context: Context, clients: Sequence[int], trust: TrustSettings | None = None
+    ) -> None:
+        self.context, self.clients, self.trust = context, clients, trust
 
-    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Make channel keys, or show those of the run: the SuperNode may be back."""
+        if self.trust is not None:
+            raise RefusedError(
+                "this SuperNode has a key of its own and takes part in no sum whose server is "
+                "trusted"
+            )
         run_id = KeyRequest.from_config(config).run_id
         with suppress(StateLostError):
             known = self.keys()
@@ -49,99 +93,70 @@ class MaskingClient(NumPyClient):
         self, config: dict[str, Any], vectors: Mapping[int, FloatArray], meaning: bytes = b""
     ) -> tuple[MaskedReply, dict[str, Any]]:
         """Add up clients' vectors and mask the sum, as the server's ``requests`` says."""
-        host, request = self.keys(), replace(MaskRequest.from_config(config), meaning=meaning)
-        total, left_out = encode_sum(
-            RING.from_config(config), vectors, request.clients.tolist(), request.length
-        )
-        present = [client for client in request.clients.tolist() if client not in left_out]
+        request = replace(MaskRequest.from_config(config), meaning=meaning)
+        host, is_party = self.keys(), self.trust is not None
+        clients = self.clients if is_party else request.clients.tolist()
+        total, left_out = encode_sum(RING.from_config(config), vectors, clients, request.length)
+        present = [client for client in clients if client not in left_out]
         if not present:
             raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
-        reply = host.mask(request, present, total)
+        how = Ready.from_config(config) if is_party else present
+        reply: MaskedReply = host.mask(request, how, total)
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
-    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""
+        if self.trust is not None:
+            return [], len(self.clients), self.as_party("sum_unmask", config)
         host = self.keys()
         entries = host.turn(config)
         self._keep(host)
         return [], len(self.clients), entries
 
-    def keys(self) -> SumClient:
-        """Return what the clients keep for the sum; ``StateLostError`` if there is nothing."""
+    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+        """Answer any of them, and ``sum_unmask``."""
+        try:
+            known = self.keys()
+        except StateLostError:
+            if action != "sum_bind":
+                raise
+            known = None
+        if action == "sum_bind":
+            known = bound(known, BindRequest.from_config(config).run_id, self.clients, trust)
+        entries = answer(known, action, config)
+        self._keep(known)
+        return entries
+
+    def keys(self) -> Any:
+        """Return the ``SumClient`` or ``Party`` that is kept; ``StateLostError`` without one."""
         record = self.context.state.config_records.get(SUM_STATE)
         state = None if record is None else record.get(SUM_STATE)
         if not isinstance(state, bytes):
             raise StateLostError("there are no keys for the secure sum: enrol first")
+        if self.trust is not None:
+            return Party.from_bytes(state, self.trust)
         return SumClient.from_bytes(state)
 
-    def _keep(self, host: SumClient) -> None:
+    def _keep(self, host: SumClient | Party) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
 
 
 class SecureSumClient(MaskingClient):
     """The clients' half: a subclass says in ``vectors`` what is to be added up."""
 
-    actions = (
-        *MaskingClient.actions,
-        "sum_mask",
-        "sum_bind",
-        "sum_reveal",
-        "sum_epoch",
-        "sum_list",
-    )
+    actions = (*MaskingClient.actions, "sum_mask")
 
     def __init__(self, context: Context, clients: Sequence[int]) -> None:
-        super().__init__(context, clients)
-        # Of a SuperNode with a key of its own; it takes part in no sum whose server is trusted.
-        self.trust = TrustSettings.of(context.node_config)
+        trust = TrustSettings.of(context.node_config, context.run_id)
+        super().__init__(context, clients, trust)
 
     @abstractmethod
     def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
         """Return the vector of each client; one that is missing is left out of the sum."""
 
-    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
+    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Add up the own clients' vectors and mask the sum."""
-        if self.trust is None:
-            reply, entries = self.masked(config, self.vectors(config))
-            return [reply.total], reply.clients.size, entries
-        reply = self._party().masked(config, self.vectors(config))
-        entries = reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
-        return [reply.total], len(self.clients), entries
-
-    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Make channel keys, unless the SuperNode has a key of its own."""
-        if self.trust is None:
-            return super().sum_enroll(parameters, config)
-        return self._answer("sum_enroll", config)
-
-    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Reveal shares of one sum, prepare the next, or both."""
-        if self.trust is None:
-            return super().sum_unmask(parameters, config)
-        return self._answer("sum_unmask", config)
-
-    def sum_bind(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Say who is here, signed."""
-        return self._answer("sum_bind", config)
-
-    def sum_reveal(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Show the own part of the seed of the graph of partners."""
-        return self._answer("sum_reveal", config)
-
-    def sum_epoch(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Begin an epoch."""
-        return self._answer("sum_epoch", config)
-
-    def sum_list(self, parameters: list[Any], config: dict[str, Any]) -> tuple[Any, int, Any]:
-        """Sign who is in a sum."""
-        return self._answer("sum_list", config)
-
-    def _answer(self, action: str, config: dict[str, Any]) -> tuple[Any, int, Any]:
-        return [], len(self.clients), self._party().answer(action, config)
-
-    def _party(self) -> PartyHalf:
-        if self.trust is None:
-            raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
-        return PartyHalf(self.context, self.clients, self.trust)
+        reply, entries = self.masked(config, self.vectors(config))
+        return [reply.total], reply.clients.size, entries

@@ -35,6 +35,8 @@ from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
 from flower_graph.secure.ring import WORDS, Ring, RingArray
 
 PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
+# One round that is being unmasked, and the next, prepared in the same exchange
+KEPT_ROUNDS = 2
 # What is asked of a holder for each of its partners
 NOTHING, SEED, MASK_KEY = 0, 1, 2
 

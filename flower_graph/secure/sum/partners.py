@@ -106,11 +106,15 @@ def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     """Join each of the places 0 to m - 1 to its k neighbours in a circular order."""
     # order [m]. In column j of my row stands who has me in column k - 1 - j.
     m = order.size
-    # Steps along the circle: the nearest k/2 ahead, then the nearest k/2 behind.
-    steps = np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
     result = np.empty((m, k), np.int64)
-    result[order] = order[(np.arange(m)[:, None] + steps) % m]
+    result[order] = order[(np.arange(m)[:, None] + steps(m, k)) % m]
     return result
+
+
+def steps(m: int, k: int) -> NDArray[np.int64]:
+    """Say how far along a circle of m places one's k partners stand."""
+    # The nearest k/2 ahead, then the nearest k/2 behind.
+    return np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
 
 
 def _most(num_clients: int, colluding: int, places: int, broken: float) -> int:

@@ -9,8 +9,7 @@ is on the list, and that enough partners have signed the same.
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,16 @@ from flower_graph.secure.identity import Binding, TrustSettings
 from flower_graph.secure.journal import Journal
 from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.epoch import MASKS, MOST_LISTS, Epoch, check_list, commit
+from flower_graph.secure.sum.epoch import (
+    MASKS,
+    MOST_LISTS,
+    Epoch,
+    check_declared,
+    check_list,
+    commit,
+)
 from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
     MASK_KEY,
     NOTHING,
     SEED,
@@ -53,25 +60,33 @@ from flower_graph.secure.sum.party_messages import (
 )
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
-KEPT_ROUNDS = 2  # as SumClient's
 
 
 class Party:
     """One SuperNode with a key of its own in sums whose server it does not trust."""
 
-    def __init__(self, run_id: bytes, clients: Sequence[int], trust: TrustSettings) -> None:
+    def __init__(
+        self,
+        run_id: bytes,
+        clients: Sequence[int],
+        trust: TrustSettings,
+        points: Mapping[int, int] | None = None,
+    ) -> None:
+        # points: that each client will bring to an alignment, if there is to be one
         self.run_id, self.trust = run_id, trust
-        self.clients = sorted(int(client) for client in clients)
+        self.clients, self.points = sorted(int(client) for client in clients), dict(points or {})
+        if self.points and sorted(self.points) != self.clients:
+            raise ValueError("points are declared for some of the clients: for all, or for none")
         self._private, self._public = channel.new_key()
         self._seed = os.urandom(SEED_BYTES)
+        self._mark = ""  # of the last sum, as the journal has it
         self._lists_seen, self._epochs = 0, -1  # lists answered, and the newest epoch's number
         self._shown: RevealRequest | None = None  # the list that the seed was shown for
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
         self.sums: SumClient | None = None
-        # By round, as places of the epoch: who was ready, whether we sent, and the list we signed
+        # By round, as places of the epoch: who was ready when we sent, and the list we signed
         self._ready: dict[int, MASKS] = {}
-        self._sent: set[int] = set()
         self._signed: dict[int, MASKS] = {}
 
     @property
@@ -79,19 +94,28 @@ class Party:
         """Its number in the registry."""
         return self.trust.identity.party
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether a vector was sent, as far as this state knows."""
+        return bool(self._mark)
+
     def bind(self) -> BindReply:
         """Say who is here, and commit to a fresh part of the graph's seed."""
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         commitment = commit(self.run_id, self.party, self._seed)
-        binding = Binding(self.run_id, self.party, tuple(self.clients), self._public, commitment)
+        clients = tuple(self.clients)
+        blocks = tuple(self.points[client] for client in clients if self.points)
+        binding = Binding(self.run_id, self.party, clients, self._public, commitment, blocks)
+        signature = binding.sign(self.trust.identity, self.trust.block_cap)
         return BindReply(
             self.run_id,
             self.party,
             np.array(self.clients, np.int64),
             np.frombuffer(self._public, np.uint8),
             np.frombuffer(commitment, np.uint8),
-            np.frombuffer(binding.sign(self.trust.identity), np.uint8),
+            np.frombuffer(signature, np.uint8),
+            np.array(sorted(self.points.items()), np.int64).reshape(-1, 2),
         )
 
     def reveal(self, request: RevealRequest) -> RevealReply:
@@ -111,6 +135,7 @@ class Party:
                 f"corrupt is {request.corrupt} and dropout {request.dropout}; here at least "
                 f"{self.trust.corrupt} of the parties may collude, and fewer than half vanish"
             )
+        check_declared(request.declared, self.clients, self.points, self.trust.block_cap)
         active = self.trust.registry.active
         if strangers := sorted(set(request.parties.tolist()) - set(active)):
             raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
@@ -135,18 +160,19 @@ class Party:
             shown.dropout,
             shown.corrupt,
             shown.minimum,
+            shown.declared,
         )
         epoch.check_seeds()
         self._check_partners(epoch, request)
         self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
         self.sums = SumClient(epoch.id, [self.party], (self._private, self._public))
-        self._ready, self._sent, self._signed = {}, set(), {}
+        self._ready, self._signed = {}, {}
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
         """Make the keys of a round, for the partners and the threshold that the epoch has."""
         epoch, sums = self._begun()
-        wanted = epoch.parties[epoch.partners[epoch.place(self.party)]]
+        wanted = epoch.parties[epoch.partners_of(epoch.place(self.party))]
         if request.clients.tolist() != [self.party] or not np.array_equal(
             request.partners, wanted[None]
         ):
@@ -161,7 +187,9 @@ class Party:
         reply = sums.prepare(request)
         for older in sorted(self._ready)[: 1 - KEPT_ROUNDS]:
             del self._ready[older]
-        signature = self.trust.identity.sign(ROUND_KEY, *self._round_key(reply))
+            self._signed.pop(older, None)
+        key = epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
+        signature = self.trust.identity.sign(ROUND_KEY, *key)
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
     def mask(self, request: MaskRequest, ready: Ready, total: RingArray) -> MaskedReply:
@@ -169,32 +197,32 @@ class Party:
         epoch, sums = self._begun()
         place = epoch.place(self.party)
         epoch.check_present(ready.ready, "are ready")
-        row = epoch.partners[place]
+        row = epoch.partners_of(place)
         if not ready.ready[place] or not np.array_equal(request.live, ready.ready[row][None]):
             raise RefusedError("the partners who are ready are not those of the list")
         if ready.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")
-        # Who repeats a round with one fewer learns that one: on the disk before it leaves.
-        Journal(self.trust.journal).contribute(request.server_round, epoch.id)
         reply = sums.mask(request, [self.party], total)
         # A packet that opens shows that the key beside it is the partner's. One that does not may
         # be the partner's fault or the server's: the partner's signature tells.
         live = epoch.parties[row[ready.ready[row]]].tolist()
         for partner in {dealer for _, dealer in reply.refused.tolist()}:
             at = live.index(partner)
-            key = request.round_keys[at].tobytes()
-            signed = epoch.digest, struct.pack("<q", request.server_round), key
+            signed = epoch.key_parts(request.server_round, request.round_keys[at].tobytes())
             if not self._verify(partner, ready.signatures[at], ROUND_KEY, signed):
                 raise RefusedError(f"the round key of party {partner} is not the one it signed")
+        # Who repeats a round with one fewer learns that one: on the disk before it leaves.
+        self._mark = Journal(self.trust.journal).go_on(
+            request.server_round, self._mark, self.trust.runs, self.trust.run
+        )
         self._ready[request.server_round] = ready.ready
-        self._sent.add(request.server_round)
         return reply
 
     def sign_list(self, request: ListRequest) -> ListReply:
         """Sign who is in a sum, if it can be; one list a round."""
         epoch, _ = self._begun()
         number, listed = request.server_round, request.listed
-        if request.run_id != epoch.id or number not in self._sent:
+        if request.run_id != epoch.id or number not in self._ready:
             raise RefusedError(f"nothing was sent for round {number} of this epoch")
         if number in self._signed:
             raise RefusedError(f"a list of round {number} is signed already")
@@ -207,6 +235,9 @@ class Party:
                 f"our vector was sent for round {number}, but we are not on the list: who signed "
                 "it would have our masks opened"
             )
+        # Who has two lists signed, our state put back between them, gets both secrets of whom one
+        # of them leaves out.
+        Journal(self.trust.journal).contribute(number, LIST, self.trust.run)
         self._signed[number] = listed
         parts = epoch.signed_parts(number, ready, listed)
         signature = self.trust.identity.sign(LIST, *parts)
@@ -219,7 +250,7 @@ class Party:
         if request.run_id != epoch.id or number not in self._signed:
             raise RefusedError(f"no list of round {number} was signed here: nothing is revealed")
         ready, listed = self._ready[number], self._signed[number]
-        row = epoch.partners[epoch.place(self.party)]
+        row = epoch.partners_of(epoch.place(self.party))
         kinds = np.where(listed[row], SEED, np.where(ready[row], MASK_KEY, NOTHING))
         same = (request.kinds == kinds) | (request.kinds == NOTHING)
         if request.kinds.shape != (1, row.size) or not same.all():
@@ -229,7 +260,6 @@ class Party:
         self._check_signed(epoch, number, row, signed)
         reply = sums.unmask(request)
         del self._signed[number], self._ready[number]
-        self._sent.discard(number)
         return reply
 
     def to_bytes(self) -> bytes:
@@ -238,8 +268,11 @@ class Party:
         arrays: dict[str, NDArray[Any]] = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "clients": np.array(self.clients, np.int64),
+            "points": np.array(list(self.points.items()), np.int64).reshape(-1, 2),
             "keys": rows_of([self._private, self._public, self._seed], 3, KEY_BYTES),
             "counts": np.array([self._lists_seen, self._epochs], np.int64),
+            "mark": np.frombuffer(self._mark.encode(), np.uint8),
+            "registry": np.frombuffer(self.trust.registry.digest, np.uint8),
         }
         for name, head in (("shown", shown), ("epoch", epoch)):
             if head is not None:
@@ -247,6 +280,7 @@ class Party:
                 arrays[f"{name}/real"] = np.array([head.dropout, head.corrupt])
                 arrays[f"{name}/parties"] = np.ascontiguousarray(head.parties)
                 arrays[f"{name}/commitments"] = np.ascontiguousarray(head.commitments)
+                arrays[f"{name}/declared"] = np.ascontiguousarray(head.declared)
         if epoch is not None and self.sums is not None:
             arrays["epoch/seeds"] = np.ascontiguousarray(epoch.seeds)
             arrays["partners"] = np.ascontiguousarray(self._keys)
@@ -254,7 +288,6 @@ class Party:
         for name, lists in (("ready", self._ready), ("signed", self._signed)):
             for number, present in lists.items():
                 arrays[f"{name}/{number}"] = present.astype(np.uint8)
-        arrays["sent"] = np.array(sorted(self._sent), np.int64)
         return bytes(save(arrays))
 
     @classmethod
@@ -262,26 +295,32 @@ class Party:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         try:
             arrays = load(state)
-            party = cls(arrays["run"].tobytes(), arrays["clients"].tolist(), trust)
+            points = dict(arrays["points"].tolist())
+            party = cls(arrays["run"].tobytes(), arrays["clients"].tolist(), trust, points)
             party._private, party._public, party._seed = pieces(arrays["keys"])
             party._lists_seen, party._epochs = arrays["counts"].tolist()
-            if "shown/whole" in arrays:
-                party._shown = RevealRequest(party.run_id, **_head(arrays, "shown"))
-            if "epoch/whole" in arrays:
-                head, seeds = _head(arrays, "epoch"), arrays["epoch/seeds"]
-                digest = trust.registry.digest
-                party.epoch = Epoch(party.run_id, digest, seeds=seeds, **head)
-                party._keys = arrays["partners"]
-                party.sums = SumClient.from_bytes(arrays["sums"].tobytes())
-                if party.sums.run_id != party.epoch.id:
-                    raise StateLostError("the registry is another one: bind again")
-            for name, lists in (("ready", party._ready), ("signed", party._signed)):
-                for key in [key for key in arrays if key.startswith(f"{name}/")]:
-                    lists[int(key.partition("/")[2])] = arrays[key].astype(np.bool_)
-            party._sent = set(arrays["sent"].tolist())
+            party._mark = arrays["mark"].tobytes().decode()
+            digest = trust.registry.digest
+            if arrays["registry"].tobytes() == digest:
+                party._read_epoch(arrays, digest)
+            elif "shown/whole" in arrays:  # that seed is known: it serves no other list
+                party._seed = os.urandom(SEED_BYTES)
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
         return party
+
+    def _read_epoch(self, arrays: Mapping[str, NDArray[Any]], digest: bytes) -> None:
+        """Read what is of one version of the registry alone."""
+        if "shown/whole" in arrays:
+            self._shown = RevealRequest(self.run_id, **_head(arrays, "shown"))
+        if "epoch/whole" in arrays:
+            head, seeds = _head(arrays, "epoch"), arrays["epoch/seeds"]
+            self.epoch = Epoch(self.run_id, digest, seeds=seeds, **head)
+            self._keys = arrays["partners"]
+            self.sums = SumClient.from_bytes(arrays["sums"].tobytes())
+        for name, lists in (("ready", self._ready), ("signed", self._signed)):
+            for key in [key for key in arrays if key.startswith(f"{name}/")]:
+                lists[int(key.partition("/")[2])] = arrays[key].astype(np.bool_)
 
     def _check_signed(self, epoch: Epoch, number: int, row: Integers, signed: Signatures) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""
@@ -304,11 +343,9 @@ class Party:
 
     def _check_partners(self, epoch: Epoch, request: EpochRequest) -> None:
         """Hold the partners' bindings against the registry."""
-        row = epoch.partners[epoch.place(self.party)]
-        if (
-            request.channel_keys.shape[0] != row.size
-            or request.counts.sum() != request.clients.size
-        ):
+        row = epoch.partners_of(epoch.place(self.party))
+        keys, clients = request.channel_keys.shape[0], request.counts.sum()
+        if keys != row.size or clients != request.clients.size:
             raise RefusedError("there are not as many bindings as partners")
         if (request.counts < 1).any():
             raise RefusedError("a partner hosts no clients")
@@ -321,7 +358,9 @@ class Party:
             strict=True,
         ):
             party, promised = int(epoch.parties[place]), epoch.commitments[place].tobytes()
-            binding = Binding(self.run_id, party, tuple(clients.tolist()), key, promised)
+            hosted = tuple(clients.tolist())
+            blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
+            binding = Binding(self.run_id, party, hosted, key, promised, blocks)
             try:
                 binding.verify(self.trust.registry, signature)
             except IdentityError as error:
@@ -332,14 +371,12 @@ class Party:
     ) -> bool:
         return self.trust.registry.verify(party, signature.tobytes(), purpose, *parts)
 
-    def _round_key(self, reply: PrepareReply) -> tuple[bytes, ...]:
-        epoch, _ = self._begun()
-        number = struct.pack("<q", reply.server_round)
-        return epoch.digest, number, reply.round_keys.tobytes()
-
     def _begun(self) -> tuple[Epoch, SumClient]:
         if self.epoch is None or self.sums is None:
-            raise RefusedError("no epoch has begun")
+            raise StateLostError(
+                "no epoch has begun under this version of the registry, "
+                f"{self.trust.registry.digest.hex()[:16]}: bind first"
+            )
         return self.epoch, self.sums
 
     def _check_run(self, run_id: bytes) -> None:
@@ -347,7 +384,7 @@ class Party:
             raise RefusedError(f"run {run_id.hex()}, expected {self.run_id.hex()}")
 
 
-def _head(arrays: dict[str, Any], name: str) -> dict[str, Any]:
+def _head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Read what a list of commitments and an epoch have alike."""
     number, minimum = arrays[f"{name}/whole"].tolist()
     dropout, corrupt = arrays[f"{name}/real"].tolist()
@@ -358,4 +395,5 @@ def _head(arrays: dict[str, Any], name: str) -> dict[str, Any]:
         "corrupt": corrupt,
         "parties": arrays[f"{name}/parties"],
         "commitments": arrays[f"{name}/commitments"],
+        "declared": arrays[f"{name}/declared"],
     }

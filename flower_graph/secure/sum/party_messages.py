@@ -6,7 +6,7 @@ keys travel beside what ``messages.py`` has, and ``sum_list`` is an exchange of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -33,6 +33,11 @@ RevealRun = Annotated[bytes, Raw("reveal-run", "the run of the sums")]
 EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
 
 
+def none_declared() -> Integers:
+    """Give what is declared where nothing is to be aligned."""
+    return np.zeros((0, 2), np.int64)
+
+
 @dataclass
 class BindRequest(Message, down="sum_bind"):
     """Server to client: say who is here."""
@@ -56,6 +61,15 @@ class BindReply(Message, up="sum_bind"):
     signature: Annotated[
         Bytes, Block("bind-signature", "over all these (Ed25519)", shape=f"{SIGNATURE}")
     ]
+    declared: Annotated[
+        Integers,
+        Exact(
+            "bind-declared",
+            "clients and the points that each will bring to an alignment; left out without one",
+            shape="c 2",
+            optional=True,
+        ),
+    ] = field(default_factory=none_declared)
 
 
 @dataclass
@@ -69,6 +83,15 @@ class RevealRequest(Message, down="sum_reveal"):
     minimum: Annotated[int, Whole("reveal-minimum", "parties without whom nothing is revealed")]
     parties: Annotated[Integers, Clients("reveal-parties", "whose they are, ascending", shape="n")]
     commitments: Annotated[Bytes, Block("reveal-commitments", "of all", shape=f"n {SEED_BYTES}")]
+    declared: Annotated[
+        Integers,
+        Exact(
+            "reveal-declared",
+            "all clients that are to be aligned, ascending, and the points of each; as above",
+            shape="b 2",
+            optional=True,
+        ),
+    ] = field(default_factory=none_declared)
 
 
 @dataclass

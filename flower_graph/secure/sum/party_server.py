@@ -5,8 +5,8 @@ An honest server checks the same as the parties, so that no party's lie makes it
 
 from __future__ import annotations
 
+import logging
 import os
-import struct
 from collections.abc import Collection
 
 import numpy as np
@@ -14,10 +14,11 @@ import numpy as np
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.messages.fields import RUN_BYTES, Bytes
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.identity import SIGNATURE_BYTES, Binding
+from flower_graph.secure.identity import MOST_BLOCK, SIGNATURE_BYTES, Binding
 from flower_graph.secure.registry import Registry
-from flower_graph.secure.sum.epoch import FEWEST, MASKS, Epoch, commit
+from flower_graph.secure.sum.epoch import MASKS, Epoch, commit
 from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -41,7 +42,7 @@ from flower_graph.secure.sum.party_messages import (
 )
 from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
 
-KEPT_ROUNDS = 2
+LOG = logging.getLogger(__name__)
 ABSENT = -1  # and below: ids of parties of the epoch that are not connected
 
 
@@ -49,7 +50,7 @@ class PartyRound:
     """One round: ``SumRound``, with the signatures that travel beside it."""
 
     def __init__(self, epoch: Epoch, inner: SumRound) -> None:
-        n, self.inner = epoch.parties.size, inner
+        n, self.epoch, self.inner = epoch.parties.size, epoch, inner
         self.keys = np.zeros((n, SIGNATURE_BYTES), np.uint8)
         self.lists = np.zeros((n, SIGNATURE_BYTES), np.uint8)
         self.signed: MASKS = np.zeros(n, np.bool_)
@@ -64,18 +65,21 @@ class PartyServer:
     # and ``result``.
 
     def __init__(
-        self, registry: Registry, *, dropout: float = 0.3, corrupt: float = 0.1, minimum: int = 0
+        self,
+        registry: Registry,
+        *,
+        dropout: float = 0.3,
+        corrupt: float = 0.1,
+        block_cap: int = MOST_BLOCK,
     ) -> None:
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
             if not 0 <= share < 0.5:
                 raise ValueError(f"{name} is {share}, must be from 0 to below 0.5")
         check_shares(dropout, corrupt)
-        active = len(registry.active)
-        # As TrustSettings has it, unless more are asked for.
-        self.minimum = max(minimum, FEWEST, active - 3 * active // 10)
-        if active < self.minimum:
-            raise ValueError(f"the registry has {active} parties, a sum needs {self.minimum}")
+        if (active := len(registry.active)) < registry.minimum:
+            raise ValueError(f"the registry has {active} parties, a sum needs {registry.minimum}")
         self.registry, self.dropout, self.corrupt = registry, dropout, corrupt
+        self._block_cap = block_cap  # as TrustSettings has it, unless all have another
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[tuple[int, str]] = []  # numbers of parties
         self.excluded: set[int] = set()
@@ -88,42 +92,92 @@ class PartyServer:
         self._seeds: dict[int, bytes] = {}
         self._rounds: dict[int, PartyRound] = {}
 
+    def renew(self, registry: Registry) -> None:
+        """Go on with another version of the registry: nothing that was signed counts any more."""
+        old, new = self.registry.parties, registry.parties
+        self.registry = registry
+        LOG.warning(
+            "the registry is another one now, %s: parties that have it bind anew; joined: %s, with "
+            "another key: %s, revoked: %s",
+            registry.digest.hex()[:16],
+            sorted(new.keys() - old.keys()),
+            [number for number in old.keys() & new.keys() if old[number].key != new[number].key],
+            [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)],
+        )
+        self.epoch, self._rounds, self.homes, self._at = None, {}, {}, {}
+
     # Epochs
 
-    def take_binding(self, node: int, reply: BindReply) -> None:
-        """Take what a SuperNode says of itself, if its party signed it."""
+    def check_binding(self, reply: BindReply) -> Binding:
+        """Refuse what a SuperNode says of itself unless its party signed it."""
         commitment = reply.commitment.tobytes()
         key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
-        binding = Binding(reply.run_id, reply.party, clients, key, commitment)
+        if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
+            raise MalformedReplyError(f"party {reply.party}: declares points of other clients")
+        blocks = tuple(reply.declared[:, 1].tolist())
+        binding = Binding(reply.run_id, reply.party, clients, key, commitment, blocks)
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
-            binding.verify(self.registry, reply.signature.tobytes())
+            binding.verify(self.registry, reply.signature.tobytes(), self._block_cap)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        self.homes[reply.party], self._at[node] = node, reply.party
-        self.bindings[reply.party] = binding, reply.signature.tobytes()
+        return binding
+
+    def take_binding(self, node: int, reply: BindReply) -> None:
+        """Take what a SuperNode says of itself, if its party signed it."""
+        self.bindings[reply.party] = self.check_binding(reply), reply.signature.tobytes()
+        self.settle(node, reply.party)
+
+    def settle(self, node: int, party: int) -> None:
+        """Know where a party is."""
+        self.homes[party], self._at[node] = node, party
+
+    def move(self, old: int, node: int) -> None:
+        """Go on with a party under another id of its SuperNode."""
+        self.settle(node, self._party(old))
+        for one in self._rounds.values():
+            one.inner.move(old, node)
 
     def forget(self, node: int) -> None:
         """Know a SuperNode no more; its party counts as absent until the next epoch."""
         self.homes = {party: at for party, at in self.homes.items() if at != node}
 
     @property
+    def minimum(self) -> int:
+        """The fewest parties in a sum, as ``TrustSettings`` has it."""
+        return self.registry.minimum
+
+    @property
     def parties(self) -> list[int]:
         """Numbers of the parties that are connected, ascending."""
         return sorted(self.homes.keys() - self.excluded)
 
-    def reveal_requests(self) -> dict[int, RevealRequest]:
-        """Show everybody the same list; nobody if there are too few."""
-        parties = self.parties
+    @property
+    def lists(self) -> int:
+        """How many lists of commitments were shown; parties answer ``MOST_LISTS``."""
+        return self._number + 1
+
+    def reveal_requests(self, there: Collection[int] | None = None) -> dict[int, RevealRequest]:
+        """Show all parties, or those of them that are there, the same list; nobody if too few."""
+        parties = [party for party in self.parties if there is None or party in there]
         if len(parties) < self.minimum:
             return {}
         self._number, self._seeds = self._number + 1, {}
         commitments = [self.bindings[party][0].seed_commitment for party in parties]
         numbers = np.array(parties, np.int64)
         rows = rows_of(commitments, len(parties), -1)
+        bindings = [self.bindings[party][0] for party in parties]
+        points = [pair for one in bindings for pair in zip(one.clients, one.blocks, strict=False)]
         self._request = RevealRequest(
-            self.run_id, self._number, self.dropout, self.corrupt, self.minimum, numbers, rows
+            self.run_id,
+            self._number,
+            self.dropout,
+            self.corrupt,
+            self.minimum,
+            numbers,
+            rows,
+            np.array(sorted(points), np.int64).reshape(-1, 2),
         )
         return {self.homes[party]: self._request for party in parties}
 
@@ -156,6 +210,7 @@ class PartyServer:
             self.dropout,
             self.corrupt,
             self.minimum,
+            request.declared,
         )
         self._rounds = {}
         return {self.homes[party]: self._epoch_request(party) for party in parties}
@@ -183,8 +238,10 @@ class PartyServer:
 
     # Rounds
 
-    def open_round(self, number: int) -> dict[int, PrepareRequest]:
-        """Begin a round of the epoch; parties that are gone are absent from it."""
+    def open_round(
+        self, number: int, there: Collection[int] | None = None
+    ) -> dict[int, PrepareRequest]:
+        """Begin a round of the epoch; parties that are gone, or not there, are absent from it."""
         epoch = self.epoch
         assert epoch is not None
         if number <= self._last:
@@ -192,7 +249,7 @@ class PartyServer:
         self._last = number
         for old in sorted(self._rounds)[: 1 - KEPT_ROUNDS]:
             del self._rounds[old]
-        there = set(self.parties)
+        there = set(self.parties) & set(self.parties if there is None else there)
         nodes = [
             self.homes[party] if party in there else ABSENT - place
             for place, party in enumerate(epoch.parties.tolist())
@@ -215,22 +272,24 @@ class PartyServer:
     def take_prepared(self, node: int, reply: PrepareReply, signed: SignedKey) -> None:
         """Take keys and sealed shares, with the key's signature."""
         one, party = self._round(reply.server_round), self._party(node)
-        parts = self._parts(reply.server_round, reply.round_keys.tobytes())
+        parts = one.epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         self._verify(party, signed.signature, ROUND_KEY, parts)
         one.inner.take(node, reply)
-        one.keys[self._place(party)] = signed.signature
+        one.keys[one.epoch.place(party)] = signed.signature
 
     def mask_requests(
         self, number: int, length: int, word: int = 64, meaning: bytes = b""
     ) -> dict[int, tuple[MaskRequest, Ready]]:
         """Ask every party that prepared for its masked sum."""
-        one, epoch = self._round(number), self.epoch
-        assert epoch is not None
+        one = self._round(number)
+        epoch = one.epoch
         requests = one.inner.mask_requests(length, word, meaning)
         ready = one.inner.live.copy()
         result = {}
         for node, request in requests.items():
-            row = epoch.partners[self._place(self._party(node))]
+            if self.homes.get(party := self._at[node]) != node:
+                continue  # it has gone since it prepared
+            row = epoch.partners[epoch.place(party)]
             result[node] = request, Ready(ready, one.keys[row[ready[row]]])
         return result
 
@@ -240,8 +299,8 @@ class PartyServer:
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
         """Ask those who are in the sum to sign who is."""
-        one, epoch = self._round(number), self.epoch
-        assert epoch is not None
+        one = self._round(number)
+        epoch = one.epoch
         if one.inner.skipped:
             return {}
         listed = one.inner.contributed.copy()
@@ -251,25 +310,24 @@ class PartyServer:
             one.inner.skipped = f"round {number} is skipped: {error}; nothing is revealed"
             return {}
         request = ListRequest(epoch.id, number, listed)
-        return {self._home(place): request for place in np.flatnonzero(listed).tolist()}
+        return {self.homes[party]: request for party in epoch.parties[listed].tolist()}
 
     def take_list(self, node: int, reply: ListReply) -> None:
         """Take a signature."""
-        one, party, epoch = self._round(reply.server_round), self._party(node), self.epoch
-        assert epoch is not None
+        one, party = self._round(reply.server_round), self._party(node)
         inner = one.inner
-        parts = epoch.signed_parts(reply.server_round, inner.live, inner.contributed)
+        parts = one.epoch.signed_parts(reply.server_round, inner.live, inner.contributed)
         self._verify(party, reply.signature, LIST, parts)
-        place = self._place(party)
+        place = one.epoch.place(party)
         one.lists[place], one.signed[place] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
         """Ask those who signed for their shares, with the signatures of their partners."""
-        one, epoch = self._round(number), self.epoch
-        assert epoch is not None
+        one = self._round(number)
+        epoch = one.epoch
         result = {}
         for node, request in one.inner.unmask_requests().items():
-            if node < 0 or not one.signed[place := self._place(self._party(node))]:
+            if node < 0 or not one.signed[place := epoch.place(self._at[node])]:
                 continue
             columns = np.flatnonzero(one.signed[epoch.partners[place]])[: epoch.threshold]
             signatures = one.lists[epoch.partners[place][columns]]
@@ -302,18 +360,6 @@ class PartyServer:
         if party is None or self.homes.get(party) != node:
             raise MalformedReplyError(f"node {node} is no party")
         return party
-
-    def _place(self, party: int) -> int:
-        assert self.epoch is not None
-        return self.epoch.place(party)
-
-    def _home(self, place: int) -> int:
-        assert self.epoch is not None
-        return self.homes[int(self.epoch.parties[place])]
-
-    def _parts(self, number: int, key: bytes) -> tuple[bytes, ...]:
-        assert self.epoch is not None
-        return self.epoch.digest, struct.pack("<q", number), key
 
     def _verify(
         self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]

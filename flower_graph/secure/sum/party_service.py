@@ -6,19 +6,19 @@ next sum. An epoch begins, with three more, when SuperNodes have joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, RecordDict
 
-from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.keys import ARRAYS, CONFIG, MASKED_SUM, SUM_STATE
+from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.identity import TrustSettings
-from flower_graph.secure.ring import Ring, encode_sum
+from flower_graph.secure.registry import Registry
+from flower_graph.secure.sum.epoch import MOST_LISTS
 from flower_graph.secure.sum.messages import (
-    RING,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -42,225 +42,286 @@ from flower_graph.secure.sum.party_messages import (
 )
 from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.round import Skipped, SumResult
-from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
+from flower_graph.server.ledger import setup_bytes
 
+LOG = logging.getLogger(__name__)
 TRIES = 3  # lists of commitments, while parties show no seed
-Send = Callable[..., Any]  # as ``Exchange.send``, with what is the same for all sums filled in
+Send = Callable[..., Any]  # as ``Session.send``
 
 
 class PartySums:
-    """The server's half: epochs and rounds of a ``PartyServer`` over an exchange."""
+    """The server's half: what ``SumServer`` is, told in clients, over parties.
 
-    def __init__(self, server: PartyServer, send: Send, ring_for: Callable[[int], Ring]) -> None:
-        self.server, self._send, self._ring_for = server, send, ring_for
-        self.number = -1  # of the newest sum
-        self._is_ready = False  # whether it was prepared
-        self._asked: set[int] = set()  # SuperNodes of this epoch, and those that want no part
-        self._left_out: dict[int, str] = {}  # clients, in the newest sum
+    An epoch is `begin`, once all that joined have enrolled; `sign` comes between masked vectors
+    and shares.
+    """
 
-    def sum(
-        self, server_round: int, length: int, config: Mapping[str, Any], nodes: set[int]
-    ) -> tuple[Ring, SumResult | Skipped]:
-        """Add up; contributors are numbers of clients."""
-        self._meet(server_round, nodes)
-        ring = self._ring_for(max(1, len(self.server.clients_of(self.server.parties))))
-        if self.server.epoch is None:
-            few = f"{len(self.server.parties)} parties, a sum needs {self.server.minimum}"
-            return ring, Skipped(f"round {server_round} is skipped: {few}")
-        if not self._is_ready:
-            self._turn(server_round, reveal=False)
-        self._mask(server_round, length, ring, config)
-        self._list(server_round)
-        number = self.number
-        self._turn(server_round, reveal=True)
-        result = self.server.result(number)
-        if isinstance(result, Skipped):
-            return ring, result
-        parties = self.server.clients_of(result.contributors.tolist())
-        clients = [client for client in parties if client not in self._left_out]
-        return ring, SumResult(result.total, np.array(clients, np.int64))
+    # What a SuperNode is asked, and answers, when it enrols; and with what keys of a round come
+    enrolment: ClassVar = ("sum_bind", BindRequest, BindReply)
+    prepared: ClassVar = (PrepareReply, SignedKey)
 
-    def _meet(self, server_round: int, nodes: set[int]) -> None:
-        """Begin an epoch if SuperNodes have joined; those that are gone count as absent."""
-        server = self.server
-        for node in set(server.homes.values()) - nodes:
-            server.forget(node)
-        if nodes <= self._asked:
+    def __init__(self, server: PartyServer) -> None:
+        self.server = server
+        self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
+        self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
+        self._blamed: list[tuple[int, str]] = []  # numbers of clients
+        self._told = 0  # how many of the parties' are among them
+        # Rounds, each with the clients that it is for, and who was left out of it
+        self._open: dict[int, tuple[set[int], dict[int, str]]] = {}
+
+    @property
+    def run_id(self) -> bytes:
+        """What bindings name."""
+        return self.server.run_id
+
+    @property
+    def blamed(self) -> list[tuple[int, str]]:
+        """Clients at fault, their own or with their party, and why."""
+        told, self._told = self._told, len(self.server.blamed)
+        for party, why in self.server.blamed[told:]:
+            self._blamed += [(c, f"{why} (party {party})") for c in self.server.clients_of([party])]
+        return self._blamed
+
+    @property
+    def excluded(self) -> set[int]:
+        """Clients of parties that have cheated."""
+        return set(self.server.clients_of(self.server.excluded & self.server.bindings.keys()))
+
+    def exclude(self, clients: Iterable[int]) -> None:
+        """Exclude the parties of clients whose fault is proven: a run that goes on knows them."""
+        parties = self.server.registry.parties.values()
+        self.server.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
+
+    @property
+    def out(self) -> set[int]:
+        """Clients that cannot be in a sum of this epoch."""
+        return set(self.server.clients_of(self.server.bindings.keys() - self._members))
+
+    @property
+    def clients(self) -> list[int]:
+        """Numbers of all clients that may be in the next sum, ascending."""
+        return self.server.clients_of(self._members & self.server.homes.keys())
+
+    @property
+    def homes(self) -> dict[int, int]:
+        """The SuperNode of every enrolled client."""
+        homes = self.server.homes.items()
+        return {client: node for party, node in homes for client in self.server.clients_of([party])}
+
+    @property
+    def _members(self) -> set[int]:
+        epoch = self.server.epoch
+        return set() if epoch is None else set(epoch.parties.tolist()) - self.server.excluded
+
+    def node_of(self, client: int) -> int | None:
+        """Return the SuperNode that hosts a client; None if it is not enrolled."""
+        return self.homes.get(client)
+
+    def tick(self) -> None:
+        """Do nothing: no party waits for rounds."""
+
+    # Who is there
+
+    def check_keys(self, node: int, reply: BindReply) -> None:
+        """Refuse what a party has not signed, or may not sign."""
+        self.server.check_binding(reply)
+
+    def knows(self, old: int, reply: BindReply) -> bool:
+        """Whether this is the party of a SuperNode, in the epoch with this very key."""
+        return self.server.homes.get(reply.party) == old and self._is_in(reply)
+
+    def move(self, old: int, node: int) -> None:
+        """Go on with a SuperNode under another id: it is back with its keys."""
+        self.server.move(old, node)
+
+    def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
+        """Take in a party, for the next epoch unless it is in this one."""
+        self.check_keys(node, reply)
+        if (home := self.server.homes.get(reply.party, node)) != node and home not in gone:
+            raise MalformedReplyError(f"party {reply.party} is at node {home} already")
+        if self._is_in(reply):
+            self.server.settle(node, reply.party)
+        elif self.server.lists >= MOST_LISTS:
+            raise MalformedReplyError(
+                f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
+            )
+        else:
+            self.server.take_binding(node, reply)
+            self._fresh.add(reply.party)
+
+    def forget(self, node: int) -> None:
+        """Know a SuperNode no more; its party counts as absent until it is back."""
+        self._fresh -= {party for party, at in self.server.homes.items() if at == node}
+        self.server.forget(node)
+
+    def _is_in(self, reply: BindReply) -> bool:
+        if reply.party not in self._members:
+            return False
+        known = self.server.bindings[reply.party][0]
+        said = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
+        return (known.clients, known.channel_key) == said
+
+    def renew(self, path: Path | str) -> None:
+        """Read the registry again; under another version all must bind anew, and begin an epoch."""
+        try:
+            registry = Registry.read(path)
+        except IdentityError as error:
+            LOG.error("%s: the version before goes on", error)
             return
-        self._asked, self._is_ready = nodes, False
-        for _ in range(TRIES):
-            request = BindRequest(server.run_id).to_record()
-            self._send(
-                dict.fromkeys(sorted(nodes), request),
-                server_round,
-                lambda node, content: server.take_binding(node, BindReply.read(content)),
-                message_type="train.sum_bind",
-                max_reply_bytes=setup_bytes(server.registry.most_clients),
-            )
-            self._exchange(
-                server.reveal_requests(),
-                server_round,
-                lambda node, content: server.take_seed(node, RevealReply.read(content)),
-                "train.sum_reveal",
-            )
-            if requests := server.epoch_requests():
-                self._exchange(
-                    requests,
-                    server_round,
-                    lambda node, content: server.take_epoch(node, EpochReply.read(content)),
-                    "train.sum_epoch",
-                )
-                return
+        if registry.digest != self.server.registry.digest:
+            self._unbound = set(self.server.homes.values())
+            self.server.renew(registry)
+            self._fresh.clear()
+            self._open.clear()
 
-    def _mask(self, server_round: int, length: int, ring: Ring, config: Mapping[str, Any]) -> None:
-        self._left_out = {}
-        masks = self.server.mask_requests(self.number, length, ring.word)
-        requests = {
-            node: _record(one.to_config(), ready.to_config(), RING.to_config(ring), config)
-            for node, (one, ready) in masks.items()
-        }
-
-        def read(node: int, content: RecordDict) -> None:
-            arrays = content.array_records.get(ARRAYS)
-            if arrays is None or MASKED_SUM not in arrays:
-                raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
-            total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-            reply = MaskedReply.read(content, total=total)
-            self.server.take_masked(node, reply)
-            hosted = set(self.server.clients_of(reply.clients.tolist()))
-            self._left_out |= {c: why for c, why in reply.left_out.items() if c in hosted}
-
-        clients = len(self.server.clients_of(self.server.parties))
-        self._send(
-            requests,
-            server_round,
-            read,
-            message_type="train.sum_mask",
-            max_reply_bytes=reply_bytes(length, clients),
-        )
-
-    def _list(self, server_round: int) -> None:
-        self._exchange(
-            self.server.list_requests(self.number),
-            server_round,
-            lambda node, content: self.server.take_list(node, ListReply.read(content)),
-            "train.sum_list",
-        )
-
-    def _turn(self, server_round: int, *, reveal: bool) -> None:
-        """Unmask the newest sum and prepare the next, in one exchange."""
+    def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
+        """Begin an epoch if a party has joined; return whether one has begun."""
         server = self.server
-        unmask = server.unmask_requests(self.number) if reveal else {}
-        self.number, self._is_ready = self.number + 1, True
-        prepare = server.open_round(self.number)
-        requests = {
-            node: _record(
-                *(part.to_config() for part in unmask.get(node, ())),
-                prepare[node].to_config() if node in prepare else {},
-            )
-            for node in sorted(unmask.keys() | prepare.keys())
-        }
+        self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
+        self._unbound.clear()
+        there = {party for party in server.parties if server.homes[party] in nodes}
+        if there <= self._members - self._fresh:
+            return False
+        for _ in range(TRIES):
+            if server.lists >= MOST_LISTS:
+                return False
+            old = {server.homes[party] for party in there - self._fresh}
+            there &= self._bind(server_round, send, old) | self._fresh
+            if not (lists := server.reveal_requests(there)):
+                return False
+            self._fresh -= there  # whatever comes of it, these seeds are shown
+            self._exchange(send, server_round, "sum_reveal", lists, RevealReply, server.take_seed)
+            if found := server.epoch_requests():
+                take = server.take_epoch
+                self._exchange(send, server_round, "sum_epoch", found, EpochReply, take)
+                self._open.clear()
+                return True
+            there &= server.homes.keys()
+        return False
 
-        def read(node: int, content: RecordDict) -> None:
-            if node in unmask:
-                server.take_shares(node, UnmaskReply.read(content))
-            if node in prepare:
-                reply = PrepareReply.read(content)
-                server.take_prepared(node, reply, SignedKey.read(content))
-
-        self._send(
-            requests,
+    def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
+        """Have the parties of some SuperNodes commit to another seed; return which have."""
+        if not nodes:
+            return set()
+        replies = send(
+            dict.fromkeys(sorted(nodes), BindRequest(self.run_id).to_record()),
             server_round,
-            read,
-            message_type="train.sum_unmask",
-            max_reply_bytes=sum_bytes((one for one, _ in unmask.values()), prepare.values()),
+            lambda node, content: self.server.take_binding(node, BindReply.read(content)),
+            message_type="train.sum_bind",
+            max_reply_bytes=setup_bytes(),
         )
+        for entry in replies.rejected:  # with a version of the registry that is old, for one
+            self.forget(entry.node_id)
+        return {party for party, node in self.server.homes.items() if node in replies.values}
+
+    def epoch_clients(self) -> dict[int, list[int]]:
+        """Return the clients of each party of the epoch."""
+        return {party: self.hosted([party]) for party in sorted(self._members)}
+
+    # A round, as ``SumServer`` has it
+
+    def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+        """Begin a round of the epoch, for the parties of some clients."""
+        if self.server.epoch is None:
+            return {}
+        asked = set(clients)
+        there = {party for party in self._members if not asked.isdisjoint(self.hosted([party]))}
+        self._open = {old: one for old, one in self._open.items() if old == number - 1}
+        self._open[number] = asked, {}
+        return self.server.open_round(number, there)
+
+    def mask_requests(
+        self, number: int, length: int, word: int = 64, meaning: bytes = b""
+    ) -> dict[int, tuple[MaskRequest, Ready]]:
+        """Ask every party that prepared for its masked sum."""
+        if number not in self._open:
+            return {}
+        return self.server.mask_requests(number, length, word, meaning)
+
+    def hosted(self, parties: Iterable[int]) -> list[int]:
+        """Return the clients that a request or a reply is about."""
+        return self.server.clients_of(list(parties))
+
+    def take(self, node: int, reply: MaskedReply | PrepareReply | UnmaskReply, *more: Any) -> None:
+        """Take what a SuperNode answers in a round."""
+        if isinstance(reply, PrepareReply):
+            self.server.take_prepared(node, reply, *more)
+        elif isinstance(reply, UnmaskReply):
+            self.server.take_shares(node, reply)
+        else:
+            self.server.take_masked(node, replace(reply, left_out={}))
+            number = reply.server_round
+            asked, known = self._open[number]
+            local = asked.intersection(self.hosted(reply.clients.tolist()))
+            out = {c: why for c, why in reply.left_out.items() if c in local}
+            known |= out
+            self._blamed += [(c, f"round {number}: left out: {why}") for c, why in out.items()]
+
+    def sign(self, number: int, server_round: int, send: Send) -> None:
+        """Let those whose vectors came sign who they are."""
+        lists = self.server.list_requests(number) if number in self._open else {}
+        self._exchange(send, server_round, "sum_list", lists, ListReply, self.server.take_list)
+
+    def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
+        """Ask for shares, with the signatures of the list."""
+        return self.server.unmask_requests(number) if number in self._open else {}
+
+    def result(self, number: int) -> SumResult | Skipped:
+        """End a round; contributors are numbers of clients."""
+        if number not in self._open:
+            few = f"{len(self.server.parties)} parties, a sum needs {self.server.minimum}"
+            return Skipped(f"round {number} is skipped: {few}")
+        result, (asked, out) = self.server.result(number), self._open.pop(number)
+        if isinstance(result, Skipped):
+            return result
+        local = asked.intersection(self.hosted(result.contributors.tolist())) - out.keys()
+        return SumResult(result.total, np.array(sorted(local), np.int64))
 
     def _exchange(
-        self, requests: Mapping[int, Any], server_round: int, read: Any, message_type: str
+        self,
+        send: Send,
+        server_round: int,
+        action: str,
+        requests: Mapping[int, Any],
+        kind: Any,
+        take: Callable[[int, Any], None],
     ) -> None:
         if requests:
-            self._send(
+            send(
                 {node: request.to_record() for node, request in requests.items()},
                 server_round,
-                read,
-                message_type=message_type,
+                lambda node, content: take(node, kind.read(content)),
+                message_type=f"train.{action}",
                 max_reply_bytes=setup_bytes(),
             )
 
 
-class PartyHalf:
-    """The client's half, for a SuperNode with a key of its own: answers by entries."""
-
-    def __init__(self, context: Context, clients: Sequence[int], trust: TrustSettings) -> None:
-        self._context, self._clients, self._trust = context, clients, trust
-
-    def answer(self, action: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Answer anything but ``sum_mask``."""
-        if action == "sum_bind":
-            party = self._own(BindRequest.from_config(config).run_id)
-            result = party.bind().to_config()
-        elif action == "sum_enroll":
-            raise RefusedError(
-                "this SuperNode has a key of its own and takes part in no sum whose server is "
-                "trusted"
-            )
-        else:
-            party = self._kept()
-            result = self._step(party, action, config)
-        self._keep(party)
-        return result
-
-    def _step(self, party: Party, action: str, config: dict[str, Any]) -> dict[str, Any]:
-        if action == "sum_reveal":
-            return party.reveal(RevealRequest.from_config(config)).to_config()
-        if action == "sum_epoch":
-            return party.begin(EpochRequest.from_config(config)).to_config()
-        if action == "sum_list":
-            return party.sign_list(ListRequest.from_config(config)).to_config()
-        answer: dict[str, Any] = {}
-        if "unmask-run" in config:
-            signed = Signatures.from_config(config)
-            answer |= party.unmask(UnmaskRequest.from_config(config), signed).to_config()
-        if "prepare-run" in config:
-            reply, key = party.prepare(PrepareRequest.from_config(config))
-            answer |= reply.to_config() | key.to_config()
-        return answer
-
-    def masked(self, config: dict[str, Any], vectors: Mapping[int, Any]) -> MaskedReply:
-        """Add up the hosted clients' vectors and mask the sum."""
-        party, request = self._kept(), MaskRequest.from_config(config)
-        total, left_out = encode_sum(
-            RING.from_config(config), vectors, party.clients, request.length
-        )
-        if len(left_out) == len(party.clients):
-            raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
-        reply = party.mask(request, Ready.from_config(config), total)
-        reply.left_out = left_out
-        self._keep(party)
-        return reply
-
-    def _own(self, run_id: bytes) -> Party:
-        """Return the party of this run, made anew if it is another run's or clients changed."""
-        try:
-            known = self._kept()
-            if known.run_id == run_id and known.clients == sorted(self._clients):
-                return known
-        except StateLostError:
-            pass
-        return Party(run_id, self._clients, self._trust)
-
-    def _kept(self) -> Party:
-        record = self._context.state.config_records.get(SUM_STATE)
-        state = None if record is None else record.get(SUM_STATE)
-        if not isinstance(state, bytes):
-            raise StateLostError("there are no keys for the secure sum: bind first")
-        return Party.from_bytes(state, self._trust)
-
-    def _keep(self, party: Party) -> None:
-        self._context.state[SUM_STATE] = ConfigRecord({SUM_STATE: party.to_bytes()})
+# The client's half, by entries
 
 
-def _record(*entries: Mapping[str, Any]) -> RecordDict:
-    merged = {key: value for part in entries for key, value in part.items()}
-    return RecordDict({CONFIG: ConfigRecord(merged)})
+def bound(known: object, run_id: bytes, clients: Sequence[int], trust: TrustSettings) -> Party:
+    """Return the party of this run, made anew if what is known is another run's or other's."""
+    wanted = run_id, sorted(clients), dict[int, int]()
+    if isinstance(known, Party) and (known.run_id, known.clients, known.points) == wanted:
+        return known
+    return Party(run_id, clients, trust)
+
+
+def answer(party: Party, action: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Answer an exchange in which no vector travels."""
+    if action == "sum_bind":
+        return party.bind().to_config()
+    if action == "sum_reveal":
+        return party.reveal(RevealRequest.from_config(config)).to_config()
+    if action == "sum_epoch":
+        return party.begin(EpochRequest.from_config(config)).to_config()
+    if action == "sum_list":
+        return party.sign_list(ListRequest.from_config(config)).to_config()
+    said: dict[str, Any] = {}
+    if "unmask-run" in config:
+        signed = Signatures.from_config(config)
+        said |= party.unmask(UnmaskRequest.from_config(config), signed).to_config()
+    if "prepare-run" in config:
+        reply, key = party.prepare(PrepareRequest.from_config(config))
+        said |= reply.to_config() | key.to_config()
+    return said

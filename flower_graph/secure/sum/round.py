@@ -11,7 +11,7 @@ stands in column j of my row has me in column ``k - 1 - j`` of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,10 +142,9 @@ class SumRound:
             raise MalformedReplyError(
                 f"round {self.number}: {reply.packets.shape[0]} packets, expected {index.size}"
             )
-        for row, key in zip(rows.tolist(), reply.round_keys, strict=True):
-            if channel.is_low_order(key.tobytes()):
-                self._convict(row, "its round key is of low order")
-                raise MalformedReplyError(f"round key of client {self.clients[row]}: of low order")
+        for row in rows[channel.low_order_rows(reply.round_keys)].tolist():
+            self._convict(row, "its round key is of low order")
+            raise MalformedReplyError(f"round key of client {self.clients[row]}: of low order")
         self.round_keys[rows] = reply.round_keys
         self.seed_commitments[rows] = reply.seed_commitments
         self.share_commitments[rows] = reply.share_commitments
@@ -177,7 +176,7 @@ class SumRound:
     def _take_masked(self, rows: Integers, reply: MaskedReply) -> None:
         """Add a masked sum."""
         local = self.clients[rows]
-        if strangers := sorted(set(reply.clients.tolist()) - set(local.tolist())):
+        if (strangers := np.setdiff1d(reply.clients, local)).size:
             raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
             raise MalformedReplyError(
@@ -189,20 +188,20 @@ class SumRound:
         self.contributed[rows[np.isin(local, reply.clients)]] = True
         self._refused[dealers, columns] = True
         for client in sorted(reply.left_out.keys() & set(local.tolist())):
-            why = f"round {self.number}: left out: {reply.left_out[client]}"
-            self._blame(client, why, None)
+            self._blame(client, f"round {self.number}: left out: {reply.left_out[client]}", None)
 
     def _read_refused(self, rows: Integers, pairs: Integers) -> tuple[Integers, Integers]:
         """Find packets that holders say they cannot open; none twice, none that was not sent."""
         index, column = np.nonzero(self.live[self.partners[rows]] & self.is_foreign[rows])
-        m, holders = self.clients.size, rows[index]
+        m, holders, count = self.clients.size, rows[index], pairs.shape[0]
         dealers = self.partners[holders, column]
-        at = np.minimum(np.searchsorted(self.clients, pairs), m - 1)
+        known = pairs[: holders.size]  # more are wrong anyway, and not worth the memory
+        at = np.minimum(np.searchsorted(self.clients, known), m - 1)
         found = np.isin(holders * m + dealers, at[:, 0] * m + at[:, 1])
-        if (self.clients[at] != pairs).any() or found.sum() != pairs.shape[0]:
+        if (self.clients[at] != known).any() or found.sum() != count:
             raise MalformedReplyError(
-                f"round {self.number}: {pairs.shape[0]} packets do not open, of which only "
-                f"{found.sum()} were sent, or some are named twice"
+                f"round {self.number}: {count} packets do not open, of which only {found.sum()} "
+                "were sent, or some are named twice"
             )
         return dealers[found], self.partners.shape[1] - 1 - column[found]
 
@@ -317,15 +316,13 @@ class SumRound:
             raise MalformedReplyError(
                 f"run {run_id.hex()}, round {number}; expected {self.run_id.hex()}, {self.number}"
             )
-        stage = STAGES[type(reply)]
-        if stage != self._stage:
+        if (stage := STAGES[type(reply)]) != self._stage:
             raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
         if node not in self._open:
             raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
 
     def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
-        count = int(present.sum())
-        if count < self.minimum:
+        if (count := int(present.sum())) < self.minimum:
             self.skipped = (
                 f"round {self.number} is skipped: {count} of {self.clients.size} clients {what}, "
                 f"at least {self.minimum} must; nothing is revealed"
@@ -366,19 +363,23 @@ class SumRound:
 
     def _recover(self, row: int) -> bool:
         """Recover one client's secret; tell whether it is what the client committed to."""
-        columns = np.flatnonzero(self.has[row])[: self.threshold]
-        shares = [share.tobytes() for share in self.shares[row, columns]]
+        came = np.flatnonzero(self.has[row]).tolist()
+        held = {column + 1: self.shares[row, column].tobytes() for column in came}
+        if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
+            self._secrets[row] = secret
+        return secret is not None
+
+    def secret_of(self, row: int, kind: int, shares: Mapping[int, bytes]) -> bytes | None:
+        """Put a secret together of shares by place, from 1; None if nobody committed to it."""
+        chosen, client = sorted(shares)[: self.threshold], int(self.clients[row])
         try:
-            secret = channel.combine_shares((columns + 1).tolist(), shares)
+            secret = channel.combine_shares(chosen, [shares[place] for place in chosen])
         except ValueError:
-            return False
-        self._secrets[row] = secret
-        if self.kinds[row] != SEED:
-            return bool(channel.public_key(secret) == self.round_keys[row].tobytes())
-        commitment = channel.commit_to_seed(
-            self.run_id, self.number, int(self.clients[row]), secret
-        )
-        return bool(commitment == self.seed_commitments[row].tobytes())
+            return None
+        if kind == SEED:
+            found = channel.commit_to_seed(self.run_id, self.number, client, secret)
+            return secret if found == self.seed_commitments[row].tobytes() else None
+        return secret if channel.public_key(secret) == self.round_keys[row].tobytes() else None
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
         client = int(self.clients[row])
@@ -388,9 +389,7 @@ class SumRound:
         """Return what the partners of a vanished client at other SuperNodes added for it."""
         partners = self.partners[row]
         there = partners[self.is_foreign[row] & self.contributed[partners]]
-        secrets = channel.agree(
-            self._secrets[row], [key.tobytes() for key in self.round_keys[there]]
-        )
+        secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[there]))
         other, masks = int(self.clients[row]), []
         for local, secret in zip(self.clients[there].tolist(), secrets, strict=True):
             key = channel.pair_mask_key(

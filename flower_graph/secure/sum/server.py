@@ -11,15 +11,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterable
+from typing import ClassVar
 
 import numpy as np
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.messages.fields import RUN_BYTES
-from flower_graph.secure.channel import is_low_order, rows_of
+from flower_graph.secure.channel import low_order_rows, rows_of
 from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
     KeyReply,
+    KeyRequest,
     MaskRequest,
+    PrepareReply,
     PrepareRequest,
     UnmaskRequest,
 )
@@ -29,7 +33,6 @@ from flower_graph.secure.sum.round import Skipped, StageReply, SumResult, SumRou
 __all__ = ["Skipped", "SumResult", "SumServer"]
 
 MAX_REASON = 300  # characters of a reason, part of which may be a client's own words
-KEPT_ROUNDS = 2  # one that is being unmasked, and the next, prepared in the same exchange
 
 
 class Waits:
@@ -45,6 +48,10 @@ class Waits:
         for client in clients:
             self._times[client] = times = self._times.get(client, 0) + 1
             self._until[client] = number + (1 << times - 1 >> self._free)
+
+    def __contains__(self, client: int) -> bool:
+        """Whether a client has been added."""
+        return client in self._times
 
     def until(self, client: int) -> int:
         """Return the last round that a client waits for; -1 for none."""
@@ -63,6 +70,10 @@ class SumServer:
     # while this one is unmasked. ``take`` raises ``MalformedReplyError`` for a reply that is late,
     # second, of another run, round or length, or about clients of other SuperNodes, and then has
     # taken nothing of it.
+
+    # What a SuperNode is asked, and answers, when it enrols; and with what keys of a round come
+    enrolment: ClassVar = ("sum_enroll", KeyRequest, KeyReply)
+    prepared: ClassVar = (PrepareReply,)
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
@@ -102,17 +113,18 @@ class SumServer:
         """Refuse keys of another run, those that hide nothing, and who may not begin anew."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
-        for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
-            if is_low_order(key.tobytes()):
-                raise MalformedReplyError(f"the channel key of client {client} is of low order")
         clients = reply.clients.tolist()
+        for row in low_order_rows(reply.channel_keys):
+            raise MalformedReplyError(f"the channel key of client {clients[row]} is of low order")
         if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
             return  # it goes on
-        if node in self._barred or self.excluded.issuperset(clients):
+        begun = [client for client in clients if client in self._begun]
+        # Whoever cheated before this run went on is let in once, and has no part in any sum.
+        if node in self._barred or (begun and self.excluded.issuperset(clients)):
             raise MalformedReplyError(
                 f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
             )
-        if (rest := max(map(self._begun.until, clients)) - self._clock) > 0:
+        if (rest := max(map(self._begun.until, begun), default=-1) - self._clock) > 0:
             raise MalformedReplyError(
                 f"client {clients[0]} has begun anew too often: not before {rest} more rounds"
             )
@@ -129,6 +141,10 @@ class SumServer:
             self.forget(old)
         self._members |= result
         self._begun.add(result, self._clock)
+
+    def exclude(self, clients: Iterable[int]) -> None:
+        """Exclude clients whose fault is proven: a run that goes on knows them."""
+        self.excluded |= set(clients)
 
     def forget(self, node: int) -> None:
         """Strike a SuperNode's clients off, so that another may host them."""
@@ -185,6 +201,10 @@ class SumServer:
             return {}
         out = self.excluded | self._sitting_out.of(server_round)
         return self._round(server_round).mask_requests(length, word, meaning, out)
+
+    def hosted(self, clients: Iterable[int]) -> list[int]:
+        """Return the clients that a request or a reply is about."""
+        return list(clients)
 
     def unmask_requests(self, server_round: int) -> dict[int, UnmaskRequest]:
         """Ask for the shares; nobody if too few clients are in the sum."""

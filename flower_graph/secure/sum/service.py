@@ -8,48 +8,32 @@ example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import (
-    MalformedReplyError,
-    UnreadableSumError,
-)
+from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST, TRUST
+from flower_graph.errors import MalformedReplyError, UnreadableSumError, says_lost
 from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.keys import (
-    ARRAYS,
-    CONFIG,
-    MASKED_SUM,
-    METRICS,
-)
+from flower_graph.messages.keys import ARRAYS, MASKED_SUM
+from flower_graph.secure.identity import MOST_BLOCK
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.carried import CarriedSum
-from flower_graph.secure.sum.epoch import FEWEST
-from flower_graph.secure.sum.messages import (
-    RING,
-    KeyReply,
-    KeyRequest,
-    MaskedReply,
-    PrepareReply,
-    PrepareRequest,
-    UnmaskReply,
-)
+from flower_graph.secure.sum.carried import CarriedSum, Keys, as_record, merged, parts_of
+from flower_graph.secure.sum.messages import RING, MaskedReply, UnmaskReply
 from flower_graph.secure.sum.party_server import PartyServer
-from flower_graph.secure.sum.party_service import PartySums
+from flower_graph.secure.sum.party_service import PartySums, Send
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
 
 FloatArray = NDArray[np.floating[Any]]
-SEMI_HONEST, MALICIOUS = "semi-honest", "malicious-server"  # whom clients trust
 
 
 @dataclass(frozen=True)
@@ -82,9 +66,11 @@ class SecureSum(CarriedSum):
         Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
     trust : str
         ``semi-honest``, or ``malicious-server``: what clients send is safe from a server that lies,
-        too. Then SuperNodes have keys of their own, and ``sum`` is all there is to call.
+        too. Then SuperNodes have keys of their own.
     registry : Path or str, optional
         The registry's file, for ``malicious-server``.
+    block_cap : int
+        Most points that a client may declare for an alignment, where the caller has one.
     """
 
     def __init__(
@@ -100,23 +86,27 @@ class SecureSum(CarriedSum):
         guard: bool = False,
         trust: str = SEMI_HONEST,
         registry: Path | str | None = None,
+        block_cap: int = MOST_BLOCK,
     ) -> None:
-        super().__init__(SumServer(dropout=dropout, corrupt=corrupt))
+        if trust not in TRUST or (registry is None) != (trust == SEMI_HONEST):
+            raise ValueError(
+                f"trust is {trust!r:.40}, must be {SEMI_HONEST}, or {MALICIOUS_SERVER} with a "
+                "registry"
+            )
+        shares: dict[str, Any] = {"dropout": dropout, "corrupt": corrupt}
+        self.parties: PartySums | None = None  # where clients do not trust the server
+        self._registry = registry  # read again before each sum
+        if registry is not None:
+            server = PartyServer(Registry.read(registry), **shares, block_cap=block_cap)
+            self.parties = PartySums(server)
+            min_nodes = max(server.minimum, min_nodes)
+        super().__init__(self.parties or SumServer(**shares))
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
         self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
-        self._exchange, self._timeout, self._min_nodes = exchange, timeout, min_nodes
+        self._exchange, self._timeout, self.min_nodes = exchange, timeout, min_nodes
         self._enrolled: set[int] = set()
-        if trust not in (SEMI_HONEST, MALICIOUS) or (registry is None) != (trust == SEMI_HONEST):
-            raise ValueError(
-                f"trust is {trust!r:.40}, must be {SEMI_HONEST}, or {MALICIOUS} with a registry"
-            )
-        self.parties: PartySums | None = None
-        if registry is not None:
-            known = Registry.read(registry)
-            server = PartyServer(known, dropout=dropout, corrupt=corrupt)
-            self.parties = PartySums(server, self._send, self.ring_for)
 
     def sum(
         self, server_round: int, length: int, config: Mapping[str, Any] | None = None
@@ -138,11 +128,9 @@ class SecureSum(CarriedSum):
             The sum, or why there is none. SuperNodes that joined since the last sum was made
             ready take part from the next one on.
         """
-        if self.parties is not None:
-            return self._sum_of_parties(self.parties, server_round, length, dict(config or {}))
         self.prepare(server_round)
         requests = {
-            node: as_record(entries | dict(config or {}))
+            node: as_record(entries, config or {})
             for node, entries in self.requests(length).items()
         }
         limit = reply_bytes(length, len(self.clients))
@@ -153,15 +141,18 @@ class SecureSum(CarriedSum):
 
     # The same in four steps, for messages of the caller's own that carry the masked vectors
 
-    def prepare(self, server_round: int, nodes: Iterable[int] | None = None) -> list[int]:
+    def prepare(
+        self, server_round: int, nodes: Iterable[int] | Mapping[int, Iterable[int]] | None = None
+    ) -> list[int]:
         """Make a sum ready, where the last one has not.
 
         Parameters
         ----------
         server_round : int
             The caller's round.
-        nodes : iterable of int, optional
-            SuperNodes that may take part; by default all that are connected.
+        nodes : iterable of int, or mapping of int to iterable of int, optional
+            SuperNodes that may take part; by default all that are connected. A mapping has the
+            clients of each: one that brings others is refused.
 
         Returns
         -------
@@ -171,17 +162,19 @@ class SecureSum(CarriedSum):
         """
         if nodes is None:
             assert self._exchange is not None
-            nodes = self._exchange.nodes(self._min_nodes, self._timeout)
-        self._enroll(server_round, set(nodes))
+            nodes = self._exchange.nodes(self.min_nodes, self._timeout)
+        there = set(nodes)
+        self.renew()
+        self._enroll(server_round, there, nodes if isinstance(nodes, Mapping) else None)
+        self.begin(server_round, self._send, there)
         if not self.clients:
             self.turn(server_round, self.server.clients, self._send, reveal=False)
         return self.clients
 
     def requests(self, length: int, meaning: bytes = b"") -> dict[int, dict[str, Any]]:
         """Give the entries with which each SuperNode's ``masked`` masks a vector of this length."""
-        ring = RING.to_config(self._ring)
-        masks = self.server.mask_requests(self.number, length, self._ring.word, meaning)
-        return {node: request.to_config() | ring for node, request in masks.items()}
+        ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, meaning)
+        return {node: merged(*parts, ring) for node, (_, parts) in masks.items()}
 
     def take(self, node: int, content: RecordDict) -> None:
         """Take a SuperNode's masked vector; ``MalformedReplyError`` if it is not as asked for."""
@@ -189,20 +182,35 @@ class SecureSum(CarriedSum):
         if arrays is None or MASKED_SUM not in arrays:
             raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
         total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-        self.server.take(node, MaskedReply.read(content, total=total))
+        self.take_masked(node, MaskedReply.read(content, total=total))
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Take the masks away, in an exchange that also makes the next sum ready."""
         number, ring = self.number, self._ring
+        self.sign(server_round, self._send)
         self.turn(server_round, self.server.clients, self._send)
-        return _read_sum(ring, self.server.result(number))
+        return _read_sum(ring, self.result(number))
 
-    def _sum_of_parties(
-        self, parties: PartySums, server_round: int, length: int, config: dict[str, Any]
-    ) -> Summed | Skipped:
-        assert self._exchange is not None
-        nodes = self._exchange.nodes(max(FEWEST, self._min_nodes), self._timeout)
-        return _read_sum(*parties.sum(server_round, length, config, set(nodes)))
+    # What these do with ``malicious-server`` besides; with ``semi-honest`` it is nothing
+
+    def renew(self) -> None:
+        """Read the registry again, before anybody enrols."""
+        if self.parties is not None and self._registry is not None:
+            self.parties.renew(self._registry)
+
+    def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
+        """Let parties that have joined agree with all others on who is there; say if they did."""
+        if self.parties is None:
+            return False
+        begun = self.parties.begin(server_round, send, nodes)
+        self._enrolled &= set(self.parties.server.homes.values())
+        self.clients = [] if begun else self.clients
+        return begun
+
+    def sign(self, server_round: int, send: Send) -> None:
+        """Let those whose masked vectors came sign who they are, before any mask is opened."""
+        if self.parties is not None:
+            self.parties.sign(self.number, server_round, send)
 
     def turn(
         self,
@@ -233,32 +241,36 @@ class SecureSum(CarriedSum):
         list of Rejected
             SuperNodes without a usable answer.
         """
-        unmask = self.server.unmask_requests(self.number) if reveal else {}
-        prepare: dict[int, PrepareRequest] = {}
+
+        def parts(requests: Mapping[int, Any]) -> dict[int, tuple[Any, ...]]:
+            return {node: parts_of(request) for node, request in requests.items()}
+
+        unmask = parts(self.server.unmask_requests(self.number)) if reveal else {}
+        prepare: dict[int, tuple[Any, ...]] = {}
         self.clients = [] if following is None else list(following)
         if following is not None:
             self.number += 1
             self._ring = self.ring_for(max(1, len(self.clients)))
-            prepare = self.server.open_round(self.number, self.clients)
-        entries: dict[int, dict[str, Any]] = {}
-        for requests in (unmask, prepare):
-            for node, request in requests.items():
-                entries.setdefault(node, {}).update(request.to_config())
+            prepare = parts(self.server.open_round(self.number, self.clients))
+        both = {node: (*unmask.get(node, ()), *prepare.get(node, ())) for node in unmask | prepare}
 
         def read(node: int, content: RecordDict) -> None:
             if node in unmask:
                 self.server.take(node, UnmaskReply.read(content))
             if node in prepare:
-                self.server.take(node, PrepareReply.read(content))
+                came: list[Any] = [kind.read(content) for kind in self.server.prepared]
+                self.server.take(node, *came)
 
-        if not entries:
+        if not both:
             return []
         replies = send(
-            {node: as_record(config) for node, config in entries.items()},
+            {node: as_record(*messages) for node, messages in both.items()},
             server_round,
             read,
             message_type=message_type,
-            max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
+            max_reply_bytes=sum_bytes(
+                (first for first, *_ in unmask.values()), (first for first, *_ in prepare.values())
+            ),
         )
         return replies.rejected
 
@@ -267,15 +279,25 @@ class SecureSum(CarriedSum):
         self.server.forget(node)
         self._enrolled.discard(node)
 
-    def _enroll(self, server_round: int, nodes: set[int]) -> None:
+    def _enroll(
+        self,
+        server_round: int,
+        nodes: set[int],
+        hosted: Mapping[int, Iterable[int]] | None = None,
+    ) -> None:
         """Ask SuperNodes that are new for their clients, and forget those that are gone."""
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
-        request = KeyRequest(self.server.run_id).to_record()
+        action, question, kind = self.server.enrolment
+        request = question(self.run_id).to_record()
         requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
         def read(node: int, content: RecordDict) -> None:
-            reply, homes = KeyReply.read(content), self.server.homes
+            reply: Keys = kind.read(content)
+            known = reply.clients if hosted is None else list(hosted[node])
+            if (strange := np.setdiff1d(reply.clients, known)).size:
+                raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
+            homes = self.server.homes
             before = {homes[c] for c in reply.clients.tolist() if c in homes} & gone
             if len(before) == 1 and self.server.knows(old := next(iter(before)), reply):
                 self.server.move(old, node)
@@ -289,7 +311,7 @@ class SecureSum(CarriedSum):
                 requests,
                 server_round,
                 read,
-                message_type="train.sum_enroll",
+                message_type=f"train.{action}",
                 max_reply_bytes=setup_bytes(),
             )
         for old in gone:
@@ -315,18 +337,10 @@ class SecureSum(CarriedSum):
             max_reply_bytes=max_reply_bytes,
         )
         self.rejected += replies.rejected
+        for entry in replies.rejected:
+            if says_lost(entry.reason):
+                self.forget(entry.node_id)
         return replies
-
-
-def as_record(config: Mapping[str, Any]) -> RecordDict:
-    """Write entries as a message."""
-    return RecordDict({CONFIG: ConfigRecord(dict(config))})
-
-
-def entries_of(content: RecordDict) -> dict[str, Any]:
-    """Return a reply's entries: the adaptor puts numbers and all else into two records."""
-    config = content.config_records.get(CONFIG, ConfigRecord())
-    return {**content.metric_records.get(METRICS, {}), **config}
 
 
 def _read_sum(ring: Ring, result: SumResult | Skipped) -> Summed | Skipped:

@@ -1,0 +1,135 @@
+"""The alignment by blinded identities, against the form that clients can verify.
+
+Everything between the first message and the published slots, but the secure sum of the tables,
+which are added up in the clear; the processor time of all SuperNodes and the server together. In
+the verified form every SuperNode is a party. Run alone:
+``python -m benchmarks.alignment [--quick]``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks import parties
+from benchmarks.measure import say
+from flower_graph.secure.align.blinded import padded_size
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.align.verified import VerifiedAlignmentClient
+from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
+
+RUN, SEED = b"run", b"the epoch's seed"
+# SuperNodes, clients of each, identities of each client
+SIZES = ((20, 1, 20), (50, 1, 50), (5, 60, 5), (5, 2, 250))
+QUICK_SIZES = ((5, 1, 3), (5, 2, 3))
+TIMES, TARGET = 2, 4.0
+
+
+class Aligning:
+    """One alignment; ``seconds`` is the processor time of each side's steps."""
+
+    # Verified where there is a folder, for the parties' journals
+
+    def __init__(self, nodes: int, each: int, identities: int, folder: Path | None) -> None:
+        self.clients = {n: list(range(n * each, n * each + each)) for n in range(nodes)}
+        draw, total = np.random.default_rng(0), nodes * each
+        # As many identities as that each is held by three clients
+        pool = max(identities, total * identities // 3)
+        held = {c: draw.choice(pool, identities, replace=False).tolist() for c in range(total)}
+        own = {n: {c: held[c] for c in local} for n, local in self.clients.items()}
+        self.seconds: dict[str, float] = {}
+        self.hosts: Mapping[int, Any]
+        if folder is None:
+            self.hosts = {n: AlignmentClient(RUN, data) for n, data in own.items()}
+            self.server = AlignmentServer()
+        else:
+            self._verified(own, dict.fromkeys(held, padded_size(identities + 1)), folder)
+
+    def _verified(self, own: dict[int, Any], declared: dict[int, int], folder: Path) -> None:
+        grants = [range(min(data), max(data) + 1) for data in own.values()]
+        trusts = parties.make(grants, folder, 0.0, max(declared.values()))
+        self.server = server = VerifiedAlignmentServer(RUN, trusts[0].registry)
+        server.begin(SEED, self.clients)
+        self.hosts = {n: VerifiedAlignmentClient(RUN, own[n], trusts[n]) for n in own}
+        for host in self.hosts.values():
+            host.begin(SEED, self.clients, declared)
+
+    def run(self) -> float:
+        """Align all; return the processor time of all together."""
+        server = self.server
+        for node, local in self.clients.items():
+            server.enroll(node, local)
+        while requests := self._timed("server", server.requests):
+            for node, request in requests.items():
+                reply = self._answer(node, request)
+                self._timed("server", partial(server.take, node, reply))
+        while server.waits():
+            self._unite()
+        for node, message in server.publications().items():
+            self._answer(node, message)
+        if server.blamed or not server.aligned:
+            raise RuntimeError(f"not all are aligned: {server.blamed}")
+        return sum(self.seconds.values())
+
+    def _unite(self) -> None:
+        total, everybody = np.uint64(0), [c for local in self.clients.values() for c in local]
+        for node, request in self._timed("server", self.server.union_requests).items():
+            self._answer(node, request)
+            host, local = self.hosts[node], self.clients[node]
+            total = total + self._timed("tables", partial(host.sketch, request.cells, local))
+        self._timed("server", partial(self.server.take_union, total, everybody))
+
+    def _answer(self, node: int, request: Any) -> dict[str, Any]:
+        config = request.to_config()
+        stage = type(request).__name__
+        found: dict[str, Any] = self._timed(stage, partial(self.hosts[node].answer, config))
+        return found
+
+    def _timed(self, who: str, call: Callable[[], Any]) -> Any:
+        started = time.process_time()
+        found = call()
+        self.seconds[who] = self.seconds.get(who, 0.0) + time.process_time() - started
+        return found
+
+
+def measure(nodes: int, each: int, identities: int) -> dict[str, Any]:
+    """Measure both forms in turns; the least time of each."""
+    blinded, verified = math.inf, math.inf
+    for _ in range(TIMES):
+        blinded = min(blinded, Aligning(nodes, each, identities, None).run())
+        with TemporaryDirectory() as folder:
+            verified = min(verified, Aligning(nodes, each, identities, Path(folder)).run())
+    ratio = verified / blinded
+    seconds = f"{blinded:.2f} and {verified:.2f} s"
+    say(f"{nodes} x {each} clients with {identities} identities: {seconds}, {ratio:.2f} times")
+    return {
+        "supernodes": nodes,
+        "clients": nodes * each,
+        "identities": identities,
+        "points": nodes * each * padded_size(identities + 1),
+        "blinded": blinded,
+        "verified": verified,
+        "ratio": ratio,
+    }
+
+
+def main() -> None:
+    """Print the result as JSON."""
+    load = os.getloadavg()[0]
+    entries = [measure(*size) for size in (QUICK_SIZES if "--quick" in sys.argv else SIZES)]
+    print(json.dumps({"entries": entries, "target": TARGET, "load": load}))
+
+
+if __name__ == "__main__":
+    main()

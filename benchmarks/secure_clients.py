@@ -1,0 +1,281 @@
+"""What a round of the secure sum costs one client, in both settings of trust.
+
+One client is played by the code that a SuperNode runs, with its state read and written at each
+message. All that it meets of the others is what its partners and the server send it, so these are
+made here, as the protocol has them. In the malicious setting clients are *parties*, SuperNodes with
+keys of their own, and the same number of them takes part. Run alone:
+``python -m benchmarks.secure_clients [--quick]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives import serialization as pem
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from benchmarks import parties
+from benchmarks.measure import exponent, say
+from flower_graph.secure import channel
+from flower_graph.secure.channel import rows_of
+from flower_graph.secure.identity import Binding, Identity, TrustSettings
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.carried import merged
+from flower_graph.secure.sum.epoch import Epoch, commit
+from flower_graph.secure.sum.masking_client import SecureSumClient
+from flower_graph.secure.sum.messages import (
+    RING,
+    SEED,
+    KeyReply,
+    KeyRequest,
+    MaskRequest,
+    PrepareRequest,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.partners import plan
+from flower_graph.secure.sum.party import LIST, ROUND_KEY
+from flower_graph.secure.sum.party_messages import (
+    BindReply,
+    BindRequest,
+    EpochRequest,
+    ListRequest,
+    Ready,
+    RevealRequest,
+    Signatures,
+    none_declared,
+)
+from flower_graph.server.ledger import count_bytes
+
+SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)
+COLLUDING = (0.0, 0.1)  # share of all
+LENGTH, TIMES = 10_000, 5
+TARGETS = {"exponent": 0.5, "ratio": 2.5}
+DROPOUT, LIMIT, STEP = 0.3, 64.0, 2.0**-24  # so that words have 64 bits at all sizes
+RUN, OWN = bytes(range(16)), 0  # the client that is played is number 0
+
+
+class Hosted(SecureSumClient):
+    """The client that is played: its vector is given."""
+
+    def vectors(self, config: dict[str, Any]) -> Mapping[int, Any]:
+        """Return it."""
+        return {OWN: np.full(int(config["mask-length"]), 0.5)}
+
+
+class Played:
+    """One client of many under a server that is trusted, and what it meets."""
+
+    trusted = True
+
+    def __init__(self, clients: int, corrupt: float, length: int, folder: Path) -> None:
+        self.m, self.corrupt, self.length = clients, corrupt, length
+        self.ring = Ring.fit(clients, LIMIT, STEP)
+        self.spent: dict[str, float] = {}
+        self.up = self.down = 0
+        self._client(folder)
+        self._meet()
+
+    def _client(self, folder: Path) -> None:
+        context = Context(1, 1, {}, RecordDict(), {})
+        self.client = Hosted(context, [OWN])
+
+    def _meet(self) -> None:
+        """Exchange keys; then it is known who the partners are, and with which terms."""
+        self.k, self.threshold, vanished = plan(self.m, DROPOUT, self.corrupt)
+        self.run, self.partners = RUN, np.arange(1, self.k + 1)
+        self.minimum = max(2, self.threshold + 1, self.m - vanished)
+        found = self.say("enroll", "sum_enroll", KeyRequest(RUN))
+        self.own_key = KeyReply.from_config(found).channel_keys[0].tobytes()
+        self.channels = [channel.new_key() for _ in range(self.k)]
+
+    def say(self, what: str, action: str, *messages: Any, **more: Any) -> dict[str, Any]:
+        """Let the client answer a message; note the bytes, and the processor's time."""
+        config = merged(*messages, more)
+        self.down += _size(config)
+        started = time.process_time()
+        arrays, _, found = getattr(self.client, action)([], config)
+        self.spent[what] = self.spent.get(what, 0.0) + time.process_time() - started
+        self.up += _size(found) + sum(array.nbytes for array in arrays)
+        return dict(found)
+
+    def round(self, number: int) -> None:
+        """Play a whole round; nobody vanishes."""
+        keys = rows_of([public for _, public in self.channels], self.k, -1)
+        one = np.array([OWN])
+        prepare = PrepareRequest(
+            self.run, number, self.threshold, self.minimum, one, self.partners[None], keys
+        )
+        self.say("prepare", "sum_unmask", prepare)
+        pairs = [channel.new_key() for _ in range(self.k)]
+        shares = [(os.urandom(32) + b"\0", os.urandom(32) + b"\0") for _ in range(self.k)]
+        packets, commitments = [], []
+        for partner, (private, _), (_, public), both in zip(
+            self.partners.tolist(), self.channels, pairs, shares, strict=True
+        ):
+            (secret,) = channel.agree(private, [self.own_key])
+            what_for = channel.packet_context(self.run, number, partner, OWN)
+            packets.append(channel.seal(secret, what_for, public, b"".join(both)))
+            contexts = channel.share_contexts(self.run, number, partner)
+            commitments += channel.commit_to_shares(contexts, channel.name_bytes(OWN), both)
+        mask = MaskRequest(
+            self.run,
+            number,
+            self.length,
+            self.ring.word,
+            one,
+            np.ones((1, self.k), np.bool_),
+            rows_of([public for _, public in pairs], self.k, -1),
+            rows_of(commitments, self.k, 2, -1),
+            rows_of(packets, self.k, -1),
+        )
+        more = self.beside_mask(number, [public for _, public in pairs])
+        self.say("mask", "sum_mask", mask, *more, **RING.to_config(self.ring))
+        kinds = np.full((1, self.k), SEED, np.uint8)
+        unmask = UnmaskRequest(self.run, number, self.m, one, kinds)
+        self.say("unmask", "sum_unmask", unmask, *self.beside_unmask(number))
+
+    def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
+        """Return what travels with the request for a masked sum."""
+        return []
+
+    def beside_unmask(self, number: int) -> list[Any]:
+        """Return what travels with the request for shares."""
+        return []
+
+
+class PlayedParty(Played):
+    """One party of many under a server that may lie."""
+
+    trusted = False
+
+    def _client(self, folder: Path) -> None:
+        self.keys, registry = parties.registered([range(i, i + 1) for i in range(self.m)])
+        registry.write(folder / "registry.json")
+        file = folder / "key"
+        file.touch(0o600)
+        file.write_bytes(
+            self.keys[OWN].private_bytes(
+                pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()
+            )
+        )
+        node = {"identity-key": str(file), "registry": str(folder / "registry.json")}
+        node["trust-corrupt"] = self.corrupt
+        context = Context(1, 1, node, RecordDict(), {})
+        started = time.process_time()
+        self.client = Hosted(context, [OWN])  # reads the registry
+        self.spent["registry"] = time.process_time() - started
+        assert self.client.trust is not None
+        self.trust: TrustSettings = self.client.trust
+
+    def _sign(self, party: int, purpose: bytes, *parts: bytes) -> bytes:
+        return Identity(self.keys[party], self.trust.registry).sign(purpose, *parts)
+
+    def _meet(self) -> None:
+        bound = BindReply.from_config(self.say("epoch", "sum_bind", BindRequest(RUN)))
+        self.own_key = bound.channel_key.tobytes()
+        seeds = [os.urandom(32) for _ in range(self.m)]
+        promised = [commit(RUN, party, seed) for party, seed in enumerate(seeds)]
+        promised[OWN] = bound.commitment.tobytes()
+        numbers, rows = np.arange(self.m), rows_of(promised, self.m, -1)
+        terms = DROPOUT, self.corrupt, self.trust.minimum
+        found = self.say("epoch", "sum_reveal", RevealRequest(RUN, 0, *terms, numbers, rows))
+        seeds[OWN] = found["reveal-seed"]
+        shown = rows_of(seeds, self.m, -1)
+        digest = self.trust.registry.digest
+        self.epoch = epoch = Epoch(RUN, digest, 0, numbers, rows, shown, *terms, none_declared())
+        self.run, self.partners = epoch.id, epoch.partners[OWN]
+        (self.k, self.threshold), self.minimum = epoch.plan, epoch.minimum
+        self.channels = [channel.new_key() for _ in range(self.k)]
+        signatures = []
+        for party, (_, public) in zip(self.partners.tolist(), self.channels, strict=True):
+            binding = Binding(RUN, party, (party,), public, promised[party])
+            signatures.append(binding.sign(Identity(self.keys[party], self.trust.registry)))
+        keys = rows_of([public for _, public in self.channels], self.k, -1)
+        ones, signed = np.ones(self.k, np.int64), rows_of(signatures, self.k, -1)
+        self.say("epoch", "sum_epoch", EpochRequest(RUN, shown, keys, signed, ones, self.partners))
+
+    def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
+        """Return who is ready, and the partners' signatures of their keys."""
+        signed = [
+            self._sign(party, ROUND_KEY, *self.epoch.key_parts(number, key))
+            for party, key in zip(self.partners.tolist(), keys, strict=True)
+        ]
+        return [Ready(np.ones(self.m, np.bool_), rows_of(signed, self.k, -1))]
+
+    def beside_unmask(self, number: int) -> list[Any]:
+        """Let the client sign the list; return what as many partners as are needed signed."""
+        present = np.ones(self.m, np.bool_)
+        self.say("list", "sum_list", ListRequest(self.run, number, present))
+        parts = self.epoch.signed_parts(number, present, present)
+        columns = np.arange(self.threshold)
+        chosen = self.partners[columns].tolist()
+        signed = [self._sign(party, LIST, *parts) for party in chosen]
+        return [Signatures(columns, rows_of(signed, self.threshold, -1))]
+
+
+def _size(config: Mapping[str, Any]) -> int:
+    return count_bytes(RecordDict({"config": ConfigRecord(dict(config))}))
+
+
+def measure(clients: int, corrupt: float, length: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure one client in both settings, round by round in turns; the least time of each."""
+    with TemporaryDirectory() as folder:
+        both = [kind(clients, corrupt, length, Path(folder)) for kind in (Played, PlayedParty)]
+        start = [(one.spent, one.up, one.down) for one in both]
+        times: list[list[dict[str, float]]] = [[], []]
+        for number in range(rounds):
+            for one, kept in zip(both, times, strict=True):
+                one.spent, one.up, one.down = {}, 0, 0
+                one.round(number)
+                kept.append(one.spent)
+    return [
+        {
+            "clients": clients,
+            "corrupt": corrupt,
+            "trusted": one.trusted,
+            "partners": one.k,
+            "threshold": one.threshold,
+            "stages": {stage: min(turn[stage] for turn in kept) for stage in kept[0]},
+            "seconds": min(sum(turn.values()) for turn in kept),
+            "bytes-up": one.up,
+            "bytes-down": one.down,
+            "vector-bytes": one.length * one.ring.word // 8,
+            "start": {"seconds": spent, "bytes-up": up, "bytes-down": down},
+        }
+        for one, kept, (spent, up, down) in zip(both, times, start, strict=True)
+    ]
+
+
+def main() -> None:
+    """Print the result as JSON."""
+    quick, load = "--quick" in sys.argv, os.getloadavg()[0]
+    sizes, times = (QUICK_SIZES, 2) if quick else (SIZES, TIMES)
+    entries = []
+    for corrupt in COLLUDING:
+        for clients in sizes:
+            entries += measure(clients, corrupt, LENGTH, times)
+            one, other = entries[-2:]
+            ratio = other["seconds"] / one["seconds"]
+            both = f"{one['seconds'] * 1e3:.1f} and {other['seconds'] * 1e3:.1f} ms"
+            say(f"{clients} clients, corrupt {corrupt:g}: {both}, {ratio:.2f} times")
+    chosen = [entry for entry in entries if entry["trusted"] and not entry["corrupt"]]
+    m = [entry["clients"] for entry in chosen]
+    extra = [e["bytes-up"] + e["bytes-down"] - e["vector-bytes"] for e in chosen]
+    exponents = {
+        "seconds": exponent(m, [entry["seconds"] for entry in chosen]),
+        "bytes": exponent(m, extra),
+    }
+    found = {"entries": entries, "exponents": exponents, "targets": TARGETS, "length": LENGTH}
+    print(json.dumps(found | {"load": load}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Whole secure sums in both settings of trust, with a third of all lost: exact, and what they cost.
+
+Every client, or party, is played by its real code, each at a SuperNode of its own; messages are
+handed over as they are. Run alone: ``python -m benchmarks.secure_whole [--quick]``; with 10,000
+parties it takes more than half an hour.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks import parties
+from benchmarks.measure import part_main, say
+from flower_graph.config.trust import FEWEST_PARTIES
+from flower_graph.secure.ring import WORDS
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.partners import plan
+from flower_graph.secure.sum.party import Party
+from flower_graph.secure.sum.party_messages import EpochRequest, RevealReply
+from flower_graph.secure.sum.party_server import PartyServer
+from flower_graph.secure.sum.server import Skipped, SumServer
+
+LENGTH, DROPOUT = 16, 0.3
+BEGIN = 100  # parties that begin the epoch by themselves
+SIZES, QUICK_SIZES = (100, 1_000, 10_000), (6, 20)
+APART = 2_000  # of fewer, 30 % are lost at each stage in turn; of more, a part at each in one sum
+FEWEST_OF = {True: 2, False: FEWEST_PARTIES}
+
+
+class Trusted:
+    """Sums whose server is trusted to follow the protocol."""
+
+    stages: tuple[str, ...] = ("prepare", "mask", "unmask")
+
+    def __init__(self, clients: int, corrupt: float, folder: Path) -> None:
+        server = self.server = SumServer(dropout=DROPOUT, corrupt=corrupt)
+        self.hosts = {i: SumClient(server.run_id, [i]) for i in range(clients)}
+        for i, host in self.hosts.items():
+            server.enroll(i, host.keys())
+        self.vanishing = plan(clients, DROPOUT, corrupt)[2]
+
+    def requests(self, stage: str, number: int) -> dict[int, Any]:
+        """Return what the server asks in a stage."""
+        if stage == "prepare":
+            return dict(self.server.open_round(number, self.server.clients))
+        if stage == "mask":
+            return dict(self.server.mask_requests(number, LENGTH))
+        return dict(self.server.unmask_requests(number))
+
+    def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
+        """Let a client answer."""
+        host = self.hosts[node]
+        if stage == "mask":
+            return host.mask(request, [node], vector)
+        return host.prepare(request) if stage == "prepare" else host.unmask(request)
+
+    def take(self, stage: str, node: int, reply: Any) -> None:
+        """Let the server take an answer."""
+        self.server.take(node, reply)
+
+
+class Untrusted:
+    """Sums whose server may lie; every client is a party."""
+
+    stages = ("prepare", "mask", "list", "unmask")
+
+    def __init__(self, clients: int, corrupt: float, folder: Path) -> None:
+        trusts = parties.make([range(i, i + 1) for i in range(clients)], folder, corrupt, 1)
+        server = self.server = PartyServer(trusts[0].registry, dropout=DROPOUT, corrupt=corrupt)
+        self.hosts = {i: Party(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
+        for i, party in self.hosts.items():
+            server.take_binding(i, party.bind())
+        for i, shown in server.reveal_requests().items():
+            party = self.hosts[i]
+            if i < BEGIN:
+                server.take_seed(i, party.reveal(shown))
+            else:
+                seed = np.frombuffer(party._seed, np.uint8)
+                server.take_seed(i, RevealReply(server.run_id, shown.number, seed))
+        for i, request in server.epoch_requests().items():
+            if i < BEGIN:
+                server.take_epoch(i, self.hosts[i].begin(request))
+            else:
+                self._adopt(self.hosts[i], request)
+        self.vanishing = clients - server.minimum
+
+    def _adopt(self, party: Party, request: EpochRequest) -> None:
+        """Let a party take the epoch as the first ones found it: it would check the very same."""
+        epoch = self.server.epoch
+        assert epoch is not None
+        party.epoch, party._keys = epoch, request.channel_keys
+        party.sums = SumClient(epoch.id, [party.party], (party._private, party._public))
+
+    def requests(self, stage: str, number: int) -> dict[int, Any]:
+        """Return what the server asks in a stage."""
+        if stage == "prepare":
+            return dict(self.server.open_round(number))
+        if stage == "mask":
+            return dict(self.server.mask_requests(number, LENGTH))
+        ask = self.server.list_requests if stage == "list" else self.server.unmask_requests
+        return dict(ask(number))
+
+    def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
+        """Let a party answer."""
+        party = self.hosts[node]
+        if stage == "mask":
+            return party.mask(*request, vector)
+        if stage == "list":
+            return party.sign_list(request)
+        return party.prepare(request) if stage == "prepare" else party.unmask(*request)
+
+    def take(self, stage: str, node: int, reply: Any) -> None:
+        """Let the server take an answer."""
+        server = self.server
+        if stage == "prepare":
+            server.take_prepared(node, *reply)
+        elif stage == "mask":
+            server.take_masked(node, reply)
+        elif stage == "list":
+            server.take_list(node, reply)
+        else:
+            server.take_shares(node, reply)
+
+
+def play(world: Trusted | Untrusted, number: int, lost: dict[str, Collection[int]]) -> list[float]:
+    """Play a round and compare its sum; return the clients' and the server's processor time."""
+    spent = [0.0, 0.0]
+
+    def timed(who: int, call: Callable[[], Any]) -> Any:
+        started = time.process_time()
+        found = call()
+        spent[who] += time.process_time() - started
+        return found
+
+    draw, n = np.random.default_rng(number), len(world.hosts)
+    vectors = draw.integers(0, 1 << 40, (n, LENGTH)).astype(WORDS[64])
+    gone: set[int] = set()  # whose vectors are not there
+    for stage in world.stages:
+        for node, request in timed(1, lambda s=stage: world.requests(s, number)).items():
+            reply = timed(0, lambda s=stage, i=node, r=request: world.answer(s, i, r, vectors[i]))
+            if node not in lost.get(stage, ()):
+                timed(1, lambda s=stage, i=node, r=reply: world.take(s, i, r))
+            elif stage in ("prepare", "mask"):
+                gone.add(node)
+    result = timed(1, lambda: world.server.result(number))
+    if isinstance(result, Skipped):
+        raise RuntimeError(result.reason)
+    expected = sorted(set(range(n)) - gone)
+    if result.contributors.tolist() != expected:
+        raise RuntimeError("others are in the sum than sent their vectors")
+    if not np.array_equal(result.total, vectors[expected].sum(0, dtype=vectors.dtype)):
+        raise RuntimeError("the sum is wrong")
+    return spent
+
+
+def losses(world: Trusted | Untrusted, *, apart: bool) -> list[dict[str, list[int]]]:
+    """Say who is lost in each round: 30 % at one stage after the other, or a part at each."""
+    clients, stages = len(world.hosts), world.stages
+    order = np.random.default_rng(clients).permutation(clients)
+    gone = [int(i) for i in order[: min(int(DROPOUT * clients), world.vanishing)]]
+    if apart:
+        return [{stage: gone} for stage in stages]
+    return [{stage: gone[place :: len(stages)] for place, stage in enumerate(stages)}]
+
+
+def measure(clients: int, corrupt: float, trusted: bool, apart: bool) -> dict[str, Any]:
+    """Sum with 30 % lost."""
+    with TemporaryDirectory() as folder:
+        started = time.process_time()
+        world = (Trusted if trusted else Untrusted)(clients, corrupt, Path(folder))
+        begun = time.process_time() - started
+        rounds = losses(world, apart=apart)
+        spent = [play(world, number, lost) for number, lost in enumerate(rounds)]
+    least = [min(each) for each in zip(*spent, strict=True)]
+    whom = "trusted" if trusted else "may lie"
+    say(f"{clients} clients, server {whom}: {len(rounds)} exact sums, server {least[1]:.2f} s")
+    return {
+        "clients": clients,
+        "corrupt": corrupt,
+        "trusted": trusted,
+        "lost": [sorted(lost) for lost in rounds],
+        "start-seconds": begun,
+        "client-seconds": least[0] / clients,
+        "server-seconds": least[1],
+    }
+
+
+def measure_all(quick: bool) -> dict[str, Any]:
+    """Measure both settings at all sizes; of the largest, one sum with losses at each stage."""
+    entries = []
+    for trusted, fewest in FEWEST_OF.items():
+        sizes = (fewest, *(QUICK_SIZES if quick else SIZES))
+        for size in sizes:
+            entries.append(measure(size, 0.0, trusted, size < APART))
+    return {"entries": entries, "dropout": DROPOUT}
+
+
+CASES = {"whole": measure}
+
+if __name__ == "__main__":
+    part_main(CASES, measure_all)

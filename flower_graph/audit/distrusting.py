@@ -1,0 +1,154 @@
+"""The deviating server where clients do not trust it: the same lies, to parties with own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.audit.deviating import (
+    ChosenHolders,
+    Deviation,
+    Opened,
+    OwnAnswers,
+    Parts,
+    ServerOf,
+    SumDeviation,
+    only_one_survived,
+    stories_of,
+)
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.proofs import public_of
+from flower_graph.secure.align.server import KEY_HOLDERS
+from flower_graph.secure.align.verified import MOST_SKIPPED, ProvedUnionRequest
+from flower_graph.secure.channel import rows_of
+from flower_graph.secure.sum.messages import PrepareRequest, UnmaskReply, UnmaskRequest
+from flower_graph.secure.sum.party_messages import ListRequest, Signatures
+
+
+class PartyDeviation(SumDeviation):
+    """Lies about who dropped out of a sum of parties: in the list that they sign, and after it."""
+
+    def patch(self, strategy: Any) -> None:
+        """Change what the server's sums ask, and read what is revealed."""
+        server = self.server_of(strategy).server  # of the parties
+        opens, lists = server.open_round, server.list_requests
+        unmasks, takes = server.unmask_requests, server.take_shares
+
+        def open_round(number: int, *who: Any) -> dict[int, PrepareRequest]:
+            requests: dict[int, PrepareRequest] = opens(number, *who)
+            self.clients = max(self.clients, len(server.parties))
+            return self.with_threshold(requests)
+
+        def list_requests(number: int) -> dict[int, ListRequest]:
+            requests: dict[int, ListRequest] = lists(number)
+            if self.story is not only_one_survived:
+                return requests
+            sent = server._rounds[number].inner.contributed
+            listed = np.zeros_like(sent)
+            listed[np.flatnonzero(sent)[:1]] = True
+            self.told += len(requests)
+            return {node: replace(one, listed=listed) for node, one in requests.items()}
+
+        def unmask_requests(number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
+            if server.epoch is None or number not in server._rounds:
+                return {}
+            one = server._rounds[number]
+            unmasks(number)
+            self.rounds[number] = Opened(one.inner)
+            sent = np.flatnonzero(one.inner.contributed).tolist()
+            self.told += len(sent)
+            nodes = {place: server.homes[int(one.epoch.parties[place])] for place in sent}
+            return {node: self._lie(one, place) for place, node in nodes.items()}
+
+        def take_shares(node: int, reply: UnmaskReply) -> None:
+            if reply.server_round in self.rounds:
+                self.rounds[reply.server_round].take(reply)
+            takes(node, reply)
+
+        server.open_round, server.list_requests = open_round, list_requests
+        server.unmask_requests, server.take_shares = unmask_requests, take_shares
+
+    def _lie(self, one: Any, place: int) -> tuple[UnmaskRequest, Signatures]:
+        """Ask one party for what the story needs, with all signatures that there are."""
+        inner, rows = one.inner, np.array([place])
+        row = inner.partners[place]
+        columns: NDArray[np.int64] = np.flatnonzero(one.signed[row])
+        request = UnmaskRequest(
+            one.epoch.id,
+            inner.number,
+            int(inner.contributed.sum()),
+            one.epoch.parties[rows],
+            self.story(inner, rows),
+        )
+        return request, Signatures(columns, one.lists[row[columns]])
+
+
+class OwnProvedAnswers(OwnAnswers):
+    """Answers in the key-holders' place, where these prove what they answer."""
+
+    def answered(self, request: ProvedUnionRequest) -> ProvedUnionRequest:
+        """Put keys and answers of the server's own in the place of all."""
+        shares = [self._share(holder) for holder in request.holders.tolist()]
+        if not request.clients.size:
+            return request
+        blocks = [self.blinded[client] for client in request.clients.tolist()]
+        answers = [np.concatenate([ids.multiply(one, share) for one in blocks]) for share in shares]
+        keys = rows_of([public_of(share) for share in shares], -1, ids.POINT)
+        self.told += 1
+        return replace(request, keys=keys, points=np.stack(answers))
+
+    def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
+        """Name candidates as clients do that believed it."""
+        total = ids.add(
+            [ids.multiply(points, self._share(holder)) for holder in range(KEY_HOLDERS)]
+        )
+        assert total is not None
+        return total
+
+    @staticmethod
+    def _share(holder: int) -> bytes:
+        return ids.scalar(b"the server's own", b"key", holder % KEY_HOLDERS)
+
+
+class ChosenParties(ChosenHolders):
+    """Names key-holders whom the draw does not name, where all know the draw."""
+
+    def patch(self, strategy: Any) -> None:
+        """Choose parties from the draw's end, and note whose answers there are."""
+        _, aligner = self.parts_of(strategy)
+        asks = aligner.union_requests
+
+        def choose(count: int) -> list[int]:
+            last = set(aligner._draw[KEY_HOLDERS + MOST_SKIPPED :])
+            free = [
+                c for c in aligner._blinded if c not in aligner._dropped | set(aligner._holders)
+            ]
+            chosen = sorted(free, key=lambda c: aligner._party[c] not in last)[:count]
+            self.chosen |= {c for c in chosen if aligner._party[c] in last}
+            self.told += len(chosen)
+            return chosen
+
+        def union_requests() -> dict[int, Any]:
+            holders = {party for known in aligner._proved.values() for party in known}
+            self.answered |= {c for c in self.chosen if aligner._party[c] in holders}
+            requests: dict[int, Any] = asks()
+            return requests
+
+        aligner._choose, aligner.union_requests = choose, union_requests
+
+
+def of_parties(server_of: ServerOf) -> list[Deviation]:
+    """Give the lies to parties of a secure sum."""
+    return [
+        PartyDeviation(name, server_of, story, threshold=least)
+        for name, story, least in stories_of()
+    ]
+
+
+def of_proved_alignment(parts_of: Parts, held: Sequence[Sequence[Any]]) -> list[Deviation]:
+    """Give the lies to parties that align their identities."""
+    return [OwnProvedAnswers(parts_of, held), ChosenParties(parts_of)]

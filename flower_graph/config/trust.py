@@ -1,0 +1,64 @@
+"""Settings of methods whose clients may take the server for one that deviates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from flower_graph.config.common import StrategySection
+from flower_graph.config.rules import choice
+from flower_graph.config.schema import setting
+from flower_graph.errors import ConfigError
+
+# Whom clients trust whose vectors are summed hidden, and the fewest SuperNodes of such a sum where
+# it is not the server: with fewer, a partner or two and the sum tell what one sent.
+SEMI_HONEST, MALICIOUS_SERVER = TRUST = ("semi-honest", "malicious-server")
+FEWEST_PARTIES = 5
+
+
+@dataclass
+class TrustSection(StrategySection):
+    """What the section ``strategy`` of a method has whose clients hide what they send in sums."""
+
+    trust: str = setting(
+        SEMI_HONEST,
+        choice(*TRUST),
+        help="whether the server is taken to follow the protocol; `malicious-server`: it may not, "
+        "from five SuperNodes on, each with a registered key (docs/secure-sum.md)",
+    )
+    registry: str | None = setting(
+        None,
+        help="file of the registered keys at the server, `malicious-server` only; null: throw-away "
+        "keys, for SuperNodes on the server's own machine",
+    )
+
+    @property
+    def distrusts(self) -> bool:
+        """Whether clients take the server for one that may deviate from the protocol."""
+        return self.trust == MALICIOUS_SERVER
+
+    @property
+    def fewest_nodes(self) -> int:
+        """SuperNodes to wait for before the first round."""
+        return max(self.min_nodes, FEWEST_PARTIES) if self.distrusts else self.min_nodes
+
+    def with_registry(self, make: Callable[[], Path]) -> Self:
+        """Name a registry of throw-away keys, where one is needed and none is named."""
+        if not self.distrusts or self.registry is not None:
+            return self
+        return replace(self, registry=str(make()))
+
+    def refuse_trust(self, readable: Mapping[str, str]) -> None:
+        """Refuse settings by which a server that deviates could read clients: keys and why."""
+        if self.registry is not None and not self.distrusts:
+            raise ConfigError(
+                f"strategy.registry: {self.registry!r:.60} is read with strategy.trust="
+                f"{MALICIOUS_SERVER} only; set strategy.registry=null"
+            )
+        for key, why in readable.items() if self.distrusts else ():
+            raise ConfigError(
+                f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.trust="
+                f"{MALICIOUS_SERVER}: {why}"
+            )

@@ -1,0 +1,127 @@
+"""Who takes part in a run of embedding averaging: its keys, and what it knows of the slots."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from flwr.app import RecordDict
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.messages.fields import read_handled
+from flower_graph.secure.align.blinded import MAX_CLIENTS, MOST_POINTS
+from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
+from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
+from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
+from flower_graph.secure.sum.carried import Keys as SumKeys
+from flower_graph.secure.sum.carried import entries_of
+from flower_graph.secure.sum.service import SecureSum
+from flower_graph.server.membership import Membership
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.masked_embedding_averaging.messages import VERIFIED, EgoEnrolment
+
+LOG = logging.getLogger(__name__)
+# Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
+MOST_CLAIMED = MAX_CLIENTS // 2
+T = TypeVar("T")
+
+
+class Keys(NamedTuple):
+    """What a SuperNode says of itself."""
+
+    clients: list[int]  # Ascending
+    handled: int | None  # Messages of this run that they have behind them, if it says so
+    reply: SumKeys
+
+
+class EgoMembership(Membership):
+    """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
+
+    def __init__(
+        self, settings: EgoSettings, alignment: str, sums: SecureSum, block_cap: int = MOST_POINTS
+    ) -> None:
+        super().__init__()
+        self.settings, self.alignment, self.sums = settings, alignment, sums
+        self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
+        if sums.parties is not None:
+            self.alignment, registry = VERIFIED, sums.parties.server.registry
+            self.aligner = VerifiedAlignmentServer(sums.run_id, registry, block_cap)
+        elif alignment == "psi":
+            self.aligner = AlignmentServer(block_cap)
+        elif alignment == "polynomial":
+            self.aligner = PolynomialAlignmentServer()
+        else:  # idle where nothing is shared
+            self.aligner = PlaintextAlignmentServer()
+        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
+        self.begun: set[int] = set()  # clients that have taken part in a round
+        self.unsent: dict[int, dict[str, Any]] = {}  # what tells each SuperNode its slots
+
+    def question(self) -> RecordDict:
+        """Ask for keys, under the run's settings."""
+        run = self.sums.run_id
+        return EgoEnrolment(self.settings, run, self.alignment, self.resume).to_record()
+
+    def read(self, node: int, content: RecordDict) -> Keys:
+        """Read and check keys."""
+        reply = self.sums.read_keys(node, content)
+        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
+            raise MalformedReplyError(
+                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
+            )
+        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
+
+    def unasked(self) -> None:
+        """Let nobody take part who has no keys."""
+
+    def replaced(self, old: int, node: int, answer: Keys) -> None:
+        """Know a SuperNode that is back with its keys by its new id; forget one without."""
+        if not self.sums.knows(old, answer.reply):
+            self.forget(old)
+            return
+        self.sums.move(old, node)
+        self.aligner.move(old, node)
+        self.clients = _renamed(self.clients, old, node)
+        self.unsent = _renamed(self.unsent, old, node)
+        self.new = [node if at == old else at for at in self.new]
+
+    def enrolled(self, node: int, answer: Keys) -> None:
+        """Take in the keys of a SuperNode that is not just back with those it had."""
+        if self.sums.node_of(answer.clients[0]) != node:
+            self.sums.enroll(node, answer.reply)
+            self.new.append(node)
+        if answer.handled == 0 and self.begun & set(answer.clients):
+            LOG.warning("node %d has lost its state: its clients begin anew", node)
+
+    def forget_unbound(self) -> None:
+        """Ask parties again that have not bound themselves for the epoch that is to begin."""
+        if self.sums.parties is not None:
+            homes = set(self.sums.parties.server.homes.values())
+            for node in self.clients.keys() - homes:
+                self.forget(node)
+
+    def begin_epoch(self) -> None:
+        """Let the parties of a new epoch be aligned, and nobody else."""
+        parties, aligner = self.sums.parties, self.aligner
+        assert parties is not None and isinstance(aligner, VerifiedAlignmentServer)
+        members = parties.epoch_clients()
+        aligner.forget(set(aligner.known) - {c for local in members.values() for c in local})
+        for party, local in members.items():
+            aligner.enroll(parties.server.homes[party], local)
+        epoch = parties.server.epoch
+        assert epoch is not None
+        aligner.registry = parties.server.registry
+        aligner.begin(epoch.digest, members)
+
+    def forget(self, node: int) -> None:
+        """Strike a SuperNode off whose keys are lost; its clients may enrol again."""
+        self.sums.forget(node)
+        self.aligner.forget(self.clients[node])
+        self.new = [at for at in self.new if at != node]
+        super().forget(node)
+
+
+def _renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
+    """Give the same under a SuperNode's new id, in the same order."""
+    return {node if at == old else at: one for at, one in by_node.items()}

@@ -1,0 +1,67 @@
+"""What clients of embedding averaging do, and refuse, whose SuperNode does not trust the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flower_graph.errors import RefusedError
+from flower_graph.secure.align.verified import ProvedUnionRequest, VerifiedAlignmentClient
+from flower_graph.secure.journal import Journal
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.party import Party
+from flower_graph.secure.sum.party_messages import Ready
+from flower_graph.secure.sum.party_service import answer
+from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
+
+TABLE = b"table of tokens"  # in the journal
+
+
+def begin_alignment(party: Party, aligner: VerifiedAlignmentClient) -> None:
+    """Give the alignment what the parties of an epoch have agreed on."""
+    if (epoch := party.epoch) is not None:
+        aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
+
+
+def answer_party(
+    party: Party, aligner: VerifiedAlignmentClient, action: str, config: dict[str, Any]
+) -> dict[str, Any]:
+    """Answer an exchange in which no vector travels."""
+    entries = answer(party, action, config)
+    if action == "sum_epoch":
+        begin_alignment(party, aligner)
+    return entries
+
+
+def add_table(
+    party: Party, aligner: VerifiedAlignmentClient, config: dict[str, Any]
+) -> MaskedReply:
+    """Check the key-holders' answers, and add the table of tokens to a masked sum."""
+    union = ProvedUnionRequest.from_config(config)
+    aligner.finish_verified(union)
+    # Of two sums of tables in one alignment, one of them without us, the difference is our table.
+    Journal(party.trust.journal).contribute(union.epoch, TABLE, party.trust.run)
+    table = aligner.sketch(union.cells, aligner.finished)
+    return party.mask(MaskRequest.from_config(config), Ready.from_config(config), table)
+
+
+def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
+    """Refuse what no server asks for that keeps to what its clients have agreed on."""
+    if request.mask is None or request.ready is None or request.ring is None:
+        raise RefusedError("a vector is asked for without masks: nothing is sent")
+    if request.model is not None:
+        raise RefusedError("weights are asked for, whose sums the server would read")
+    if request.clients.tolist() != aligner.finished:
+        raise RefusedError(
+            f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
+            "aligned here: of sums over some and over others the difference would be single ones'"
+        )
+
+
+def pad_run(host: Any) -> bytes:
+    """Return what pads are made for: a sum's number may come again in another epoch."""
+    if not isinstance(host, Party):
+        run: bytes = host.run_id
+        return run
+    if host.epoch is None:
+        raise RefusedError("no epoch has begun")
+    return host.epoch.id

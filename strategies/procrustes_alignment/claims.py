@@ -1,0 +1,228 @@
+"""Which public nodes are summed where the server is not trusted: all clients work it out.
+
+Who lays the nodes out decides whose rows meet: a server that gives each client places of its own
+reads every row out of the sum, without a lie about masks. So each SuperNode signs which nodes its
+clients hold, every SuperNode gets all these claims, and from them all find the same nodes, in the
+same order: those that so many SuperNodes hold that two that are honest are in any sum of them.
+
+What they found goes into the masks, with all else that decides what a client sends: the round, and
+the means that clients turn to. Of clients that were told different things no sum can be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+
+from flower_graph.errors import RefusedError
+from flower_graph.messages.arrays import pack_integers
+from flower_graph.messages.codec import Entries, Message
+from flower_graph.messages.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
+from flower_graph.secure.channel import framed, rows_of
+from flower_graph.secure.identity import SIGNATURE_BYTES, Identity, TrustSettings
+from flower_graph.secure.registry import Registry
+from flower_graph.strategies.procrustes_alignment.messages import (
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    SumOrder,
+)
+
+PURPOSE = b"public-nodes"
+DIGEST = hashlib.sha256().digest_size
+# Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
+# same at all, as they must find the same nodes.
+MISSING, COLLUDING = 3, 1  # tenths
+# What clients measure is summed, too: behind the rows of a vector these, then a 1 for each known.
+MEASURED = (
+    *("loss", "disagreement", "train", "val", "test"),
+    *("precision-1", "precision-5", "precision-10"),
+)
+
+
+def sign_claim(identity: Identity, run_id: int, held: Mapping[int, IntArray]) -> Bytes:
+    """Sign which public nodes a SuperNode's clients hold, ``[64]``."""
+    signature = identity.sign(PURPOSE, *_parts(run_id, held))
+    return np.frombuffer(signature, np.uint8)
+
+
+def check_claim(
+    registry: Registry, party: int, run_id: int, held: Mapping[int, IntArray], signature: Bytes
+) -> None:
+    """Refuse a claim that its SuperNode did not sign, or about clients that are not its own."""
+    known = registry.parties.get(party)
+    if known is None or not known.may_host(held):
+        raise RefusedError(f"party {party}: it is not known, or claims clients that are not its")
+    if not registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held)):
+        raise RefusedError(f"party {party}: its claim of public nodes is not signed with its key")
+
+
+def fewest_parties(parties: int) -> int:
+    """Say how many SuperNodes must hold a node for it to be summed."""
+    return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
+
+
+def agreed_nodes(held: Mapping[int, Mapping[int, IntArray]]) -> IntArray:
+    """Choose the nodes of the sums: those with enough holders, ascending ids."""
+    # held: by party and client
+    each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
+    if not each:
+        return np.zeros(0, np.int64)
+    nodes, counts = np.unique(np.concatenate(each), return_counts=True)
+    return nodes[counts >= fewest_parties(len(each))]
+
+
+def digests_of(rows: FloatArray) -> Bytes:
+    """Hash each row of the common mean, ``[u, 32]``: clients compare all, and see their own."""
+    digests = b"".join(hashlib.sha256(row.tobytes()).digest() for row in rows.astype("<f4"))
+    return np.frombuffer(digests, np.uint8).reshape(len(rows), DIGEST)
+
+
+def meaning_of(
+    nodes: IntArray, dimension: int, server_round: int, order: SumOrder, means: Bytes
+) -> bytes:
+    """Name, for the masks, what every number of a vector is, and what it was made from."""
+    flags = order.is_target, order.rotations_only
+    numbers = struct.pack("<qqQ??", dimension, server_round, order.seed, *flags)
+    return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
+
+
+@dataclass
+class Claims(Message, down="train"):
+    """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
+
+    parties: Annotated[IntArray, Exact("claim-parties", "who claims; none twice", shape="a")]
+    signatures: Annotated[
+        Bytes, Block("claim-signatures", "of each (Ed25519)", shape=f"a {SIGNATURE_BYTES}")
+    ]
+    counts: Annotated[IntArray, Exact("claim-counts", "clients of each", shape="a")]
+    clients: Annotated[IntArray, Exact("claim-clients", "their numbers, ascending", shape="b")]
+    nodes: Annotated[
+        list[IntArray],
+        Ragged(
+            "claim-nodes",
+            "ids of these, client by client",
+            shape="sum of rows",
+            pointer=Numbers("claim-rows", "public nodes of each", shape="b", whole=True),
+        ),
+    ]
+    means: Annotated[
+        Bytes,
+        Block(
+            "claim-means",
+            "SHA-256 of each row of the common mean; missing if there is none yet",
+            shape=f"u {DIGEST}",
+            optional=True,
+        ),
+    ] = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
+
+    def check(self, known: Entries) -> None:
+        """Refuse counts that do not add up, and a party that is there twice."""
+        if self.counts.min(initial=0) < 0 or self.counts.sum() != self.clients.size:
+            raise RefusedError("claim-counts: they do not add up to the clients")
+        if np.unique(self.parties).size != self.parties.size:
+            raise RefusedError("claim-parties: a party is there twice")
+
+    @classmethod
+    def of(
+        cls,
+        held: Mapping[int, Mapping[int, IntArray]],
+        signatures: Mapping[int, Bytes],
+    ) -> Claims:
+        """Write what the server has of each party, before there is a mean."""
+        return cls(
+            np.array(list(held), np.int64),
+            rows_of([signatures[party].tobytes() for party in held], len(held), SIGNATURE_BYTES),
+            np.array([len(of) for of in held.values()], np.int64),
+            np.array([client for of in held.values() for client in of], np.int64),
+            [nodes for of in held.values() for nodes in of.values()],
+        )
+
+    def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
+        """Refuse means for a client, ``[p, d]``, that are not those of all."""
+        if mean is None and not self.means.size:
+            return
+        here = slots >= 0
+        if mean is None or slots.max() >= len(self.means) or mean[~here].any():
+            raise RefusedError("the server has means for some clients and not for others")
+        if not np.array_equal(digests_of(mean[here]), self.means[slots[here]]):
+            raise RefusedError("the means that the server sends are not those that it shows to all")
+
+    def checked(
+        self, registry: Registry, run_id: int, parties: Collection[int]
+    ) -> dict[int, dict[int, IntArray]]:
+        """Return what each party's clients hold; every party of the sums must have signed it."""
+        if set(self.parties.tolist()) != set(parties):
+            raise RefusedError(
+                f"there are claims of {self.parties.size} parties, and {len(parties)} in the sums"
+            )
+        ends = np.cumsum(self.counts).tolist()
+        clients, result = split_rows(self.clients, self.counts), dict[int, dict[int, IntArray]]()
+        for row, party in enumerate(self.parties.tolist()):
+            of = self.nodes[ends[row] - int(self.counts[row]) : ends[row]]
+            result[party] = dict(zip(clients[row].tolist(), of, strict=True))
+            check_claim(registry, party, run_id, result[party], self.signatures[row])
+        return result
+
+
+class SignedClaims:
+    """What the server has of its SuperNodes, to be shown to all."""
+
+    def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
+        self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
+        self.signatures: dict[int, Bytes] = {}  # by party
+        self._held: dict[int, dict[int, IntArray]] = {}
+
+    def take(self, answer: EmbeddingEnrolment) -> str:
+        """Take a SuperNode's claim, or say why it is none."""
+        held = dict(zip(answer.clients, answer.nodes, strict=True))
+        parties = [self.registry.parties[number] for number in self.registry.active]
+        party = next((one.number for one in parties if one.may_host(held)), None)
+        if party is None or answer.signature is None:
+            return "its claim of public nodes is not signed, or no party may host all its clients"
+        try:
+            check_claim(self.registry, party, self._run_id(), held, answer.signature)
+        except RefusedError as error:
+            return str(error)
+        self._held[party], self.signatures[party] = held, answer.signature
+        return ""
+
+    def of(self, parties: Collection[int]) -> dict[int, dict[int, IntArray]]:
+        """Give what some parties claim, in the order of their numbers."""
+        return {party: self._held[party] for party in sorted(parties) if party in self._held}
+
+
+def check_layout(
+    claims: Claims,
+    trust: TrustSettings,
+    run_id: int,
+    parties: Collection[int],
+    own: Mapping[int, IntArray],
+) -> IntArray:
+    """Work out the nodes of a sum of these parties; refuse claims by which it would hide less."""
+    count = len(parties)
+    if count - trust.minimum > MISSING * count // 10 or int(trust.corrupt * count) > (
+        COLLUDING * count // 10
+    ):
+        raise RefusedError(
+            f"with {count} SuperNodes, of which {trust.minimum} suffice (trust-minimum) and a "
+            f"share of {trust.corrupt:g} may collude (trust-corrupt), two honest holders of a node "
+            f"are not sure: all count on {MISSING} tenths missing and {COLLUDING} colluding"
+        )
+    held = claims.checked(trust.registry, run_id, parties)
+    local = held[trust.identity.party]
+    if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
+        raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
+    return agreed_nodes(held)
+
+
+def _parts(run_id: int, held: Mapping[int, IntArray]) -> list[bytes]:
+    """Write a claim for its signature: the run, the clients in ascending order, their nodes."""
+    clients = np.array(sorted(held), np.int64)
+    nodes = [pack_integers(held[client]) for client in clients.tolist()]
+    return [struct.pack("<Q", run_id), pack_integers(clients), *nodes]

@@ -1,0 +1,275 @@
+"""PPFL-GNN's secure consensus at the clients: embeddings are turned, and masked before they leave.
+
+The steps are in ``secure_consensus.py``. Where the server is not trusted, a SuperNode works out by
+itself which node is where in the sum (``claims.py``), and whatever a server could tell it and
+nobody else, so that its part of two sums differs and no other's does, goes into the masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from numpy.typing import NDArray
+
+from flower_graph.client.state import Tensors
+from flower_graph.errors import RefusedError
+from flower_graph.messages.arrays import decode_array
+from flower_graph.messages.fields import Resume
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.rng import derive_seed
+from flower_graph.secure.identity import TrustSettings
+from flower_graph.secure.journal import Journal
+from flower_graph.secure.sum.masking_client import MaskingClient
+from flower_graph.secure.sum.messages import RING
+from flower_graph.strategies.procrustes_alignment.claims import (
+    MEASURED,
+    Claims,
+    check_layout,
+    meaning_of,
+    sign_claim,
+)
+from flower_graph.strategies.procrustes_alignment.cohort_client import (
+    EmbeddingClient,
+    PublicNodeClient,
+)
+from flower_graph.strategies.procrustes_alignment.messages import (
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
+)
+from flower_graph.strategies.procrustes_alignment.server_state import (
+    ABSENT,
+    NEAREST,
+    Floats,
+    find_slots,
+)
+
+ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
+RUN = "public-run"  # likewise: the run that a SuperNode with a key of its own takes part in
+ROUNDS = b"public-rounds"  # in its journal
+
+
+class SecureConsensusClient(PublicNodeClient, MaskingClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; models, keys and rotations live behind it.
+    members : sequence of EmbeddingClient
+        The clients; their embedding models are those of ``PublicNodeClient``.
+    trust : TrustSettings, optional
+        The SuperNode's own key and whom it trusts, where that is not the server.
+    **folders : Path, optional
+        ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
+        Checkpoints have the rotations too, and never keys.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[EmbeddingClient],
+        *,
+        trust: TrustSettings | None = None,
+        **folders: Path | None,
+    ) -> None:
+        super().__init__(context, members, **folders)
+        MaskingClient.__init__(self, context, list(self.members), trust)
+
+    def enrolment(self) -> EmbeddingEnrolment:
+        """Say who is here and what each can share, signed where the server is not trusted."""
+        here = super().enrolment()
+        if self.trust is None:
+            return here
+        signature = sign_claim(self.trust.identity, self.context.run_id, self.public)
+        return replace(here, signature=signature)
+
+    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+        """Write models and rotations; return why it cannot be done, or nothing."""
+        if self.trust is not None and run != self._run():
+            raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
+        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return super().save(server_round, run, turns | (more or {}))
+
+    def resume(self, resume: Resume) -> Tensors | None:
+        """Go on from models and rotations."""
+        self._enter(resume)
+        turns = super().resume(resume)
+        if turns is not None:
+            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
+        return turns
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
+        self.keys()  # before anything is trained: without keys there is no round
+        meaning = b"" if self.trust is None else self._meaning(request, order, config)
+        kept = self._rotations()
+        targets = [
+            self._own_space(client, mean, kept.get(client)) if order.is_target else None
+            for client, mean in zip(request.clients, request.targets, strict=True)
+        ]
+        reply = self.round(replace(request, targets=targets))
+        length = int(config["mask-length"])
+        rows = length if self.trust is None else length - 2 * len(MEASURED)
+        rotated = rotate(request, order, reply, rows)
+        near = {client: one.precision for client, one in rotated.items() if one.precision}
+        for k in NEAREST if near else ():
+            of_all = [near.get(client, {}).get(k, math.nan) for client in request.clients]
+            reply.judged[f"precision-{k}"] = of_all
+        vectors = {client: one.vector for client, one in rotated.items()}
+        if self.trust is not None:
+            vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
+        masked, entries = self.masked(config, vectors, meaning)
+        if self.trust is not None and masked.left_out:
+            # Who is out of the sum may leave others alone in it, and means may push somebody out.
+            raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
+        self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        reply.request = replace(request, wants_embeddings=False)
+        _, weight, metrics = reply.to_numpy()
+        return [masked.total], weight, metrics | entries
+
+    # Where the server is not trusted
+
+    def _meaning(self, request: PublicRequest, order: SumOrder, config: dict[str, Any]) -> bytes:
+        """Name what is where in the sum and what all turn to, once it is what they can agree on."""
+        assert self.trust is not None
+        claims, parties = Claims.from_config(config), self.keys().epoch.parties.tolist()
+        nodes = check_layout(claims, self.trust, self.context.run_id, parties, self.public)
+        for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
+            if not np.array_equal(slots, find_slots(ids, nodes)):
+                raise RefusedError("the server lays public nodes elsewhere than their holders do")
+            claims.check_mean(mean, slots)
+        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED):
+            raise RefusedError("the sum has another length than the nodes that are in it")
+        Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
+        return meaning_of(nodes, request.dimension, request.server_round, order, claims.means)
+
+    def _with_measured(
+        self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
+    ) -> dict[int, Floats]:
+        """Add what clients measured to their parts of the sum, and take it out of the reply."""
+        # The server chooses the means that some of it is measured by: it is told no client's.
+        said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
+        result = dict[int, Floats]()
+        for index, client in enumerate(reply.request.clients):
+            values = np.array(
+                [said[name][index] if name in said else math.nan for name in MEASURED]
+            )
+            fits = np.abs(values) <= limit  # not if it is NaN
+            if client in vectors:
+                result[client] = np.concatenate([vectors[client], np.where(fits, values, 0), fits])
+        nothing = [math.nan] * len(reply.loss)
+        reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
+        return result
+
+    def _run(self) -> str:
+        record = self.context.state.config_records.get(RUN, ConfigRecord())
+        return str(record.get(RUN, ""))
+
+    def _enter(self, resume: Resume) -> None:
+        """Note the run; refuse a second one, and to go back behind a sum that was taken part in."""
+        if self.trust is None:
+            return
+        if self._run() not in ("", resume.run):
+            raise RefusedError("this SuperNode takes part in another run already")
+        last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
+        if self._state.store.is_due(resume) and resume.server_round < last:
+            raise RefusedError(
+                f"this SuperNode is in the sum of round {last}: it does not go back to the "
+                f"checkpoint of round {resume.server_round}, as two sums of a round can be compared"
+            )
+        self.context.state[RUN] = ConfigRecord({RUN: resume.run})
+
+    def _own_space(
+        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
+    ) -> FloatArray | None:
+        """Turn the common mean into a client's space; rows that have none are its own."""
+        if mean is None or turn is None:
+            return None
+        target: FloatArray = (mean @ turn.T).astype(np.float32)
+        if (missing := ~mean.any(1)).any():
+            with self.opened() as models:
+                local = models[client].embed()[self.members[client].rows]
+            target[missing] = local[missing]
+        return target
+
+    def _keep_rotations(self, kept: Mapping[int, NDArray[Any]]) -> None:
+        arrays = {str(client): Array(w) for client, w in kept.items()}
+        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+
+    def _rotations(self) -> dict[int, NDArray[Any]]:
+        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
+        return {int(name): decode_array(name, array) for name, array in record.items()}
+
+
+def first_points(seed: int, nodes: int, dimension: int) -> Floats:
+    """Draw what everybody turns to before there is a mean, ``[u, d]`` normal."""
+    # Any fixed points do: clients that embed alike turn alike, and so come to lie on each other.
+    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
+    return rng.standard_normal((nodes, dimension))
+
+
+def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats:
+    """Find the orthogonal ``W`` that brings a client's rows nearest to common points."""
+    # embeddings, points [p, d]
+    if not len(embeddings):
+        return np.eye(points.shape[1])
+    return orthogonal_procrustes(embeddings, points, rotations_only=rotations_only)
+
+
+class Rotated(NamedTuple):
+    """A client's embeddings beside those of the others."""
+
+    rotation: Floats  # ``W_i``
+    vector: Floats  # its part of the sum
+    precision: Mapping[int, float]  # how near they came to the common mean; empty without one
+
+
+def rotate(
+    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
+) -> dict[int, Rotated]:
+    """Bring each client's rows nearest to the common mean, or to the first points without one."""
+    start = first_points(order.seed, length // request.dimension, request.dimension)
+    result = {}
+    for index, client in enumerate(request.clients):
+        x, mean, slots = reply.embeddings[index], request.targets[index], order.slots[index]
+        if x is None:
+            continue
+        here, local = slots != ABSENT, x.astype(np.float64)
+        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+        turn, near = rotation(local[here], points, order.rotations_only), dict[int, float]()
+        if mean is not None and here.any():
+            near = alignment_precision(local[here], points, turn, NEAREST)
+        result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
+    return result
+
+
+def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
+    """Lay a client's turned rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
+    dimension = turned.shape[1]
+    here = slots != ABSENT
+    chosen = slots[here]
+    count = length // dimension
+    if length % dimension or np.unique(chosen).size != chosen.size:
+        raise ValueError(f"{length} numbers for rows of {dimension}, or a slot named twice")
+    if chosen.size and not 0 <= chosen.min() <= chosen.max() < count:
+        raise ValueError(f"slots from {chosen.min()} to {chosen.max()}, must be 0 to {count - 1}")
+    rows = np.zeros((count, dimension))
+    rows[chosen] = turned[here]
+    return rows.ravel()

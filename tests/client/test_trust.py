@@ -1,0 +1,94 @@
+"""Whom SuperNodes trust: settings of a run, and the throw-away keys of a simulation."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from flower_graph.client.state import forget_run
+from flower_graph.client.trust import throwaway_parties, trust_of
+from flower_graph.config.schema import check_settings, section
+from flower_graph.config.trust import FEWEST_PARTIES, MALICIOUS_SERVER, TrustSection
+from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.storage.files import default_folder
+
+RUN = 77
+HOSTED = [range(3), range(3, 4), range(4, 6), range(6, 7), range(7, 9)]
+
+
+def context(partition: int | str, run_id: int = RUN) -> Context:
+    """Give what the SuperNode of a partition has."""
+    return Context(run_id, 1, {"partition-id": partition}, RecordDict(), {})
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the keys of a simulation."""
+    monkeypatch.setenv("FLOWER_GRAPH_STATE", str(tmp_path / "state"))
+    return throwaway_parties(RUN, HOSTED)
+
+
+def test_each_supernode_of_a_simulation_finds_the_key_of_its_partition(registry: Path) -> None:
+    for partition, clients in enumerate(HOSTED):
+        trust = trust_of(context(partition))
+        assert trust.identity.party == partition
+        assert trust.registry.parties[partition].clients == (clients,)
+        assert trust.registry.verify(partition, trust.identity.sign(b"a", b"b"), b"a", b"b")
+    key = registry.with_name("0")
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(registry.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("partition", "run_id"), [(len(HOSTED), RUN), (0, RUN + 1), ("../parties/0", RUN), ("", RUN)]
+)
+@pytest.mark.usefixtures("registry")
+def test_a_supernode_without_a_key_takes_no_part(partition: int | str, run_id: int) -> None:
+    with pytest.raises(RefusedError, match="identity-key and registry in its node config"):
+        trust_of(context(partition, run_id))
+
+
+@pytest.mark.usefixtures("registry")
+def test_keys_of_a_simulation_go_with_the_run() -> None:
+    forget_run(RUN)
+    assert not [*default_folder().rglob("*")]
+
+
+@dataclass
+class Run:
+    """A config with nothing but the section."""
+
+    strategy: TrustSection = section(TrustSection)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trust": "nobody"}, "strategy.trust: 'nobody' is not one of"),
+        ({"registry": "keys.json"}, "'keys.json' is read with strategy.trust=malicious-server"),
+        ({"trust": MALICIOUS_SERVER}, "strategy.participation: 0.5 is not allowed .*: compared"),
+    ],
+)
+def test_settings_of_trust_are_refused_that_no_run_can_have(
+    changes: dict[str, str], message: str
+) -> None:
+    section = replace(TrustSection(participation=0.5), **changes)
+    with pytest.raises(ConfigError, match=message):
+        check_settings(Run(section))
+        section.refuse_trust({"participation": "compared"})
+
+
+def test_only_clients_that_do_not_trust_the_server_need_keys() -> None:
+    def make() -> Path:
+        return Path("made")
+
+    trusting, not_trusting = TrustSection(), TrustSection(trust=MALICIOUS_SERVER)
+    assert (trusting.fewest_nodes, not_trusting.fewest_nodes) == (1, FEWEST_PARTIES)
+    assert trusting.with_registry(make) is trusting
+    assert not_trusting.with_registry(make).registry == "made"
+    named = replace(not_trusting, registry="named")
+    assert named.with_registry(make) is named

@@ -1,0 +1,353 @@
+"""A grid whose server lies: before an honest message it tries lies on whom the message is for.
+
+A client that refuses is where it was, so the honest message after it is answered, and the run goes
+on: one run tries all lies. It works on any grid, a deployment's too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_graph.messages.keys import CONFIG, RING_WORD
+from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.proofs import public_of
+from flower_graph.secure.align.verified import ProvedEvaluateRequest, ProvedUnionRequest
+from flower_graph.secure.channel import new_key
+from flower_graph.secure.sum.carried import entries_of
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    SEED,
+    KeyRequest,
+    PrepareRequest,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.party_messages import (
+    EpochRequest,
+    ListReply,
+    ListRequest,
+    Ready,
+    RevealRequest,
+    Signatures,
+)
+
+LOG = logging.getLogger(__name__)
+Entries = Mapping[str, Any]
+Change = Callable[[Entries, int], dict[str, Any]]  # of entries, and the place in the epoch
+Told = tuple[str, Message]  # the kind of a lie, and the lie
+WAIT = 600.0  # seconds for the answers to lies
+TOLD_OTHERWISE = "told otherwise"
+# Lies that are more than one message with other entries
+REPEATED = ("keys of a round again", "a vector of a round again")
+SIGNED, TWO_LISTS = "another list, which can be", "different lists to different holders"
+REFUSALS = {
+    REPEATED[0]: "not newer than",
+    REPEATED[1]: "not after|masked already",
+    TWO_LISTS: TOLD_OTHERWISE,
+}
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One way to lie: to messages with an entry, what becomes of their entries, what is said."""
+
+    kind: str
+    at: str
+    change: Change
+    says: str  # a regular expression
+    message_type: str | None = None
+    unless: str = "align-cells"  # an entry of messages that are for something else
+
+
+def changed(kind: Any, change: Callable[[Any], Any]) -> Change:
+    """Change one of the messages that travel together."""
+    return lambda entries, _: {**entries, **change(kind.from_config(dict(entries))).to_config()}
+
+
+def only(kind: Any, change: Callable[[Any], Any]) -> Change:
+    """Change one of the messages that travel together, and leave out the others."""
+    return lambda entries, _: change(kind.from_config(dict(entries))).to_config()
+
+
+def own_key(message: Any) -> Any:
+    """Put the server's own key in place of the first partner's."""
+    keys = np.array(message.channel_keys)
+    keys[0] = np.frombuffer(new_key()[1], np.uint8)
+    return replace(message, channel_keys=keys)
+
+
+def fewer(message: Any) -> Any:
+    """Name one as not ready."""
+    ready = np.array(message.ready)
+    ready[np.flatnonzero(ready)[-1]] = False
+    return replace(message, ready=ready)
+
+
+def left_out(entries: Entries, place: int) -> dict[str, Any]:
+    """Leave out whom the list is for."""
+    request = ListRequest.from_config(dict(entries))
+    return without(request, place).to_config()
+
+
+def without(request: ListRequest, place: int) -> ListRequest:
+    listed = np.array(request.listed)
+    listed[place] = False
+    return replace(request, listed=listed)
+
+
+def flipped(name: str) -> Callable[[Any], Any]:
+    """Change one bit of the first row."""
+
+    def change(message: Any) -> Any:
+        rows = np.array(getattr(message, name))
+        rows[0, 0] ^= 1
+        return replace(message, **{name: rows})
+
+    return change
+
+
+def halves(message: Any) -> Any:
+    """Name as vanished who stands at two places of the circle."""
+    listed = np.array(message.listed)
+    listed[[0, listed.size // 2]] = False
+    return replace(message, listed=listed)
+
+
+def alone(message: Any) -> Any:
+    """Name nobody but one as there."""
+    listed = np.zeros_like(message.listed)
+    listed[np.flatnonzero(message.listed)[0]] = True
+    return replace(message, listed=listed)
+
+
+def mask_keys(request: UnmaskRequest) -> UnmaskRequest:
+    return replace(request, kinds=np.full_like(request.kinds, MASK_KEY))
+
+
+def unsigned(signed: Signatures) -> Signatures:
+    return replace(signed, signatures=np.zeros_like(signed.signatures))
+
+
+SUMS = (
+    Lie(
+        "a semi-honest sum",
+        "bind-run",
+        lambda entries, place: KeyRequest(bytes(16)).to_config(),
+        "no sum whose server is trusted|does not name 'sum_enroll'",
+        "train.sum_enroll",
+    ),
+    Lie("minimum lowered", "reveal-run", changed(RevealRequest, lambda m: replace(m, minimum=2)),
+        "a minimum of 2 of"),
+    Lie("nobody colludes", "reveal-run", changed(RevealRequest, lambda m: replace(m, corrupt=0.0)),
+        "corrupt is 0.0"),
+    Lie("another's commitment", "reveal-run",
+        changed(RevealRequest, lambda m: replace(m, commitments=m.commitments[::-1])),
+        "own commitment is not on the list"),
+    Lie("a seed of its own", "epoch-run", changed(EpochRequest, flipped("seeds")),
+        "committed to another seed"),
+    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key),
+        "binding is not signed"),
+    Lie("threshold lowered", "prepare-run",
+        only(PrepareRequest, lambda m: replace(m, threshold=1)), "threshold 1"),
+    Lie("partners chosen", "prepare-run",
+        only(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1])),
+        "not those of the epoch's graph"),
+    Lie("other partners ready", "mask-ready", changed(Ready, fewer),
+        "not those of the list|must"),
+    Lie("a contributor left out", "list-run",
+        left_out, "we are not on the list"),
+    Lie("partners vanished", "list-run", changed(ListRequest, alone), "parties sent their vectors"),
+    Lie("circle cut", "list-run", changed(ListRequest, halves), "parties sent their vectors"),
+    Lie("a round of another epoch", "list-run",
+        changed(ListRequest, lambda m: replace(m, run_id=bytes(16))), "nothing was sent"),
+    Lie("both secrets", "unmask-run", changed(UnmaskRequest, mask_keys), "do not follow"),
+    Lie("lists that differ", "unmask-run", changed(Signatures, unsigned), TOLD_OTHERWISE),
+)  # fmt: skip
+
+
+def in_the_clear(entries: Entries, place: int) -> dict[str, Any]:
+    """Ask for the same vector without masks."""
+    masks = (RING_WORD, "ring-", "mask-")
+    return {key: value for key, value in entries.items() if not key.startswith(masks)}
+
+
+def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
+    """Answer in the first key-holder's place, with a key of the server's own."""
+    share = ids.scalar(b"the server's own", b"key", 0)
+    keys, points = np.array(request.keys), np.array(request.points)
+    keys[0] = np.frombuffer(public_of(share), np.uint8)
+    points[0] = ids.multiply(points[0], share)
+    return replace(request, keys=keys, points=points)
+
+
+def guesses(request: ProvedEvaluateRequest) -> ProvedEvaluateRequest:
+    """Have other points evaluated than a client sent."""
+    return replace(request, points=request.points[::-1])
+
+
+def asking(alignment: str) -> Change:
+    return lambda entries, place: {**entries, "alignment": alignment}
+
+
+REFUSES = "with a key of its own a SuperNode takes part in"
+# FedSCem's messages besides those of its sums
+FEDSCEM = (
+    Lie("a semi-honest alignment", "alignment", asking("psi"), REFUSES),
+    Lie("a plain alignment", "alignment", asking("plain"), REFUSES),
+    Lie("plain sums", "mask-ready", in_the_clear, "asked for without masks"),
+    Lie("guesses", "align-parties", changed(ProvedEvaluateRequest, guesses), "is not signed by",
+        unless="-"),
+    Lie("answers of its own", "align-keys", changed(ProvedUnionRequest, own_answers),
+        "is not signed by it", unless="-"),
+    Lie("answers without proof", "align-keys",
+        changed(ProvedUnionRequest, lambda m: replace(m, points=np.roll(m.points, 1, 0))),
+        "are not proved", unless="-"),
+    *(lie for lie in SUMS if lie.at != "bind-run"),
+)  # fmt: skip
+
+
+class LyingGrid:
+    """Wraps a grid; ``said`` has by the kind of lie what the client answered, None for no error."""
+
+    def __init__(self, grid: Any, lies: Sequence[Lie] = SUMS) -> None:
+        self.grid, self._left = grid, list(lies)
+        self.said: dict[str, str | None] = {}
+        self._parties: list[int] = []  # of the epoch
+        self._first: dict[tuple[int, str], Message] = {}  # by SuperNode and what is asked
+        self._signed: dict[int, np.ndarray] = {}  # by party
+        self._other: tuple[int, ListRequest] | None = None  # who signed another list, and which
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Lie to those whom the messages are for, then send them."""
+        honest = list(messages)
+        for one in honest:
+            entries = entries_of(one.content)
+            if "reveal-run" in entries:
+                self._parties = RevealRequest.from_config(entries).parties.tolist()
+            for name in ("prepare-run", "mask-ready"):
+                if name in entries:
+                    self._first.setdefault((one.metadata.dst_node_id, name), one)
+        self._send([*self._due(honest), *self._repeated(honest), *self._two_lists(honest)])
+        return self.grid.push_messages(honest)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Keep what is signed."""
+        replies = list(self.grid.pull_messages(message_ids))
+        for reply in replies:
+            found = {} if reply.has_error() else entries_of(reply.content)
+            if "list-signature" in found:
+                party = self._row(reply.metadata.src_node_id)[0]
+                self._signed[party] = ListReply.from_config(found).signature
+        return replies
+
+    def _row(self, node: int) -> tuple[int, list[int]]:
+        """Return whose SuperNode it is, and its partners, as it was told."""
+        entries = entries_of(self._first[node, "prepare-run"].content)
+        request = PrepareRequest.from_config(entries)
+        return int(request.clients[0]), request.partners[0].tolist()
+
+    def _due(self, honest: Sequence[Message]) -> list[Told]:
+        """Lie to these messages, to one SuperNode after the other."""
+        found: list[Told] = []
+        for lie in list(self._left):
+            to = [one for one in honest if self._is_for(lie, entries_of(one.content))]
+            if to:
+                self._left.remove(lie)
+                one = to[len(found) % len(to)]
+                node = one.metadata.dst_node_id
+                known = (node, "prepare-run") in self._first and self._parties
+                place = self._parties.index(self._row(node)[0]) if known else 0
+                entries = lie.change(entries_of(one.content), place)
+                found.append((lie.kind, like(one, entries, lie.message_type)))
+        return found
+
+    @staticmethod
+    def _is_for(lie: Lie, entries: Entries) -> bool:
+        return lie.at in entries and lie.unless not in entries
+
+    def _repeated(self, honest: Sequence[Message]) -> list[Told]:
+        """Ask once more for the keys and the vector of a round that is under way."""
+        lists = [one for one in honest if "list-run" in entries_of(one.content)]
+        if not lists or REPEATED[0] in self.said:
+            return []
+        found = []
+        for name, kind, one in zip(("prepare-run", "mask-ready"), REPEATED, lists, strict=False):
+            before = self._first[one.metadata.dst_node_id, name]
+            found.append((kind, like(before, entries_of(before.content))))
+        return found
+
+    def _two_lists(self, honest: Sequence[Message]) -> list[Told]:
+        """Have one sign a list of its own; then ask it for shares with the others' signatures."""
+        lists = [one for one in honest if "list-run" in entries_of(one.content)]
+        if lists and self._other is None:
+            victim = lists[-1]
+            party, _ = self._row(victim.metadata.dst_node_id)
+            request = ListRequest.from_config(entries_of(victim.content))
+            places = np.flatnonzero(request.listed)
+            gone = int(places[places != self._parties.index(party)][0])
+            self._other = victim.metadata.dst_node_id, without(request, gone)
+            return [(SIGNED, like(victim, self._other[1].to_config()))]
+        if self._other is None or TWO_LISTS in self.said:
+            return []
+        (node, request), model = self._other, honest[0]
+        if not any("unmask-run" in entries_of(one.content) for one in honest):
+            return []
+        party, row = self._row(node)
+        listed = {self._parties[place] for place in np.flatnonzero(request.listed)}
+        kinds = [SEED if partner in listed else MASK_KEY for partner in row]
+        asked = UnmaskRequest(
+            request.run_id,
+            request.server_round,
+            len(listed),
+            np.array([party]),
+            np.array([kinds], np.uint8),
+        )
+        columns = [column for column, partner in enumerate(row) if partner in self._signed]
+        signed = Signatures(np.array(columns), np.stack([self._signed[row[c]] for c in columns]))
+        message = like(model, asked.to_config() | signed.to_config(), to=node)
+        return [(TWO_LISTS, message)]
+
+    def _send(self, lies: Sequence[Told]) -> None:
+        """Send lies and wait for all answers."""
+        ids = dict(zip(self.grid.push_messages([one for _, one in lies]), lies, strict=True))
+        deadline = time.monotonic() + WAIT
+        while ids and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(ids)):
+                kind, _ = ids.pop(reply.metadata.reply_to_message_id)
+                self.said[kind] = reply.error.reason if reply.has_error() else None
+                LOG.warning("lie: %s: %s", kind, self.said[kind])
+            time.sleep(0.05 if ids else 0)
+
+
+def like(
+    message: Message, entries: Entries, message_type: str | None = None, to: int | None = None
+) -> Message:
+    """Write a message with other entries, of another type or for another SuperNode."""
+    about = message.metadata
+    records = {name: record for name, record in message.content.items() if name != CONFIG}
+    return Message(
+        RecordDict(records | {CONFIG: ConfigRecord(dict(entries))}),
+        about.dst_node_id if to is None else to,
+        message_type or about.message_type,
+        group_id=about.group_id,
+    )
+
+
+def unrefused(said: Mapping[str, str | None], lies: Iterable[Lie] = SUMS) -> dict[str, str | None]:
+    """Return the lies that were not tried or not refused for what they are, with what was said."""
+    wanted = {lie.kind: lie.says for lie in lies} | REFUSALS
+    return {
+        kind: said.get(kind, "not tried")
+        for kind, says in wanted.items()
+        if not re.search(says, said.get(kind) or "")
+    }

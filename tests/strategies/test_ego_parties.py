@@ -1,0 +1,237 @@
+"""FedSCem whose clients do not trust the server."""
+
+import re
+from collections import Counter
+
+import pytest
+from ego_helpers import SETTINGS
+from ego_strategy_helpers import assert_same, faulty, run
+from federation import METHODS
+from flwr.app import Array, ArrayRecord, Message
+
+from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_proto
+from flower_graph.messages.keys import RING_WORD
+from flower_graph.secure.identity import TrustSettings, new_identity
+from flower_graph.secure.registry import Registry
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import (
+    EgoNetworkClient,
+    MaskedEmbeddingAveraging,
+)
+from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+
+UNTRUSTED = METHODS["fedscem"].with_("strategy.trust=malicious-server")
+DEAL = [[0, 1, 2], [3, 4], [5], [6, 7, 8], [9, 10], [11]]
+
+
+class Counting(InProcessGrid):
+    """Counts exchanges by round and type."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.sent = Counter()
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.sent.update({(int(m.metadata.group_id), m.metadata.message_type) for m in messages})
+        return super().push_messages(messages)
+
+
+@pytest.fixture
+def parties(tmp_path):
+    registry, keys = Registry({}, 3), [tmp_path / f"key-{part}" for part in range(len(DEAL))]
+    for path, places in zip(keys, DEAL, strict=True):
+        clients = [range(100 + place, 101 + place) for place in places]
+        registry = registry.with_party(new_identity(path), clients)
+    registry.write(tmp_path / "registry.json")
+
+    def client(context, egos, **options):
+        part = int(context.node_config["partition-id"])
+        files = {"identity-key": str(keys[part]), "registry": str(tmp_path / "registry.json")}
+        return EgoNetworkClient(
+            context, egos, trust=TrustSettings.of(files, context.run_id), **options
+        )
+
+    return {
+        "registry": tmp_path / "registry.json",
+        "client_options": {"client": client},
+        "supernodes": len(DEAL),
+        "deal": DEAL,
+    }
+
+
+def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
+    trusted = run(supernodes=6, deal=DEAL, make_grid=Counting)
+    done = run(**parties, make_grid=Counting)
+    assert_same(done, trusted, atol=0)
+    assert done.strategy.session.num_slots == trusted.strategy.session.num_slots > 10
+    for number in (2, 3, 4):
+        ours = {kind for at, kind in done.grid.sent if at == number}
+        theirs = {kind for at, kind in trusted.grid.sent if at == number}
+        assert ours - theirs == {"train.sum_list"} and theirs <= ours
+
+
+# What clients refuse ------------------------------------------------------------------------------
+
+
+def unmasked(content):
+    del content["config"][RING_WORD]
+
+
+def with_a_model(content):
+    content["config"]["shares-model"] = True
+    model = initial_weights(SETTINGS)
+    arrays = {"first": Array(model.first.numpy()), "rest": Array(model.rest.numpy())}
+    content["model"] = ArrayRecord(arrays)
+
+
+def of_some(content):
+    content["config"]["clients"] = content["config"]["clients"][:8]  # as int64
+
+
+def for_clients_that_trust(content):
+    content["config"]["alignment"] = "psi"
+
+
+def to_go_back(content):
+    content["config"]["resume-round"], content["config"]["resume-attempt"] = 1, "another"
+
+
+LIES = {
+    unmasked: (2, "train", "without masks"),
+    with_a_model: (2, "train", "weights are asked for"),
+    of_some: (2, "train", "clients .100. are asked"),
+    for_clients_that_trust: (1, "query", "takes part in verified alone"),
+    to_go_back: (3, "train", "loads no checkpoint from before"),
+}
+
+
+class Lying(Counting):
+    """Tells the first SuperNode each lie before what is true; asks for a table of tokens twice."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.heard = {}
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            meta = message.metadata
+            if self.contexts[meta.dst_node_id].node_config["partition-id"] != 0:
+                continue
+            at = int(meta.group_id), meta.message_type
+            for lie in [lie for lie, (*due, _) in LIES.items() if tuple(due) == at]:
+                told = self.query if lie is to_go_back else message
+                content = recorddict_from_proto(recorddict_to_proto(told.content))
+                lie(content)
+                self.heard[lie] = self._told(told, content)
+            if meta.message_type == "query":
+                self.query = message
+        result = super().push_messages(messages)
+        if messages[0].metadata.message_type == "train.union":
+            (union,) = [m for m in messages if self._place(m) == 0]
+            again = recorddict_from_proto(recorddict_to_proto(union.content))
+            self.heard["again"] = self._told(union, again)
+        return result
+
+    def _place(self, message):
+        return self.contexts[message.metadata.dst_node_id].node_config["partition-id"]
+
+    def _told(self, message, content):
+        meta = message.metadata
+        lie = Message(content, meta.dst_node_id, meta.message_type, group_id=meta.group_id)
+        (number,) = InProcessGrid.push_messages(self, [lie])
+        reply = self._replies.pop(number)
+        return reply.error.reason if reply.has_error() else "it answered"
+
+
+def test_lies_are_refused_and_the_run_goes_on_as_if_there_were_none(parties):
+    done = run(**parties, make_grid=Lying)
+    for lie, (*_, says) in LIES.items():
+        assert re.search(says, done.grid.heard[lie]), (lie, done.grid.heard[lie])
+    assert re.search("is not after", done.grid.heard["again"])
+    assert_same(done, run(supernodes=6, deal=DEAL), atol=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("strategy.aggregation=plain", "every vector would be in the clear"),
+        ("strategy.alignment=polynomial", "identities could be found out"),
+        ("strategy.model_sharing=fedavg", "reads the sum of the weights"),
+        ("strategy.participation=0.5", "changing clients"),
+        ("strategy.name=fedavg", "send what the server reads"),
+        ("partition.clients=4", "at least 5 for a masked sum"),
+    ],
+)
+def test_settings_that_a_server_could_read_clients_by_are_refused(setting, says):
+    with pytest.raises(ConfigError, match=says):
+        UNTRUSTED.load(setting)
+
+
+def test_a_server_with_a_registry_has_no_plain_sums(parties):
+    with pytest.raises(ValueError, match="with a registry they are"):
+        MaskedEmbeddingAveraging(SETTINGS, registry=parties["registry"], aggregation="plain")
+
+
+def test_clients_without_keys_take_no_part(parties):
+    options = {**parties, "client_options": {}}
+    with pytest.raises(NoClientsError, match="without one in all but that"):
+        run(**options)
+
+
+# Who comes and goes -------------------------------------------------------------------------------
+
+
+def test_a_supernode_that_is_gone_for_a_round_is_missing_in_its_sum_alone(parties):
+    script = {(5, "gone", 2): "gone"}
+    done = run(**parties, rounds=3, make_grid=faulty(script))
+    assert done.answered == [11, 11, 12]  # in its absence it was not prepared for the next
+    assert_same(done, run(supernodes=6, deal=DEAL, make_grid=faulty(script)), atol=0)
+
+
+@pytest.mark.parametrize("stage", ["train", "both"])
+def test_a_supernode_that_vanishes_in_a_round(parties, stage):
+    script = {(3, stage, 2): "silent"}
+    done = run(**parties, rounds=3, make_grid=faulty(script))
+    trusted = run(supernodes=6, deal=DEAL, make_grid=faulty(script))
+    assert_same(done, trusted, atol=0)
+
+
+def test_who_joins_later_is_aligned_with_all(parties):
+    script = {(5, "gone", 1): "gone"}
+    done = run(**parties, rounds=3, make_grid=faulty(script))
+    assert_same(done, run(supernodes=6, deal=DEAL, make_grid=faulty(script)), atol=0)
+    sums = done.strategy.session.sums
+    assert done.answered[-1] == 12 and sums.parties.server.epoch.number == 1
+
+
+def test_two_of_six_missing_are_too_many(parties):
+    script = {(part, "train", 2): "silent" for part in (1, 4)}
+    done = run(**parties, rounds=3, make_grid=faulty(script))
+    assert [bool(report.skipped) for report in done.reports] == [True, False, False]
+
+
+@pytest.mark.slow
+def test_a_supernode_that_has_lost_its_state_begins_anew_as_with_a_trusted_server(tmp_path):
+    runs = [
+        setup.run(
+            tmp_path / name, "rounds=5", restarts={2: [1]}, state_dir=None, final="train.unmask"
+        )
+        for name, setup in (("ours", UNTRUSTED), ("theirs", METHODS["fedscem"]))
+    ]
+    ours, theirs = runs
+    assert ours.grid.restarted == theirs.grid.restarted == 1
+    assert ours.figures == theirs.figures
+    assert [report.answered for report in ours.reports] == [r.answered for r in theirs.reports]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_from_a_checkpoint_makes_all_keys_anew(tmp_path):
+    whole = UNTRUSTED.run(tmp_path / "whole", "rounds=5")
+    out, more = tmp_path / "out", ("rounds=5", "checkpoint_every=1")
+    UNTRUSTED.run(out, *more, stop_at=2)
+    done = UNTRUSTED.run(out, *more, resume=True)
+    assert done.figures == whole.figures
+    assert not [file for file in out.rglob("*") if "parties" in file.parts]

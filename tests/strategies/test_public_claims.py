@@ -1,0 +1,278 @@
+"""PPFL-GNN where clients do not trust the server: sums as with trust, and what more they take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from public_helpers import Outcome, make_distrusting, run_secure, silent, start, toy_members
+
+from flower_graph.client.trust import throwaway_parties, trust_of
+from flower_graph.config.load import load_config
+from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.messages.fields import Resume
+from flower_graph.secure.identity import TrustSettings
+from flower_graph.secure.journal import Journal
+from flower_graph.strategies.procrustes_alignment.claims import (
+    Claims,
+    SignedClaims,
+    agreed_nodes,
+    check_layout,
+    fewest_parties,
+    sign_claim,
+)
+from flower_graph.strategies.procrustes_alignment.messages import EmbeddingEnrolment
+from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+    ROUNDS,
+    SecureConsensusClient,
+)
+
+STEP = 2.0**-16
+RUN = "ab" * 16
+
+
+def run(count: int = 9, supernodes: int = 6, **how: Any) -> Outcome:
+    """Run toy clients, unequally many at each SuperNode, without trust in the server."""
+    return start(
+        *make_distrusting(toy_members(count), supernodes, mods=how.pop("mods", None)), **how
+    )
+
+
+@pytest.fixture(scope="module")
+def whole() -> Outcome:
+    return run()
+
+
+def test_sums_are_those_of_clients_that_trust_the_server(whole: Outcome) -> None:
+    trusting = run_secure(toy_members(9), supernodes=6)
+    assert whole.weights["nodes"].tolist() == trusting.weights["nodes"].tolist() == [10, 11, 12]
+    # A SuperNode's clients are rounded one by one in both.
+    assert np.array_equal(whole.weights["mean"], trusting.weights["mean"])
+    for one, other in zip(whole.reports, trusting.reports, strict=True):
+        assert (one.answered, one.skipped, one.rejected) == (9, "", [])
+        for name in ("loss", "regulariser", "val_accuracy", "test_accuracy"):
+            values = getattr(one, name), getattr(other, name)
+            assert values[0] == pytest.approx(values[1], abs=STEP, nan_ok=True)
+        assert one.alignment == pytest.approx(other.alignment, abs=STEP)
+
+
+def test_a_round_takes_one_exchange_more() -> None:
+    grid, strategy = make_distrusting(toy_members(5), 5)
+    sent, push = list[tuple[str, str]](), grid.push_messages
+
+    def note(messages: Any) -> Any:
+        found = list(messages)
+        sent.extend((one.metadata.group_id, one.metadata.message_type) for one in found)
+        return push(found)
+
+    grid.push_messages = note  # type: ignore[method-assign]
+    start(grid, strategy, rounds=3)
+    of_the_last = Counter(kind for number, kind in sent if number == "3")
+    assert of_the_last == dict.fromkeys(["train", "train.sum_list", "train.sum_unmask"], 5)
+
+
+def test_what_clients_measure_is_in_no_message_of_one() -> None:
+    seen = []
+
+    def spy(message: Any, context: Context, call_next: Any) -> Any:
+        reply = call_next(message, context)
+        if message.metadata.message_type == "train":
+            seen.append(dict(reply.content.metric_records["metrics"]))
+        return reply
+
+    run(5, 5, rounds=3, mods=[spy])
+    assert len(seen) == 15
+    for metrics in seen:
+        assert np.isnan(metrics["loss"]).all()
+        assert np.isnan(metrics["disagreement"]).all()
+        assert not [key for key in metrics if key.startswith("judged")]
+
+
+@pytest.mark.parametrize(
+    ("lost", "answered"), [({3}, [9, 7, 7, 9]), ({2, 3}, [9, 6, 0, 9])], ids=["one", "two"]
+)
+def test_one_of_six_may_be_lost(lost: set[int], answered: list[int]) -> None:
+    # Who did not prepare the next sum is in the one after it.
+    outcome = run(mods=[silent(lost, {2})])
+    assert [report.answered for report in outcome.reports] == answered
+    # Of five parties that are left none may be missing.
+    skipped = [bool(report.skipped) for report in outcome.reports]
+    assert skipped == [False, len(lost) > 1, len(lost) > 1, False]
+
+
+def test_who_joins_later_is_in_the_next_sums() -> None:
+    grid, strategy = make_distrusting(toy_members(7), 7)
+    everyone, rounds = grid.get_node_ids, list[int]()
+    grid.get_node_ids = lambda: [*everyone()][: 6 if len(rounds) < 2 else 7]  # type: ignore[method-assign]
+    sums = list[list[int]]()
+    strategy.start(
+        grid,
+        num_rounds=4,
+        timeout=5.0,
+        on_round=lambda report: (rounds.append(1), sums.append(strategy.contributors)),
+    )
+    assert list(map(len, sums)) == [6, 6, 7, 7]
+
+
+# What a SuperNode does not go back to -------------------------------------------------------------
+
+
+@pytest.fixture
+def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrustSettings]:
+    monkeypatch.setenv("FLOWER_GRAPH_STATE", str(tmp_path / "state"))
+    throwaway_parties(5, [range(i, i + 1) for i in range(6)])
+    return [trust_of(context(i)) for i in range(6)]
+
+
+def context(partition: int) -> Context:
+    return Context(5, 1, {"partition-id": partition}, RecordDict(), {})
+
+
+def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
+    parties: list[TrustSettings], tmp_path: Path
+) -> None:
+    def client() -> SecureConsensusClient:
+        where = {"checkpoint_dir": tmp_path}
+        return SecureConsensusClient(context(0), toy_members(1), trust=parties[0], **where)
+
+    first = client()
+    first.get_properties(Resume(RUN).to_config())
+    with pytest.raises(RefusedError, match="takes part in another run"):
+        first.get_properties(Resume("cd" * 16).to_config())
+    with pytest.raises(RefusedError, match="a checkpoint of another run"):
+        first.save(2, "cd" * 16)
+    journal = Journal(parties[0].journal)
+    journal.contribute(2, ROUNDS, RUN.encode())
+    assert first.save(2, RUN) == ""
+    client().get_properties(Resume(RUN, 2, "again").to_config())
+    journal.contribute(3, ROUNDS, RUN.encode())
+    with pytest.raises(RefusedError, match=r"in the sum of round 3: it does not go back .* 2"):
+        client().get_properties(Resume(RUN, 2, "again").to_config())
+
+
+def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    for rounds, resume in ((2, False), (4, True)):
+        made = make_distrusting(toy_members(5), 5, checkpoint_dir=tmp_path, **{"saving": saving})
+        outcome = start(*made, rounds=rounds, resume=resume)
+    assert np.array_equal(outcome.weights["mean"], run(5, 5).weights["mean"])
+
+
+# Claims by themselves -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parties", "fewest"), [(5, 3), (6, 3), (7, 4), (10, 6), (20, 10), (100, 42)]
+)
+def test_two_honest_holders_are_in_every_sum(parties: int, fewest: int) -> None:
+    assert fewest_parties(parties) == fewest
+    assert fewest - 3 * parties // 10 - parties // 10 >= 2
+
+
+def test_nodes_are_counted_once_a_party() -> None:
+    one = {0: np.array([5, 7]), 1: np.array([5, 9])}
+    held = {0: one, **{party: {party: np.array([9, 5])} for party in range(2, 6)}}
+    assert agreed_nodes(held).tolist() == [5, 9]
+    held[2] = {2: np.array([7])}
+    held[3] = {3: np.array([7, 9])}
+    assert agreed_nodes(held).tolist() == [5, 7, 9]
+    del held[5]  # five hold each by three at least
+    assert agreed_nodes(held).tolist() == [7, 9]
+
+
+HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}
+
+
+@pytest.fixture
+def claims(parties: list[TrustSettings]) -> Claims:
+    """What a server shows that took the claims of all."""
+    signed = SignedClaims(parties[0].registry, lambda: 5)
+    for party, trust in enumerate(parties):
+        signature = sign_claim(trust.identity, 5, HELD[party])
+        answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
+        assert signed.take(EmbeddingEnrolment.from_config(answer.to_config())) == ""
+    return Claims.from_config(Claims.of(signed.of(range(6)), signed.signatures).to_config())
+
+
+def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:
+    for party, trust in enumerate(parties):
+        nodes = check_layout(claims, trust, 5, range(6), HELD[party])
+        assert nodes.tolist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("change", "run_id", "count", "message"),
+    [
+        ({}, 6, 6, "party 0: its claim of public nodes is not signed"),  # another run's
+        ({}, 5, 5, "claims of 6 parties, and 5 in the sums"),
+        ({"nodes": 4}, 5, 6, "party 4: its claim of public nodes is not signed"),
+        ({"clients": 4}, 5, 6, "party 4: it is not known, or claims clients"),
+        ({"parties": np.array([0, 1, 2, 3, 4, 9])}, 5, 6, "claims of 6 parties, and 6"),
+        ({"signatures": 1}, 5, 6, "party 1: its claim of public nodes is not signed"),
+    ],
+)
+def test_claims_are_refused_that_nobody_signed(
+    parties: list[TrustSettings],
+    claims: Claims,
+    change: dict[str, Any],
+    run_id: int,
+    count: int,
+    message: str,
+) -> None:
+    for name, at in change.items():
+        if isinstance(at, np.ndarray):
+            claims = replace(claims, parties=at)
+        elif name == "nodes":
+            claims.nodes[at] = np.array([10, 11, 12, 100 + at])
+        else:
+            rows = np.array(getattr(claims, name))
+            rows[at] = 77
+            claims = replace(claims, **{name: rows})
+    with pytest.raises(RefusedError, match=message):
+        check_layout(claims, parties[2], run_id, range(count), HELD[2])
+
+
+def test_a_claim_that_is_not_our_own_is_refused(
+    parties: list[TrustSettings], claims: Claims
+) -> None:
+    with pytest.raises(RefusedError, match="what the server shows as this SuperNode's claim"):
+        check_layout(claims, parties[2], 5, range(6), {2: np.array([10, 11])})
+
+
+@pytest.mark.parametrize("change", [{"minimum": 4}, {"corrupt": 0.4}])
+def test_who_counts_on_less_than_all_others_takes_no_part(
+    parties: list[TrustSettings], claims: Claims, change: dict[str, Any]
+) -> None:
+    with pytest.raises(RefusedError, match="two honest holders of a node are not sure"):
+        check_layout(claims, replace(parties[2], **change), 5, range(6), HELD[2])
+
+
+def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
+    signed = SignedClaims(parties[0].registry, lambda: 5)
+    answer = EmbeddingEnrolment([0], [np.array([10])], [3])
+    assert "is not signed" in signed.take(answer)
+    other = sign_claim(parties[1].identity, 5, {0: np.array([10])})
+    assert "not signed with its key" in signed.take(replace(answer, signature=other))
+    assert "no party may host" in signed.take(replace(answer, clients=[17], signature=other))
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "strategy.alignment: pairs is not allowed with strategy.trust=malicious-server: "),
+        (("strategy.alignment=secure", "strategy.name=local"), "strategy.name: local is not"),
+        (("strategy.alignment=secure", "strategy.trust=semi-honest", "strategy.registry=a.json"),
+         "strategy.registry: 'a.json' is read with"),
+    ],
+)  # fmt: skip
+def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("ppfl/cora-linqs-gat", ["strategy.trust=malicious-server", *overrides])
