@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from flwr.serverapp import Grid
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
+from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.load import to_dict
 from flower_graph.config.registry import method_of
-from flower_graph.data.folders.party import client_folder
+from flower_graph.config.trust import FEWEST_PARTIES, MALICIOUS_SERVER
+from flower_graph.data.folders.party import assigned, client_folder
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
 from flower_graph.data.new_graph import DataForm
 from flower_graph.engine.device import resolve_device
@@ -100,7 +103,7 @@ def run_server(
         last()  # without one, data are not read for nothing
     method = method_of(config)
     # What is refused here leaves no folder.
-    strategy = method.build_strategy(config, out, folder)
+    strategy = method.build_strategy(with_registry(config, grid, folder), out, folder)
     # With a folder nobody has the data of all.
     known = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(
@@ -142,11 +145,38 @@ def run_server(
         writer.close()
 
 
+def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None) -> RunConfig:
+    """Give the SuperNodes of a simulation keys, where clients do not trust the server."""
+
+    def make() -> Path:
+        if folder is not None:
+            raise ConfigError(
+                "strategy.registry: null; SuperNodes with data folders have keys of their own: "
+                "name the server's copy of the registry (docs/deployment.md)"
+            )
+        parts, clients = len(list(grid.get_node_ids())), method_of(config).num_clients(config)
+        _require_parties(config, parts)
+        hosted = [assigned(part, parts, clients) for part in range(parts)]
+        return throwaway_parties(grid.run.run_id, hosted)
+
+    return replace(config, strategy=config.strategy.with_registry(make))
+
+
+def _require_parties(config: RunConfig, supernodes: int) -> None:
+    """Refuse too few SuperNodes for sums whose clients do not trust the server."""
+    if config.strategy.distrusts and supernodes < FEWEST_PARTIES:
+        raise ConfigError(
+            f"supernodes: {supernodes} at most, by what is asked for and how many clients there "
+            f"are; strategy.trust={MALICIOUS_SERVER} needs {FEWEST_PARTIES} or more"
+        )
+
+
 def check_run(config: RunConfig, supernodes: int | None = None) -> int:
     """Refuse what cannot run on this machine, before anything is made; return the SuperNodes."""
     device, method = resolve_device(config.device), method_of(config)
     count = (method.default_supernodes(config) or 1) if supernodes is None else supernodes
     clients = method.num_clients(config)
+    _require_parties(config, min(count, clients))
     if count > clients:
         raise ConfigError(f"supernodes: {count} for {clients} clients; at most one each")
     if device.type == "cpu":
@@ -179,7 +209,7 @@ def simulate_whole(
     reports: list[RoundReport] = []
     method = method_of(config)
     with _grid(config, supernodes, None) as grid:
-        strategy = method.build_strategy(config, None)
+        strategy = method.build_strategy(with_registry(config, grid), None)
         how = {"num_rounds": config.rounds, "patience": config.patience}
         strategy.start(grid, on_round=reports.append, **how)
         return reports, method.final_figures(config, strategy)
@@ -189,17 +219,17 @@ class _EnoughError(Exception):
     """Ends a trial."""
 
 
-def first_rounds(config: RunConfig, count: int = 2, seconds: float = 20.0) -> list[RoundReport]:
-    """Run the first rounds and write nothing; fewer than `count` once they took so many seconds."""
+def first_rounds(config: RunConfig) -> list[RoundReport]:
+    """Run the first two rounds and write nothing; only the first if it takes more than 20 s."""
     reports: list[RoundReport] = []
 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
-        if len(reports) == count or sum(one.seconds for one in reports) > seconds:
+        if len(reports) == 2 or report.seconds > 20:
             raise _EnoughError
 
     with _grid(config, None, None) as grid, suppress(_EnoughError):
-        strategy = method_of(config).build_strategy(config, None)
+        strategy = method_of(config).build_strategy(with_registry(config, grid), None)
         strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
     return reports
 

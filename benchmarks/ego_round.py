@@ -29,6 +29,6 @@ class Overlap:
 
 def engine_round(chosen: ChosenEgos, overlap: Overlap) -> Metrics:
     """Train, average the embeddings, fuse and judge all clients."""
-    chosen.train()
-    chosen.fuse(Shared(overlap.place, overlap.mean(chosen.embed())))
+    chosen.train(1)
+    chosen.fuse(Shared(overlap.place, overlap.mean(chosen.embed())), 1)
     return chosen.evaluate(chosen.embed())

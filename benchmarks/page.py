@@ -17,6 +17,12 @@ from benchmarks.page_deployment import deployment_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
 from benchmarks.page_ppfl import gpu_alignment, ppfl_section
+from benchmarks.page_secure import (
+    alignment_section,
+    sum_section,
+    sums_section,
+    trust_section,
+)
 from benchmarks.page_short import short_page
 from benchmarks.page_soak import soak_section
 
@@ -54,7 +60,10 @@ def render(results: dict[str, Any]) -> str:
         "flwr": _flwr,
         "scale": _scale,
         "state": _state,
-        "secure": _secure,
+        "secure": sum_section,
+        "trust": trust_section,
+        "sums": sums_section,
+        "alignment": alignment_section,
         "ego": ego_section,
         "fedscem": fedscem_section,
         "fedgls": fedgls_section,
@@ -258,62 +267,6 @@ def _state(part: dict[str, Any]) -> Iterable[str]:
             )
         )
     yield table(("state", "message", "range", "cost", "target", ""), rows)
-
-
-def _secure(part: dict[str, Any]) -> Iterable[str]:
-    targets, entries = part["targets"], part["entries"]
-    yield "## Secure sum"
-    first = part["rounds"][0]
-    yield (
-        f"**One SuperNode with {first['clients']} clients**, vectors of {first['length']:,} "
-        "numbers: all of prepare, mask and unmask, and the server's part. *State* is saving the "
-        "host and loading it again, which each message does."
-    )
-    rows = []
-    for entry in part["rounds"]:
-        whole, state = entry["round"]["median"], entry["state"]["median"]
-        times = (duration(entry[side]["median"]) for side in ("host", "server"))
-        aim = f"at most {duration(targets['round'])}", verdict(whole, targets["round"])
-        limit = f"{duration(state)}, {verdict(state, targets['state'])}"
-        rows.append(
-            (
-                f"{entry['word']} bits",
-                duration(whole),
-                spread(entry["round"]),
-                *aim,
-                *times,
-                limit,
-            )
-        )
-    yield table(("word", "round", "range", "target", "", "host", "server", "state"), rows)
-    yield (
-        f"**Growth.** Vectors of {entries[0]['length']:,} numbers; a sample of clients, each alone "
-        "at its SuperNode with all partners elsewhere. Bytes are without the vector itself, "
-        f"{entries[0]['vector-bytes']:,} bytes up. The server's time is for the whole round, "
-        "without handing on the packets of clients outside the sample."
-    )
-    lines = [
-        (
-            f"{entry['clients']:,}",
-            str(entry["partners"]),
-            str(entry["threshold"]),
-            duration(entry["client"]["median"]),
-            spread(entry["client"]),
-            f"{entry['bytes-up'] - entry['vector-bytes']:,}",
-            f"{entry['bytes-down']:,}",
-            duration(entry["server-seconds"]),
-            duration(entry["server-seconds"] / entry["clients"]),
-        )
-        for entry in entries
-    ]
-    head = ("clients", "partners", "threshold", "client, a round", "range", "bytes up")
-    yield table((*head, "bytes down", "server", "server, a client"), lines)
-    fits, growth = part["exponents"], targets["exponent"]
-    checks = [
-        check("fitted exponent of a client's time", fits["seconds"], growth, "{:.2f}".format),
-        check("fitted exponent of a client's bytes", fits["bytes"], growth, "{:.2f}".format),
-    ]
-    yield table(("figure", "measured", "target", ""), checks)
 
 
 def _gpu(part: dict[str, Any]) -> Iterable[str]:

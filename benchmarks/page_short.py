@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.layout import duration, gib, table
+from benchmarks.page_secure import short_alignment, short_sums, short_trust
 
 Part = dict[str, Any]
 
@@ -114,15 +115,11 @@ def _state(part: Part) -> Iterable[str]:
 
 
 def _secure(part: Part) -> Iterable[str]:
-    word, (*_, last) = part["rounds"][0], part["entries"]
+    word = part["rounds"][0]
     yield "## Parts"
     yield (
         f"**Secure sum.** {word['clients']} clients at one SuperNode, vectors of "
-        f"{word['length']:,} numbers: {duration(word['round']['median'])} a sum. A client by "
-        f"itself among {last['clients']:,}, with {last['partners']} partners and "
-        f"{last['length']:,} numbers: {duration(last['client']['median'])}, and "
-        f"{last['bytes-up'] - last['vector-bytes']:,} bytes up besides the vector; the server "
-        f"takes {duration(last['server-seconds'])} for all of them."
+        f"{word['length']:,} numbers: {duration(word['round']['median'])} a sum."
     )
 
 
@@ -271,6 +268,9 @@ SECTIONS: dict[str, Callable[[Part], Iterable[str]]] = {
     "flwr": _flwr,
     "state": _state,
     "secure": _secure,
+    "trust": short_trust,
+    "sums": short_sums,
+    "alignment": short_alignment,
     "fedscem": _setup,
     "fedgls": _learner,
     "ppfl": _alignment,

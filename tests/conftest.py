@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 # The tests' tensors are tiny: more threads only wait for each other, 20 times as long when the
 # machine has other work. It must be set before PyTorch is imported.
@@ -23,6 +24,36 @@ settings.register_profile("quick", deadline=None, max_examples=25)
 settings.load_profile("quick")
 
 
+# Parts of the names of tests that start processes of Flower's, and which of them wait for another
+ELSEWHERE = {
+    "tests/deployment/": "deployments",
+    "tests/test_existing_app.py": "runs on Ray",
+    "tests/test_launch.py": "runs on Ray",
+    "on_ray": "runs on Ray",
+}
+
+
+def one_after_another(nodeid: str) -> str | None:
+    """Say among which tests one is that are not run side by side."""
+    return next((kind for part, kind in ELSEWHERE.items() if part in nodeid), None)
+
+
+class _Files(LoadFileScheduling):
+    """Deals out tests by files, but all deployments to one worker, and all runs on Ray to one.
+
+    Each message of a deployment starts a process: beside two of them runs on Ray take minutes.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return one_after_another(nodeid) or super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal out the tests where files are asked for."""
+    return _Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what starts processes of Flower's or needs data from outside the package.
 
@@ -31,6 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         starts = item.get_closest_marker("flwr") or item.get_closest_marker("deployment")
         needs = "data_root" in getattr(item, "fixturenames", ())
+        assert not starts or one_after_another(item.nodeid), item.nodeid
+        if starts and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # of their processes, on a busy machine
         if needs or (starts and not item.get_closest_marker("fast")):
             item.add_marker(pytest.mark.slow)
 

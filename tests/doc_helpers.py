@@ -19,3 +19,12 @@ def run_blocks(
     for block in found[chosen]:
         exec(compile(block, str(page), "exec"), names)
     return names
+
+
+def assert_tests_are_there(tests: list[str]) -> None:
+    """Hold the tests that a row of a page's table names, ``file::name``, against the files."""
+    assert tests
+    for test in tests:
+        file, _, name = test.partition("::")
+        text = (DOCS.parent / file).read_text(encoding="utf-8")
+        assert f"\ndef {name}(" in text, test

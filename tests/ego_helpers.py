@@ -135,20 +135,28 @@ class PlainClient(nn.Module):
             h = layer(h, self.ego.edge_index).relu()
         return h
 
-    def losses(self, shared: Shared | None) -> tuple[Tensor, Tensor]:
-        """Return ``L_nc`` and ``L_ct``, both zero where there is nothing to average."""
-        h, mask = self.embed(), self.ego.train_mask
+    def losses(self, shared: Shared | None, nodes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``L_nc`` and ``L_ct`` of all nodes or some, zero where nothing is averaged."""
+        h, mask, y = self.embed(), self.ego.train_mask, self.ego.y
         nc = ct = 0 * h.sum()
+        if nodes is not None:
+            if shared is not None:
+                kept = nodes[shared.place]
+                place = torch.searchsorted(nodes.nonzero().flatten(), shared.place[kept])
+                shared = Shared(place, shared.mean[kept])
+            h, mask, y = h[nodes], mask[nodes], y[nodes]
         if mask.any():
-            nc = F.cross_entropy(self.classifier(h)[mask], self.ego.y[mask])
+            nc = F.cross_entropy(self.classifier(h)[mask], y[mask])
         if shared is not None and shared.place.numel():
             z, means = self.head(h), self.head(shared.mean)
             ct = slow_nt_xent(z, means, shared.place, self.settings.tau).mean()
         return nc, ct
 
-    def step(self, shared: Shared | None = None, *, classify: bool = True) -> None:
-        """Take one step of ``train`` (without shared means) or of ``fuse``."""
-        nc, ct = self.losses(shared)
+    def step(
+        self, shared: Shared | None = None, nodes: Tensor | None = None, *, classify: bool = True
+    ) -> None:
+        """Take a step of ``train`` (without shared means) or of ``fuse``, on all or some nodes."""
+        nc, ct = self.losses(shared, nodes)
         loss = self.settings.mu * ct + (nc if classify else 0)
         for slot, value in zip(self.slots(), self._start_slots(), strict=True):
             loss = loss + self.settings.proximal / 2 * ((slot - value) ** 2).sum()

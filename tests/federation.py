@@ -22,6 +22,7 @@ from flower_graph.client import state
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
+from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.messages.keys import CONFIG, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.server.ledger import Participation
@@ -57,6 +58,11 @@ class Setup:
         """The method as a reader knows it."""
         app = self.config.partition("/")[0]
         return NAMES.get(app, app)
+
+    @property
+    def fewest(self) -> int:
+        """SuperNodes without which it is refused."""
+        return FEWEST_PARTIES if self.load().strategy.distrusts else 1
 
     def with_(self, *overrides: str, **changes: Any) -> Setup:
         """Change settings."""
@@ -104,7 +110,11 @@ VARIANTS = {
     "nfedgnn, averaged": METHODS["nfedgnn"].with_("strategy.average_every=2"),
     "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
     "fedscem, blinded": METHODS["fedscem"].with_("strategy.alignment=polynomial"),
+    "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),
     "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
+    "fedscem, batches": METHODS["fedscem"].with_(
+        *PLAIN, "strategy.batch_size=3", "strategy.variant=iter", final="train"
+    ),
     "fedscem, shared": METHODS["fedscem"].with_(
         "strategy.model_sharing=fedavg", "strategy.resolution=1e-6"
     ),
@@ -124,6 +134,12 @@ VARIANTS = {
     "deepwalk, consensus": METHODS["deepwalk"].with_("strategy.alignment=consensus"),
     "deepwalk, secure": METHODS["deepwalk"].with_(
         "strategy.alignment=secure", final="train.sum_unmask"
+    ),
+    "deepwalk, secure, untrusted": METHODS["deepwalk"].with_(
+        *("partition.clients=6", "partition.private_share=0.1"),
+        *("strategy.alignment=secure", "strategy.trust=malicious-server"),
+        supernodes=6,
+        final="train.sum_unmask",
     ),
 }
 ALL = METHODS | VARIANTS

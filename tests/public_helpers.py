@@ -12,6 +12,9 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import forget_run
+from flower_graph.client.trust import throwaway_parties, trust_of
+from flower_graph.data.folders.party import assigned
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -23,6 +26,8 @@ from flower_graph.strategies.procrustes_alignment.cohort_client import (
 from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,
+)
+from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
     SecureConsensusClient,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
@@ -111,16 +116,18 @@ def make_grid(
     supernodes: int,
     *,
     secure: bool = False,
+    distrusts: bool = False,
     mods: list[Mod] | None = None,
     **client: Any,
 ) -> InProcessGrid:
     """Give members to SuperNodes; in the secure form mods see all messages, else those of train."""
-    kind = SecureConsensusClient if secure else PublicNodeClient
+    kind: Any = SecureConsensusClient if secure else PublicNodeClient
 
     def client_fn(context: Context) -> PublicNodeClient:
         part = int(context.node_config["partition-id"])
-        here = members[part * len(members) // supernodes : (part + 1) * len(members) // supernodes]
-        return kind(context, here, **client)
+        hosted = assigned(part, supernodes, len(members))
+        trust = {"trust": trust_of(context)} if distrusts else {}
+        return kind(context, members[hosted.start : hosted.stop], **client, **trust)
 
     around: dict[str, Any] = {"mods" if secure else "train_mods": mods}
     app = make_client_app(client_fn, **around)
@@ -138,10 +145,34 @@ def run(
 ) -> Outcome:
     """Run members in process, by default one at each SuperNode."""
     grid = make_grid(members, supernodes or len(members), **client)
-    strategy, reports = strategy or ProcrustesAlignment(), list[RoundReport]()
+    return start(grid, strategy or ProcrustesAlignment(), rounds=rounds, resume=resume)
+
+
+def start(
+    grid: InProcessGrid, strategy: ProcrustesAlignment, *, rounds: int = 4, resume: bool = False
+) -> Outcome:
+    """Run a strategy over a grid."""
+    reports = list[RoundReport]()
     how: dict[str, Any] = {"num_rounds": rounds, "timeout": 5.0, "resume": resume}
-    strategy.start(grid, on_round=reports.append, **how)
+    try:
+        strategy.start(grid, on_round=reports.append, **how)
+    finally:
+        forget_run(grid.run.run_id)
     return Outcome(reports, strategy.weights(), strategy, grid)
+
+
+def make_distrusting(
+    members: Sequence[EmbeddingClient],
+    supernodes: int,
+    *,
+    saving: dict[str, Any] | None = None,
+    **client: Any,
+) -> tuple[InProcessGrid, SecureConsensus]:
+    """Make SuperNodes with keys of their own, and a server that they do not trust."""
+    grid = make_grid(members, supernodes, secure=True, distrusts=True, **client)
+    hosted = [assigned(part, supernodes, len(members)) for part in range(supernodes)]
+    registry = throwaway_parties(grid.run.run_id, hosted)
+    return grid, SecureConsensus(registry=registry, min_nodes=5, **(saving or {}))
 
 
 def run_secure(

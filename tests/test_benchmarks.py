@@ -46,9 +46,9 @@ def page_of(**parts: Any) -> str:
 
 
 def test_quick_run_writes_json_and_page(results: Path, document: Path):
-    assert bench("round,scale,gpu,ego,secure", results, document) == 0
+    assert bench("round,scale,gpu,ego", results, document) == 0
     found = json.loads(results.read_text(encoding="utf-8"))
-    assert set(found["parts"]) == {"round", "scale", "gpu", "ego", "secure"}
+    assert set(found["parts"]) == {"round", "scale", "gpu", "ego"}
     (cora,) = found["parts"]["round"]["entries"]
     assert [entry["supernodes"] for entry in cora["runs"]] == [1, 2]
     assert all(entry["ratio"] == ratio_of(entry) for entry in cora["runs"])
@@ -69,13 +69,47 @@ def test_quick_run_writes_json_and_page(results: Path, document: Path):
     for words in ("2,708", "## Ego-networks", "at most 0.3", "## Scale", "## GPU", "mean nothing"):
         assert words in text
     assert "nan" not in text
-    sums = found["parts"]["secure"]
-    for entry in sums["entries"]:
-        assert entry["partners"] > 0 and 0 < entry["vector-bytes"] < entry["bytes-up"]
-    sums["exponents"] = {"seconds": 0.25, "bytes": 0.75}
-    text = page_of(secure=sums)
-    assert "| fitted exponent of a client's time | 0.25 | at most 0.50 | met |" in text
-    assert "| fitted exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text
+
+
+def test_sums_and_alignment_are_measured_in_both_settings_of_trust(results: Path, document: Path):
+    assert bench("secure,trust,sums,alignment", results, document) == 0
+    parts = json.loads(results.read_text(encoding="utf-8"))["parts"]
+    entries = parts["trust"]["entries"]
+    assert [(e["clients"], e["corrupt"], e["trusted"]) for e in entries[:3]] == [
+        (30, 0.0, True),
+        (30, 0.0, False),
+        (60, 0.0, True),
+    ]
+    for entry in entries:
+        assert entry["partners"] >= entry["threshold"] > entry["partners"] / 2
+        assert 0 < entry["vector-bytes"] < entry["bytes-up"]
+        assert ("list" in entry["stages"]) != entry["trusted"]
+    assert [e["clients"] for e in parts["sums"]["entries"]] == [2, 6, 20, 5, 6, 20]
+    for entry in parts["alignment"]["entries"]:
+        assert entry["ratio"] == entry["verified"] / entry["blinded"]
+    short = document.read_text(encoding="utf-8")
+    for words in ("| 60 | 10% | may lie | 50 | 32 |", "**Alignment by", "exact with 30 % lost"):
+        assert words in short
+    assert "nan" not in short
+
+
+def test_targets_of_both_settings_are_held_against_the_figures():
+    entry = {"clients": 9, "corrupt": 0.0, "partners": 8, "threshold": 5, "stages": {"mask": 1.0}}
+    fast = entry | {"trusted": True, "seconds": 1.0}
+    part = {
+        "entries": [fast, entry | {"trusted": False, "seconds": 2.6}],
+        "exponents": {"seconds": 0.25, "bytes": 0.75},
+        "targets": {"exponent": 0.5, "ratio": 2.5},
+        "length": 7,
+        **WHEN,
+    }
+    text = page_of(trust=part)
+    assert "| exponent of a client's time | 0.25 | at most 0.50 | met |" in text
+    assert "| exponent of a client's bytes | 0.75 | at most 0.50 | **missed** |" in text
+    assert "| 2.60 | at most 2.5, **missed** |" in text
+    part["entries"][1] |= {"corrupt": 0.1}
+    part["entries"][0] |= {"corrupt": 0.1}
+    assert "at most 2.5" not in page_of(trust=part), "there is no target with colluders"
 
 
 def test_a_part_that_is_not_asked_for_keeps_its_figures(results: Path, document: Path):

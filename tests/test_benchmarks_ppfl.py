@@ -95,7 +95,7 @@ def test_iterations_are_measured_with_each_clients_own_work(overlapping: dict[st
     assert walked["nodes"] == 1_489 and 0 < walked["isolated"] < 400 < walked["edges"]
 
 
-def test_a_ray_iteration_is_held_against_work_dealt_over_the_cores(
+def test_an_iteration_on_ray_is_held_against_work_dealt_over_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ):
     assert ppfl_rounds.makespan([3.0, 1.0, 1.0, 2.0], 2) == 4.0

@@ -120,9 +120,6 @@ def test_every_figure_of_the_results_is_in_the_table_that_a_command_wrote() -> N
     text = (DOCS / "ppfl.md").read_text(encoding="utf-8")
     section = text[text.index("## Results") : text.index("## How embeddings are evaluated")]
     table = (DOCS / "results" / "ppfl" / "table.md").read_text(encoding="utf-8")
-    lines = [line for line in section.splitlines() if line.startswith("| C")]
-    sums = {figure for line in lines for figure in re.findall(r"[+-][\d.]+ ± [\d.]+", line)}
-    assert len(sums) == 20
-    assert [figure for figure in sums if figure not in table] == []
-    paper = {cell.strip() for line in lines for cell in (line.split("|")[5], line.split("|")[8])}
-    assert [figure for figure in paper if f"| {figure} |" not in table] == []
+    assert "(results/ppfl/table.md)" in section
+    figures = re.findall(r"[+-]?[\d.]+ ± [\d.]+", section)
+    assert [figure for figure in figures if figure not in table] == []

@@ -18,10 +18,13 @@ from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, sav
 from flower_graph.report.plots.compared import (
     Bar,
     Panel,
+    Spent,
     plot_bars,
     plot_budgets,
+    plot_lines,
     plot_matrices,
     plot_points,
+    plot_spent,
 )
 from flower_graph.report.rounds import RoundReport
 
@@ -93,12 +96,40 @@ def test_matrices_have_a_number_in_each_field(drawn: list[Axes]) -> None:
     plot_matrices(Path("x.png"), {"test": numbers}, rows=("mu", (1, 5)), columns=("tau", (1, 2, 3)))
     shown = ["0.100", "0.250", "0.300", "0.400", "0.500"]
     assert [text.get_text() for text in drawn[0].texts] == shown
+    gains = {"gain": [[0.1, -0.3], [0.0, math.nan]]}
+    plot_matrices(Path("x.png"), gains, rows=("a", (1, 2)), columns=("b", (1, 2)))
+    assert drawn[1].images[0].get_clim() == (-0.3, 0.3)  # white is 0
 
 
 def test_points_are_joined_by_size(drawn: list[Axes]) -> None:
     plot_points(Path("x.png"), {("nodes", "s"): {"Cora": [(30.0, 2.0), (10.0, 1.0)]}})
     assert drawn[0].lines[0].get_xdata().tolist() == [10.0, 30.0]  # type: ignore[union-attr]
     assert (drawn[0].get_xscale(), drawn[0].get_yscale()) == ("log", "log")
+
+
+def test_differences_are_drawn_in_points_by_what_is_varied(drawn: list[Axes]) -> None:
+    panels = {
+        "labels": {"Cora": {5: [0.02, 0.04], 60: [0.0, -0.02]}, "CiteSeer": {60: [0.01]}},
+        "by": {"Cora": {"features": [0.01, 0.03], "encoder": [0.02, 0.0]}},
+    }
+    plot_lines(Path("none.png"), panels, label="points")
+    numbers, words = drawn
+    zero, cora, citeseer = numbers.lines
+    assert list(zero.get_ydata()) == [0, 0]
+    assert list(cora.get_xdata()) == [5, 60] and list(cora.get_ydata()) == [3.0, -1.0]
+    assert list(citeseer.get_ydata()) == [1.0]
+    for cell, names in ((numbers, ["5", "60"]), (words, ["features", "encoder"])):
+        assert [text.get_text() for text in cell.get_xticklabels()] == names
+    assert list(words.lines[1].get_xdata()) == [0, 1]
+    assert list(words.lines[1].get_ydata()) == [2.0, 1.0]
+
+
+def test_what_ended_stays_and_what_costs_nothing_is_a_line_across(drawn: list[Axes]) -> None:
+    paid, free = [[0.25, 0.5, 0.75], [0.25]], [[0.5, 0.5]]
+    plot_spent(Path("x.png"), {"MiB": {"a": Spent([1, 2, 3], paid), "b": Spent([0, 0], free)}})
+    one, other = drawn[0].lines
+    assert one.get_ydata().tolist() == [0.25, 0.375, 0.5]  # type: ignore[union-attr]
+    assert (other.get_ydata()[0], drawn[0].get_xscale()) == (0.5, "log")  # type: ignore[index]
 
 
 BUDGETS = {1e4: [0.5, 0.75], 10.0: [0.25, 0.25]}
@@ -123,6 +154,8 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
         (plot_bars, {"Cora": {}}, {"label": "accuracy"}, "panels: empty; at least one bar"),
         (plot_matrices, {}, {"rows": ("a", ()), "columns": ("b", ())}, "at least one matrix"),
         (plot_points, {}, {}, "panels: empty"),
+        (plot_spent, {}, {}, "panels: empty"),
+        (plot_lines, {}, {"label": "points"}, "panels: empty"),
         (plot_budgets, {}, {}, "panels: empty"),
         (plot_budgets, {"t": Panel({}, LEVELS)}, {}, "t: every budget and level needs at least"),
         (plot_budgets, {"t": Panel({1.0: []}, LEVELS)}, {}, "t: every budget and level needs"),
@@ -144,3 +177,7 @@ def test_a_picture_is_written_or_it_is_said_that_it_cannot_be(tmp_path: Path) ->
     assert imread(tmp_path / "a.png").shape[2] == 4
     with pytest.raises(OutputError, match="cannot write"):
         plot_counts(tmp_path / "missing" / "a.png", {"one": {1: 1}}, title="t")
+
+
+def test_no_two_curves_look_alike() -> None:
+    assert len({base.look(place) for place in range(36)}) == 36

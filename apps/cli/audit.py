@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
-from flower_graph.apps.run import check_run, client_app
+from flower_graph.apps.run import check_run, client_app, with_registry
 from flower_graph.audit.attacks import Audit, RecordingGrid
 from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
@@ -73,7 +73,8 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
     nodes = audit.supernodes(method.num_clients(config))
     grid = RecordingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
     try:
-        method.build_strategy(config, None).start(grid, num_rounds=config.rounds)
+        strategy = method.build_strategy(with_registry(config, grid), None)
+        strategy.start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)
     finally:
         forget_run(grid.run.run_id)
@@ -84,9 +85,9 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
 
 def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
     """Run a config with a server that lies in one way; clients that refuse may end the run."""
-    strategy, app = method_of(config).build_strategy(config, None), client_app(config, None)
-    patch = partial(deviation.patch, strategy)
-    grid = DeviatingGrid(app, num_supernodes=nodes, seed=config.seed, patch=patch)
+    grid = DeviatingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
+    strategy = method_of(config).build_strategy(with_registry(config, grid), None)
+    grid.patch = partial(deviation.patch, strategy)
     log, level = logging.getLogger("flower_graph"), logging.getLogger("flower_graph").level
     log.setLevel(logging.ERROR)  # that clients refuse is the result, not news
     try:
@@ -95,6 +96,7 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
     finally:
         log.setLevel(level)
         forget_run(grid.run.run_id)
+    assert deviation.told, f"{deviation.name}: the run ended before the server could lie"
     return deviation.findings()
 
 

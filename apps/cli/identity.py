@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.errors import ConfigError
-from flower_graph.secure.identity import FEWEST, new_identity, public_file, read_public
+from flower_graph.secure.identity import new_identity, public_file, read_public
 from flower_graph.secure.registry import Registry, read_numbers, write_numbers
 
 
@@ -60,7 +61,7 @@ def _opened(args: argparse.Namespace) -> Registry:
 def _lines(registry: Registry) -> list[str]:
     """Say who is in a registry, one line each."""
     parties, active = registry.parties.values(), len(registry.active)
-    few = "" if active >= FEWEST else f"; sums need at least {FEWEST}"
+    few = "" if active >= FEWEST_PARTIES else f"; sums need at least {FEWEST_PARTIES}"
     return [
         f"{len(parties)} SuperNodes, {active} of them not revoked{few}; at most "
         f"{registry.most_clients} clients each",

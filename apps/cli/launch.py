@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -321,7 +321,9 @@ def adopted_orphans() -> Iterator[None]:
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         for child in psutil.Process().children():
             if child.pid not in before and _ended(child):
-                child.wait(timeout=1.0)
+                # Threads of a dead process may take a while; what ended the run is still to be told
+                with suppress(psutil.TimeoutExpired):
+                    child.wait(timeout=KILL_WAIT)
 
 
 @contextmanager

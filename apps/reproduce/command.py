@@ -13,11 +13,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from flower_graph.apps.reproduce.asked import Asked
+from flower_graph.apps.reproduce.choice import needed, write_choices
 from flower_graph.apps.reproduce.experiments import (
+    AXES,
     Run,
     Runs,
     kept_runs,
     left_to_run,
+    loaded,
     run_stages,
     workers_for,
 )
@@ -25,19 +29,28 @@ from flower_graph.apps.reproduce.page import make_page, matching
 from flower_graph.apps.reproduce.privacy import privacy_curve
 from flower_graph.apps.reproduce.rows import (
     Row,
-    best_experiment,
     find,
     make_rows,
     measured_rows,
     missing_runs,
     shown_runs,
 )
-from flower_graph.apps.reproduce.table import PRIVACY, Asked, Values, fill, function, read_table
+from flower_graph.apps.reproduce.table import PRIVACY, read_table
+from flower_graph.apps.reproduce.templates import Values, fill, function
 from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.plots.base import CurveSet, plot_grid
-from flower_graph.report.plots.compared import Bar, plot_bars, plot_matrices, plot_points
+from flower_graph.report.plots.compared import (
+    Bar,
+    Line,
+    Spent,
+    plot_bars,
+    plot_lines,
+    plot_matrices,
+    plot_points,
+    plot_spent,
+)
 from flower_graph.storage.files import write_json, write_text
 
 
@@ -54,7 +67,7 @@ def main(
     table = read_table(paper)
     chosen = {**table.known(every=True), **choose(only, table.known())}
     if table.privacy and PRIVACY in only.get("table", ()):
-        privacy_curve(out, table.privacy, seeds or table.seeds, rounds, overrides)
+        privacy_curve(out, table.privacy, seeds, rounds, overrides)
     asked = Asked(
         table,
         tuple(chosen["data"]),
@@ -81,27 +94,21 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     table, folder = asked.table, out / "runs"
     if not asked.groups():
         raise ConfigError("--only: no table has such a row or picture")
-    announce(_without_unchosen(asked, asked.runs(), folder), folder, asked.estimate)
+    usual = partial(asked.estimate, share=table.usual_share) if table.usual_share < 1 else None
+    announce(_needed(asked, asked.runs(), folder), folder, asked.estimate, usual)
     train = function(table.centralised) if table.centralised else None
     write = partial(write_page, out, asked, left_out)
-    stages = (_without_unchosen(asked, stage, folder) for stage in asked.stages())
+    stages = (_needed(asked, stage, folder) for stage in asked.stages())
     run_stages(stages, folder, write, train, fresh=table.fresh)
     if measured := measured_rows(asked):
         write(measured)
     print(f"tables and pictures in {out}")
 
 
-def _without_unchosen(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
-    """Leave out what the first seed, once the folder has all its runs, did not choose."""
-    passed_over = set[Run]()
-    for group in asked.groups():
-        if group.part.choose == "first":
-            first = {run for run in group.runs if run.seed == group.seeds[0]}
-            kept = kept_runs([*first], folder)
-            if len(kept) == len(first):
-                best = best_experiment(group, kept)
-                passed_over |= {r for r in group.runs if r not in first and r.experiment != best}
-    return [run for run in runs if run not in passed_over]
+def _needed(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
+    """Leave out what a choice did not take; of a choice to be made, one is as good as taken."""
+    there = needed(asked, folder)
+    return [run for run in runs if run in there]
 
 
 def write_page(
@@ -109,6 +116,7 @@ def write_page(
 ) -> None:
     """Write tables and pictures of the runs that the folder has, which may not be all."""
     runs = kept_runs(asked.runs(), out / "runs")
+    write_choices(out, asked, runs)
     rows = [*make_rows(asked, runs), *measured]
     pictures = draw(out, asked, runs, rows)
     write_json(out / "table.json", rows)
@@ -146,16 +154,29 @@ def available(names: Sequence[str], load: Callable[[str], object]) -> tuple[list
     return there, left_out
 
 
-def announce(runs: Sequence[Run], folder: Path, estimate: Callable[[Sequence[Run]], float]) -> None:
+Estimate = Callable[[Sequence[Run]], float]
+
+
+def announce(
+    runs: Sequence[Run], folder: Path, estimate: Estimate, usual: Estimate | None = None
+) -> None:
     """Say how many runs there are, and how long those that the folder lacks will take."""
     missing = left_to_run(runs, folder)
     workers = workers_for(missing)
-    minutes = estimate(missing) / 60 / workers
+    # Nobody knows when validation will stop improving
+    patient = any(loaded(one.config, one.overrides).patience for one, _, _ in missing)
+    often = f", usually {_time(usual(missing) / workers)}" if patient and usual else ""
     print(
         f"{len(runs)} runs, {len(runs) - len(missing)} of them there already; the others take "
-        f"about {minutes:.0f} minutes, {workers} at a time",
+        f"{'at most ' if patient else ''}about {_time(estimate(missing) / workers)}{often}, "
+        f"{workers} at a time",
         flush=True,
     )
+
+
+def _time(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
 
 
 # Pictures ----------------------------------------------------------------------------------------
@@ -250,4 +271,44 @@ def points(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
     return bool(panels)
 
 
-KINDS: dict[str, Any] = {"curves": curves, "bars": bars, "matrices": matrices, "points": points}
+def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw the best until then by rounds, by local steps and by bytes up, a curve a method."""
+    panels: dict[str, dict[str, Spent]] = {}
+    for one in shown_runs(picture["tables"], picture["data"], asked, runs):
+        known = [curves for curves in one.runs.values() if curves.up and not one.centralised]
+        for axis, label in zip(AXES, AXES_NAMES, strict=True) if known else ():
+            spent = max((curves.spent(axis) for curves in known), key=len)
+            lines = Spent(spent, [curves.best_so_far for curves in known])
+            name = one.method if one.data in picture["data"] else f"{one.method}, {one.data}"
+            panels.setdefault(label, {})[name] = lines
+    if panels:
+        plot_spent(path, panels)
+    return bool(panels)
+
+
+def lines(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw differences by what is varied, a panel for each table, a line for each data set."""
+    panels: dict[str, dict[str, Line]] = {}
+    for name in picture["panels"]:
+        for data in picture["data"]:
+            here = matching(rows, {**picture["rows"], "table": name, "data": data})
+            by_seed = [dict(zip(r["seeds"], r["values"], strict=True)) for r in here]
+            if shared := set.intersection(*map(set, by_seed)) if by_seed else set():
+                panels.setdefault(name, {})[data] = {
+                    r[picture["by"]]: [values[seed] for seed in sorted(shared)]
+                    for r, values in zip(here, by_seed, strict=True)
+                }
+    if panels:
+        plot_lines(path, panels, label=picture["label"])
+    return bool(panels)
+
+
+AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
+KINDS: dict[str, Any] = {
+    "axes": axes,
+    "bars": bars,
+    "curves": curves,
+    "lines": lines,
+    "matrices": matrices,
+    "points": points,
+}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -20,12 +21,15 @@ from typing import Any, NamedTuple
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RENAMED, RunConfig
 from flower_graph.config.load import load_config, to_dict
+from flower_graph.config.registry import method_of
 from flower_graph.engine.memory import peak_memory
 from flower_graph.report.rounds import RoundReport
-from flower_graph.storage.files import write_json
+from flower_graph.storage.files import plain, write_text
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
+
+AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
 
 # Trains a config's network in one piece and gives, for every epoch, an object with
 # ``cross_entropy``, ``val_accuracy`` and ``test_accuracy``. A function of a module, since workers
@@ -72,11 +76,14 @@ class Curves:
     alignment: dict[str, list[float]] = field(default_factory=dict)
     # Accuracy after the last round by classifier, role and client.
     judged: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    # What a client has spent after each round, the mean over all: local steps, and bytes sent
+    steps: list[float] = field(default_factory=list)
+    up: list[float] = field(default_factory=list)
 
     @property
     def best_round(self) -> int:
         """Index of the first round with the best validation accuracy; NaN is never best."""
-        value = [-1.0 if math.isnan(v) else v for v in self.val_accuracy]
+        value = [_known(one) for one in self.val_accuracy]
         return value.index(max(value))
 
     @property
@@ -89,6 +96,29 @@ class Curves:
         """Test accuracy at the best validation accuracy."""
         return self.test_accuracy[self.best_round]
 
+    def ended(self, patience: int) -> bool:
+        """Say whether validation had stopped improving."""
+        return len(self.val_accuracy) > self.best_round + patience
+
+    @property
+    def best_so_far(self) -> list[float]:
+        """Test accuracy after each round, at the best validation accuracy until then."""
+        best, result = 0, []
+        for place, value in enumerate(self.val_accuracy):
+            best = place if _known(value) > _known(self.val_accuracy[best]) else best
+            result.append(self.test_accuracy[best])
+        return result
+
+    def spent(self, axis: str) -> Sequence[float]:
+        """Give what was spent after each round; empty in runs of older versions."""
+        rounds = range(1, len(self.val_accuracy) + 1)
+        amounts = rounds, self.steps, [one / 2**20 for one in self.up]
+        return dict(zip(AXES, amounts, strict=True))[axis]
+
+
+def _known(accuracy: float) -> float:
+    return -1.0 if math.isnan(accuracy) else accuracy
+
 
 def plain_curves(reports: Sequence[Any]) -> Curves:
     """Take loss and accuracies alone, from anything that has them."""
@@ -99,7 +129,9 @@ def plain_curves(reports: Sequence[Any]) -> Curves:
     )
 
 
-def curves_of(reports: Sequence[RoundReport], final: Mapping[str, Any]) -> Curves:
+def curves_of(
+    reports: Sequence[RoundReport], final: Mapping[str, Any], clients: int, local_steps: float
+) -> Curves:
     """Take what tables need from a run's rounds, at least one, and from its final figures."""
     curves = plain_curves(reports)
     curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
@@ -111,7 +143,16 @@ def curves_of(reports: Sequence[RoundReport], final: Mapping[str, Any]) -> Curve
         name: [report.alignment.get(name, math.nan) for report in reports] for name in names
     }
     curves.judged = dict(final.get("judged", {}))
+    asked = accumulate(report.asked for report in reports)
+    curves.steps = [local_steps * count / clients for count in asked]
+    curves.up = [sum(report.bytes.get("up", {}).values()) / clients for report in reports]
     return curves
+
+
+def steps_of(config: RunConfig) -> tuple[int, float]:
+    """Give a run's clients, and how many local steps one of them takes in a round, on average."""
+    method = method_of(config)
+    return method.num_clients(config), method.local_steps(config)
 
 
 def read_curves(stored: Mapping[str, Any]) -> Curves:
@@ -196,7 +237,8 @@ def left_to_run(runs: Sequence[Run], folder: Path) -> list[Run]:
 
 def workers_for(runs: Sequence[Run]) -> int:
     """Say how many processes do these runs."""
-    return max(1, min(os.cpu_count() or 1, len(runs), MAX_WORKERS))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, len(runs), MAX_WORKERS))
 
 
 def _path(folder: Path, run: Run) -> Path:
@@ -240,7 +282,7 @@ def _config(run: Run) -> RunConfig:
     return config
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)  # a grid has hundreds
 def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
     """Load a config once: every row of a table asks for its settings, and so does every run."""
     return load_config(config, overrides)
@@ -257,6 +299,21 @@ def one_thread() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
 
 
+def costs(config: RunConfig) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Measure what a config's rounds take, in a process that does nothing else."""
+    seconds = [report.seconds for report in simulate_whole(config)[0]]
+    return [({}, {"seconds-per-round": median(seconds), "peak-mib": peak_memory() / 2**20})]
+
+
+def _short(value: Any) -> Any:
+    """Round what is measured to six digits: a run's file is committed with the table."""
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def _run(run: Run, path: Path, centralised: TrainCentralised | None, fresh: bool) -> float:
     config, started = _config(run), time.perf_counter()
     if run.experiment.centralised:
@@ -264,9 +321,10 @@ def _run(run: Run, path: Path, centralised: TrainCentralised | None, fresh: bool
         curves = plain_curves(centralised(config))
         curves.seconds_per_round = (time.perf_counter() - started) / run.rounds
     else:
-        curves = curves_of(*simulate_whole(config))
+        curves = curves_of(*simulate_whole(config), *steps_of(config))
     curves.run_seconds = time.perf_counter() - started
     curves.peak_bytes = peak_memory() if fresh else math.nan
     stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
-    write_json(path, stored | {"settings": settings_of(config), "curves": asdict(curves)})
+    stored |= {"settings": settings_of(config), "curves": _short(asdict(curves))}
+    write_text(path, json.dumps(plain(stored)) + "\n")
     return curves.test_at_best_val

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import isfinite
+from string import Formatter
 from typing import Any
 
+from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
-from flower_graph.apps.reproduce.rows import Row, find, one_of, shown_runs
-from flower_graph.apps.reproduce.table import Asked, Values, fill, function
+from flower_graph.apps.reproduce.rows import Row, find, one_of, paired, shown_runs
+from flower_graph.apps.reproduce.templates import Values, fill, function
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
 NONE = "–"  # stands for a figure that is not there
@@ -137,7 +139,8 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     if not lines:
         return []
     names = [
-        (fill(name, values), grouped) for name, values, grouped in _flat(heads, asked, keys, here)
+        (_named(name, asked, values, here), grouped)
+        for name, values, grouped in _flat(heads, asked, keys, here)
     ]
     # Of columns that are one for each of some methods, empty ones are left out.
     shown = [
@@ -171,7 +174,7 @@ def _line(cells: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row])
 def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
     """Fill one field in: a template, or a format and what it finds."""
     if isinstance(cell, str):
-        return fill(cell, keys), False
+        return _named(cell, asked, keys, here), False
     how, *wanted = cell
     several = [one for some in wanted for one in (some if isinstance(some, list) else [some])]
     known = {key: value for key, value in keys.items() if any(key in r for r in here)}
@@ -181,6 +184,23 @@ def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
         for match in _matches({"metric": one} if isinstance(one, str) else one, asked, keys, here)
     ]
     return formatted(how, result), any(r is not None for r in result)
+
+
+def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> str:
+    """Fill a template; a method that had not stopped improving has its rounds in its name."""
+    text = fill(template, _with_values(keys, asked))
+    method = asked.table.methods.get(keys.get("method", ""))
+    words = {"method", *(method.values if method else ())}
+    if not words & {field for _, field, _, _ in Formatter().parse(template)}:
+        return text
+    known = {key: value for key, value in keys.items() if any(key in r for r in here)}
+    return text + _cut_off(matching(here, known))
+
+
+def _cut_off(rows: Sequence[Row]) -> str:
+    """Say in how many rounds, of rows whose runs had not all stopped improving."""
+    rounds = [r["settings"]["rounds"] for r in rows if r.get("ended") is False]
+    return f", {max(rounds)} rounds" if rounds else ""
 
 
 def _matches(
@@ -283,8 +303,9 @@ def show_pictures(names: Sequence[str]) -> list[str]:
 
 
 # Means with their deviations: scale, and format
+MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
-ALONE = ("paper-deviation", "reached", "positive", "above", "setting", "seeds")
+ALONE = ("paired", "winner", "paper-deviation", "reached", "positive", "above", "setting", "seeds")
 FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
 
 
@@ -297,8 +318,26 @@ def formatted(how: str, found: Sequence[Row | None]) -> str:
     if name == "seeds":  # one number, or one for each where they differ
         counts = [0 if r is None else len(r["seeds"]) for r in found]
         return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
+    if name == "winner":
+        return _winner([r for r in found if r is not None])
     first = next((r for r in found if r is not None), None)
     return NONE if first is None else _written(name, detail, first)
+
+
+def _winner(found: Sequence[Row]) -> str:
+    """Name the method with the best mean, and those that are not apart from it by a t test."""
+    best = max(found, key=lambda r: r["mean"], default=None)
+    if best is None:
+        return NONE
+    near = []
+    for r in found:
+        theirs = dict(zip(r["seeds"], r["values"], strict=True))
+        ours = dict(zip(best["seeds"], best["values"], strict=True))
+        p = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs] or [0.0])["p"]
+        if r is not best and (p is None or p >= MOST_CHANCE):
+            near.append(r["method"] + _cut_off([r]))
+    beside = f" (not apart: {', '.join(near)})" if near else ""
+    return str(best["method"]) + _cut_off([best]) + beside
 
 
 def _written(name: str, detail: str, r: Row) -> str:
@@ -315,6 +354,9 @@ def _written(name: str, detail: str, r: Row) -> str:
         # One seed alone has no deviation.
         spread = f" ± {format(times * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
         return format(times * r["mean"], form) + spread
+    if name == "paired":  # the difference, its p value, and how many seeds agree in sign
+        chance = NONE if r["p"] is None else f"{r['p']:.2g}"
+        return f"{_written('points', '', r)} (p {chance}, {r['agree']} of {len(r['values'])})"
     if name == "setting":  # laid over the config
         there = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
         return str(there[-1].partition("=")[2]) if there else NONE

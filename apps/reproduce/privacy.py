@@ -13,7 +13,7 @@ from typing import Any
 from flower_graph.apps.reproduce.experiments import flat, is_same, settings_of
 from flower_graph.apps.reproduce.page import markdown
 from flower_graph.apps.reproduce.rows import Row
-from flower_graph.apps.reproduce.table import Values, fill, function, make
+from flower_graph.apps.reproduce.templates import Values, fill, function, make
 from flower_graph.apps.run import simulate
 from flower_graph.config.load import load_config
 from flower_graph.privacy.accountant import spent
@@ -30,6 +30,7 @@ class Curve:
     text: str
     configs: Mapping[str, Values]  # By title: a config, and what is tried with it alone
     epsilons: tuple[float, ...]  # Budgets of a whole run
+    seeds: tuple[int, ...]  # Where no others are asked for
     noisy: str  # Name of the runs with noise
     levels: Mapping[str, Sequence[str]]  # Settings of runs without noise, by name
     # Values of settings, tried at every budget with the first seed
@@ -43,13 +44,14 @@ class Curve:
 def privacy_curve(
     out: Path,
     tree: Values,
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None = None,
     rounds: int | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Row]:
     """Run without noise and at every budget; write table and picture."""
     # What the folder has of the same settings is not run again; it is written after every run.
     curve = make(Curve, tree, "privacy")
+    seeds = seeds or curve.seeds
     file = prepare_folder(out, may_exist=True) / "privacy.json"
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     panels = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -11,20 +12,26 @@ from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from scipy.special import stdtr
+
+from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.experiments import (
+    AXES,
     Curves,
     Experiment,
     Runs,
     loaded,
     one_thread,
 )
-from flower_graph.apps.reproduce.table import Asked, Group, Values, fill, function, make
+from flower_graph.apps.reproduce.templates import Values, fill, function, make
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
 
 # Metrics of a row.
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
 SECONDS, WHOLE = "seconds-per-round", "run-seconds"
+WITHIN, END = "test-accuracy-within", "the end"
+PATIENCE = 50  # Rounds without improvement, where a config has none of its own
 
 Row = dict[str, Any]
 BySeed = Mapping[int, Curves]
@@ -60,7 +67,7 @@ def make_rows(asked: Asked, runs: Runs) -> list[Row]:
     return [*rows.values()]
 
 
-_FIGURES = ("paper", "mean", "std", "values", "settings")
+_FIGURES = ("paper", "mean", "std", "values", "settings", "rounds", "ended", "p", "agree")
 
 
 def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
@@ -120,15 +127,15 @@ def measured_rows(asked: Asked) -> list[Row]:
     rows = []
     for group in asked.groups():
         if group.part.measure:
+            beside = {wanted.metric: wanted for wanted in wanted_rows(group.part.rows)}
             one, seed = group.experiments[0], group.seeds[0]
-            settings = [*one.overrides, f"seed={seed}"]
+            settings = [*one.overrides, f"seed={seed}", f"rounds={group.rounds}"]
             with ProcessPoolExecutor(1, get_context("spawn"), initializer=one_thread) as pool:
                 task = pool.submit(_measure, group.part.measure, one.config, settings)
-                rows += [
-                    row(group.part.table, one, metric, {seed: value}, group.rounds) | keys
-                    for keys, figures in task.result()
-                    for metric, value in figures.items()
-                ]
+                for keys, figures in task.result():
+                    for metric, value in figures.items():
+                        wanted = beside.get(metric, Wanted(metric))
+                        rows.append(_row(group, wanted, keys, {seed: value}, one, []))
     return rows
 
 
@@ -138,14 +145,15 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 
 def best_experiment(group: Group, runs: Runs) -> Experiment:
     """Choose by the mean of the best validation accuracies, if there is a choice."""
-    first = group.seeds[:1] if group.part.choose == "first" else None
     judged = {
-        one: [run.best_val for seed, run in runs[one].items() if first is None or seed in first]
-        for one in group.experiments
+        one: [curves.best_val for seed, curves in runs[one].items() if seed in group.choosers]
+        for one in group.tried
         if one in runs
     }
-    there = [one for one, values in judged.items() if values]
-    return max(there, key=lambda one: fmean(judged[one]), default=group.experiments[0])
+    means = {one: fmean(values) for one, values in judged.items() if values}
+    there = [one for one, mean in means.items() if math.isfinite(mean)]
+    best = max(there, key=lambda one: means[one], default=group.tried[0])
+    return group.experiments[group.tried.index(best)]
 
 
 def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
@@ -169,7 +177,26 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
             theirs = _figures(wanted, runs_of(other, runs), keys, other)
             figures = {s: one - theirs[s] for s, one in figures.items() if s in theirs}
         if any(map(math.isfinite, figures.values())):
-            yield _row(group, wanted, keys, figures, best_experiment(group, runs), beside)
+            one = best_experiment(group, runs)
+            end = to_the_end(one, [here[seed] for seed in figures])
+            tested = paired([*figures.values()]) if beside else {}
+            yield _row(group, wanted, keys, figures, one, beside) | end | tested
+
+
+def to_the_end(one: Experiment, curves: Sequence[Curves]) -> Row:
+    """Say how many rounds were run, and whether validation had stopped improving in all runs."""
+    patience = loaded(one.config, one.overrides).patience or PATIENCE
+    ended = all(each.ended(patience) for each in curves)
+    return {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
+
+
+def paired(differences: Sequence[float]) -> Row:
+    """Test a mean difference against 0 by a paired t test; count those that have its sign."""
+    mean, spread, count = fmean(differences), _deviation(differences), len(differences)
+    result = None
+    if spread > 0 and count > 1:
+        result = 2 * float(stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))
+    return {"p": result, "agree": sum(one * mean > 0 for one in differences)}
 
 
 def _values(values: Sequence[Any], last: int) -> Iterator[Any]:
@@ -220,8 +247,7 @@ def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float
     if isinstance(name, str) and isinstance(result, Mapping):
         result = result.get(name)
     if isinstance(result, list):
-        client = keys.get("client")
-        result = fmean(result) if client is None else (result[client - 1 : client] or [None])[0]
+        result = _client(result, keys)
     return None if result is None else result / group.part.paper_scale
 
 
@@ -290,43 +316,61 @@ def _alignment(name: str) -> Figure:
     return lambda curves, keys, config: _at(curves.alignment.get(name, []), keys)
 
 
-def _judged(curves: Curves, keys: Values, config: Any) -> list[float] | None:
-    """Give the clients' figures, if the run has all clients'."""
-    result = curves.judged.get(keys["classifier"], {}).get(keys["role"], [])
-    return result if len(result) == config.partition.clients else None
+def _last_of(axis: str) -> Figure:
+    """Read what a client has spent after the last round."""
+    return lambda curves, keys, config: next(iter(curves.spent(axis)[-1:]), None)
+
+
+def _within(curves: Curves, keys: Values, config: Any) -> float | None:
+    """Give the test accuracy at the best validation within a budget, such as ``100 rounds``."""
+    if keys["within"] == END:
+        return curves.test_at_best_val
+    number, _, axis = keys["within"].partition(" ")
+    one_of("within: unit", axis, AXES)
+    try:
+        most = float(number)
+    except ValueError:
+        raise ConfigError(f"within: {keys['within']!r}: write NUMBER {axis}") from None
+    reached = bisect_right(curves.spent(axis), most)
+    return curves.best_so_far[reached - 1] if reached else None
 
 
 def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
-    """Give one client's figure, that of an iteration, or the mean over the clients."""
-    if "iteration" in keys:
+    """Give an iteration's mean, or a classifier's figure of a client or the mean, at the end."""
+    if "classifier" not in keys:
         return _at(curves.test_accuracy, keys)
-    result = _judged(curves, keys, config)
-    if result is None:
-        return None
-    if "client" not in keys:
-        return fmean(result)
-    return result[keys["client"] - 1] if keys["client"] <= len(result) else None
+    found = curves.judged.get(keys["classifier"], {}).get("test", [])
+    return _client(found, keys) if len(found) == config.partition.clients else None
 
 
 def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
-    result = _judged(curves, keys, config)
-    return None if result is None else sum(result)
+    mean = _micro_f1(curves, keys, config)
+    return None if mean is None else mean * config.partition.clients
+
+
+def _client(values: Sequence[float], keys: Values) -> float | None:
+    """Return one client's figure, if one is asked for and there, else the mean over all."""
+    chosen = values[keys["client"] - 1 : keys["client"]] if "client" in keys else values
+    return fmean(chosen) if chosen else None
 
 
 def _at(values: Sequence[float], keys: Values) -> float:
-    """Return the value of an iteration, or the last one; NaN where there is none."""
-    place = keys.get("iteration", 0) - 1
-    return values[place] if -len(values) <= place < len(values) else math.nan
+    """Return the value of an iteration, or the last one: a run that ended stays where it was."""
+    place = min(keys.get("iteration", 0), len(values)) - 1
+    return values[place] if values else math.nan
 
 
 FIGURES: dict[str, Figure] = {
     TEST: lambda curves, keys, config: curves.test_at_best_val,
     LAST: lambda curves, keys, config: curves.test_accuracy[-1],
     VALIDATION: lambda curves, keys, config: curves.best_val,
+    "val-accuracy-last": lambda curves, keys, config: curves.val_accuracy[-1],
     SECONDS: lambda curves, keys, config: curves.seconds_per_round,
     WHOLE: lambda curves, keys, config: curves.run_seconds,
     "rounds": lambda curves, keys, config: len(curves.test_accuracy),
     "peak-mib": lambda curves, keys, config: curves.peak_bytes / 2**20,
+    WITHIN: _within,
+    **{f"{axis}-a-client": _last_of(axis) for axis in AXES[1:]},
     "uplink-mib": lambda curves, keys, config: sum(curves.bytes_up.values()) / 2**20,
     "micro-f1": _micro_f1,
     "sum-of-micro-f1": _sum_of_micro_f1,

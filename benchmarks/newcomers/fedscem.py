@@ -153,7 +153,7 @@ class Trial:
         for step in range(STEPS[-1] + 1):
             if step in STEPS:
                 result.append(self._own(setting, step, chosen, others, self.later * model))
-            chosen.train()
+            chosen.train(step)
         if not self.shares:
             mean = self._newcomers(grid.mean_of_models(self.settings))
             result.append(self._own(POST_HOC, 0, mean, others, 0))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from app_helpers import MakeConfig
+from app_helpers import InlinePool, MakeConfig
+from table_helpers import report
 from torch_geometric.data import Data
 
+from flower_graph.apps.reproduce import command, experiments
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
+from flower_graph.report.rounds import RoundReport
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,3 +46,23 @@ def config_of(tmp_path: Path) -> MakeConfig:
         return load_config(str(path), list(overrides))
 
     return make
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """Have runs take no time, and break with seed 7; the configs that were run."""
+    ran: list[RunConfig] = []
+
+    def simulate(config: RunConfig) -> tuple[list[RoundReport], dict[str, Any]]:
+        if config.seed == 7:
+            raise RuntimeError("the run broke")
+        ran.append(config)
+        better = 0.1 * (getattr(config, "graph", None) is not None and config.graph.neighbours == 7)
+        reports = [report(1, 0.5, 0.6), report(2, 0.7 + better, 0.8), report(3, 0.6, 0.9)]
+        return reports, {}
+
+    monkeypatch.setattr(experiments, "simulate_whole", simulate)
+    monkeypatch.setattr(experiments, "steps_of", lambda config: (2, 5))
+    monkeypatch.setattr(experiments, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(command, "cached_data", lambda config: None)
+    return ran

@@ -8,8 +8,41 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Curves, Run, Runs
-from flower_graph.apps.reproduce.table import Asked, read_table
+from flower_graph.apps.reproduce.table import read_table
+from flower_graph.report.rounds import RoundReport
+
+OWN = """
+title: A table of my own
+config: fedgls/{data!l}
+only: [data, method, table]
+seeds: [0, 1]
+data: {Cora: {seconds: 0.01}, CiteSeer: {}}
+methods:
+  mine: {settings: [strategy.name=structure-fedavg]}
+  other: {settings: [strategy.name=fed-gnn]}
+tables:
+  one:
+    - table: Table one
+      rows:
+        - {metric: test-accuracy-at-best-val, paper: true}
+        - {metric: gain, of: test-accuracy-last, over: other}
+        - precision-last
+      paper: {Cora: {mine: 0.75}}
+page:
+  - text: Seeds {seeds}.
+  - heading: "{data}"
+    for: [data]
+    rows: {table: Table one}
+    each: [method]
+    columns:
+      - [method, "{method}"]
+      - [ours, accuracy, test-accuracy-at-best-val]
+      - [paper, paper:.2f, test-accuracy-at-best-val]
+      - [gain, points, gain]
+      - [n, seeds, test-accuracy-at-best-val]
+"""
 
 GRAPH = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
 
@@ -69,3 +102,11 @@ def hash_of(runs: Sequence[Run]) -> str:
         for run in runs
     )
     return hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
+
+
+def report(number: int, val: float, test: float) -> RoundReport:
+    """Make a round of two clients, each of which sent a MiB."""
+    made = RoundReport(number, 1.0, 1.0, 0.0, 0.9, val, test, 2, 2)
+    made.bytes = {"up": {"weights": number * 2**21}}
+    made.structure = {"precision": 0.1 * number, "recall": float("nan")}
+    return made

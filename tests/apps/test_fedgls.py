@@ -177,6 +177,34 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+def test_noise_is_for_a_whole_graph_and_fewer_labels_for_every_client(
+    config_of: MakeFedGLSConfig, folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"data\.feature_noise.*0\.5.*have their own graphs"):
+        config_of(f"data.name={folder}", "data.feature_noise=0.5")
+    with pytest.raises(ConfigError, match=r"partition\.train_share.*at most 0\.6 \(the first of"):
+        config_of("partition.train_share=0.7")
+    with pytest.raises(
+        ConfigError, match=r"graph\.knn_on: encoder is not allowed with strategy\.n"
+    ):
+        config_of("graph.knn_on=encoder")
+    few, all_ = (
+        fedgls.METHOD.graphs(config_of(f"data.name={folder}", f"partition.train_share={share}"))
+        for share in (0.3, "null")
+    )
+    assert [int(one.train_mask.sum()) for one in few] == [9, 9, 9]
+    for one, other in zip(few, all_, strict=True):
+        assert torch.equal(one.test_mask, other.test_mask) and int(other.train_mask.sum()) == 18
+
+
+def test_neighbours_of_the_encoder_are_found_with_every_model(config_of: MakeFedGLSConfig) -> None:
+    base = ("strategy.name=fed-gnn-knn", "graph.neighbours=2", "rounds=3")
+    reports = [simulate(config_of(*base, f"graph.knn_on={by}")) for by in ("features", "encoder")]
+    by_features, by_encoder = ([one.structure["recall"] for one in each] for each in reports)
+    assert len(set(by_features)) == 1
+    assert by_encoder != by_features
+
+
 def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
     with pytest.raises(ConfigError, match=r"strategy\.name: fed-gnn .* has those of client 1; set"):

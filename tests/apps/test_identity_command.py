@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch, capsys):
 
 def settings(key="key-0", registry="registry.json"):
     """Read what a SuperNode's node config says, as it does when a run begins."""
-    return TrustSettings.of({"identity-key": key, "registry": registry})
+    return TrustSettings.of({"identity-key": key, "registry": registry}, 7)
 
 
 def bound(one, clients):

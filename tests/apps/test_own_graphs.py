@@ -49,6 +49,8 @@ def test_a_method_beats_features_alone_where_neighbours_are_alike_and_else_says_
         assert accuracy > alone and "not better than logistic regression" not in said
     else:
         assert WORDS in said, (accuracy, result["baselines"])
+    if name != FAST[1]:
+        return
     through_python: dict[str, Any] = run(load_config(config, words), tmp_path / "again")
     assert {key: through_python[key] for key in SAME} == {key: result[key] for key in SAME}
 

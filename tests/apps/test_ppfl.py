@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flower_graph.apps.run import run, simulate
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.strategies.procrustes_alignment import evaluation
 from flower_graph.strategies.procrustes_alignment import method as ppfl
 from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
@@ -60,6 +62,37 @@ def small(tmp_path: Path) -> MakePPFL:
         return config
 
     return make
+
+
+# When runs end ---------------------------------------------------------------------------------
+
+
+def test_a_run_ends_after_a_round_that_was_judged(small: MakePPFL) -> None:
+    """Rounds between evaluations are no rounds without improvement: the last one has its figure."""
+    settings = ("judge.every=4", "patience=2", "rounds=30", "judge.mlp=false", "gat.epochs=1")
+    reports = simulate(small("strategy.name=local", *settings, model="gat"))
+    val = np.array([report.val_accuracy for report in reports])
+    judged = np.isfinite(val)
+    # Until a figure is there, and after the best one, the second round is judged as it may be last
+    assert judged.nonzero()[0][0] == 1 and judged[-1] and len(val) < 30
+    best = int(np.nanargmax(val))
+    assert len(val) == best + 3 and not val[-1] > val[best]
+
+
+def test_the_mlp_judges_no_round_that_cannot_be_the_last(
+    small: MakePPFL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def score(*args: Any) -> evaluation.Folds:
+        asked.append(args[-1])
+        return evaluation.Folds(args[1].copy(), np.zeros(len(args[1]), np.int64))
+
+    monkeypatch.setattr(evaluation, "_cross_validate", score)
+    reports = simulate(small("patience=2", "rounds=9", "gat.epochs=1", model="gat"))
+    # Nothing is better than the first, so that the third is the last: both roles of four clients
+    assert len(reports) == 3 and (asked.count("svc"), asked.count("mlp")) == (24, 8)
+    assert asked[-2 * 8 :].count("mlp") == 8
 
 
 # What is built -----------------------------------------------------------------------------------

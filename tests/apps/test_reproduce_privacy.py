@@ -81,7 +81,7 @@ def test_the_results_in_the_documentation_are_found_again(
     kept = Path(__file__).parents[2] / "docs" / "results" / name / "privacy.json"
     (tmp_path / "privacy.json").write_text(kept.read_text())
     table = read_table(name)
-    rows = privacy_curve(tmp_path, {**(table.privacy or {}), "constants": {}}, table.seeds)
+    rows = privacy_curve(tmp_path, {**(table.privacy or {}), "constants": {}})
     assert ran == []
     assert [row["test"] for row in rows] == [row["test"] for row in json.loads(kept.read_text())]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from federation import ALL
+from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
-from flower_graph.audit.deviating import NOTES, all_notes
+from flower_graph.audit.deviating import NOTES, Deviation, all_notes
 from flower_graph.audit.scores import Finding
 from flower_graph.config.registry import method_of
 
@@ -15,13 +15,16 @@ LIES = {"fedscem": 5, "deepwalk, secure": 3, "fedscem, plain": 0, "deepwalk": 0,
 
 def tried(name: str, words: str) -> Finding:
     """Let the server of a run lie in the one way whose name has these words."""
-    setup = ALL[name]
+    (found,) = all_tried(ALL[name], words)
+    return found
+
+
+def all_tried(setup: Setup, words: str = "") -> list[Finding]:
+    """Let the server of a run lie in all ways whose name has these words."""
     config = setup.load()
     method = method_of(config)
-    lies = method.audit().deviations(config, method)
-    (lie,) = [one for one in lies if words in one.name]
-    (found,) = _deviating_run(config, lie, setup.supernodes)
-    return found
+    lies = [one for one in method.audit().deviations(config, method) if words in one.name]
+    return [found for lie in lies for found in _deviating_run(config, lie, setup.supernodes)]
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -47,6 +50,29 @@ def test_what_a_server_tells_that_clients_can_see_through_opens_no_vector(words:
 @pytest.mark.parametrize("words", ["by answers", "that it chose"])
 def test_the_semi_honest_alignment_trusts_the_server(words: str) -> None:
     assert tried("fedscem", words).success == 1
+
+
+@pytest.mark.parametrize(
+    ("setup", "lies"),
+    [
+        (ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server"), 5),
+        pytest.param(ALL["deepwalk, secure, untrusted"], 3, marks=pytest.mark.slow),
+    ],
+    ids=["fedscem", "deepwalk"],
+)
+def test_clients_that_do_not_trust_the_server_show_it_nothing(setup: Setup, lies: int) -> None:
+    """Each lie is told (else `_deviating_run` fails), and opens no vector and no identity."""
+    found = all_tried(setup)
+    assert len(found) == lies
+    assert all(one.success <= one.chance for one in found), found
+
+
+def test_a_run_that_ends_before_its_server_lies_shows_nothing() -> None:
+    lie = Deviation()
+    lie.name, lie.patch = "never", lambda strategy: None  # type: ignore[method-assign]
+    setup = ALL["fedscem"]
+    with pytest.raises(AssertionError, match="ended before the server could lie"):
+        _deviating_run(setup.load(), lie, setup.supernodes)
 
 
 def test_readers_are_told_that_the_server_lied() -> None:

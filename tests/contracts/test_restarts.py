@@ -17,8 +17,8 @@ IDS = pytest.mark.parametrize("new_id", [True, False], ids=["new-id", "same-id"]
 
 
 def play(setup: Setup, out: Path, rounds: int = 4, **how: object) -> Done:
-    """Run with three SuperNodes."""
-    nodes = setup.supernodes if setup in OWN else min(3, setup.supernodes)
+    """Run with three SuperNodes, or the fewest that the setting takes."""
+    nodes = setup.supernodes if setup in OWN else min(max(3, setup.fewest), setup.supernodes)
     more = {"supernodes": nodes, "final": setup.final, **how}
     return setup.run(out, f"rounds={rounds}", "strategy.timeout=5", **more)
 

@@ -32,7 +32,8 @@ def clients_of(setup: Setup) -> int:
     return {"nfedgnn/cora": 90}.get(setup.config, setup.supernodes)
 
 
-@pytest.mark.parametrize("name", EVERY)
+# Where the server is not trusted, nodes are summed by how many SuperNodes hold them
+@pytest.mark.parametrize("name", [one for one in EVERY if "untrusted" not in str(one.values[0])])
 def test_any_assignment_gives_the_same(name: str, tmp_path: Path) -> None:
     """One SuperNode for all clients, some for each, one for each."""
     setup = ALL[name]

@@ -27,6 +27,7 @@ from flower_graph.data.partition.client_graphs import (
     check_client_graph,
     check_neighbours,
     cut_out,
+    fewer_trained,
     partition_graph,
     split_nodes,
 )
@@ -334,6 +335,24 @@ def test_a_split_depends_on_seed_and_client_alone() -> None:
     assert not torch.equal(split.train_mask, split_nodes(two, RATIOS, seed=0).train_mask)
 
 
+def test_fewer_labels_train_and_the_same_nodes_validate_and_test() -> None:
+    y = large().y.clone()
+    y[::2] = -1
+    [whole, _] = partition_graph(large(y=y), settings(clients=2), 0.5, seed=0)
+    counts, labelled = [], int((whole.y >= 0).sum())
+    for share in (0.01, 0.1, 0.3, 0.6):
+        [one, _] = partition_graph(large(y=y), settings(clients=2, train_share=share), 0.5, seed=0)
+        assert roles(one)[1:] == roles(whole)[1:]
+        assert {*roles(one)[0]} <= {*roles(whole)[0]}
+        counts.append({*roles(one)[0]})
+        assert len(counts[-1]) == max(1, round(share * labelled))
+    assert all(small < large for small, large in pairwise(counts))
+    assert counts[-1] == {*roles(whole)[0]}
+    assert fewer_trained(whole, None, seed=0) is whole
+    other = fewer_trained(whole, 0.3, seed=1)
+    assert {*roles(other)[0]} != counts[2]
+
+
 @pytest.mark.parametrize(
     ("nodes", "ratios", "said"),
     [
@@ -349,6 +368,7 @@ def test_a_client_too_small_for_its_split(nodes: list[int], ratios: list[float],
         split_nodes(client, ratios, seed=0)
 
 
+WHOLE_SHARES = {"method": "random", "train_share": None}
 EGOS = {"hops": 1, "min_nodes": 1, "split": "per-client"}
 SHARED_NODES = {"public": "random", "public_share": 0.4, "private_share": 0.1, "label_noise": 0.2}
 
@@ -356,7 +376,7 @@ SHARED_NODES = {"public": "random", "public_share": 0.4, "private_share": 0.1, "
 @pytest.mark.parametrize(
     ("cut", "how"),
     [
-        (lambda how, seed: partition_graph(large(), how, 0.4, seed), {"method": "random"}),
+        (lambda how, seed: partition_graph(large(), how, 0.4, seed), WHOLE_SHARES),
         (lambda how, seed: partition_egos(large(), how, seed), EGOS),
         (lambda how, seed: overlapping_graphs(large(), how, seed), SHARED_NODES),
     ],

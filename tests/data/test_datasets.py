@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, csbm, describe, load_data, load_graph
+from flower_graph.data.features import move_features
 from flower_graph.data.sources.names import (
     check_name,
     file_path,
@@ -181,6 +182,8 @@ def test_random_splits_depend_on_split_seed_and_not_on_the_seed() -> None:
     other = load_graph(DataConfig(split="random", split_seed=1), seed=0)
     assert members(first) == members(again)
     assert members(first)[0] != members(other)[0]
+    of_the_run = load_graph(DataConfig(split="random", split_seed=None), seed=1)
+    assert members(of_the_run) == members(other)
     ratios = describe(load_graph(DataConfig(split="random", ratios=[0.6, 0.2, 0.2])))
     assert [ratios[part] for part in ("train", "val", "test")] == [1625, 541, 542]
 
@@ -196,6 +199,52 @@ def test_generated_graphs() -> None:
     expected = csbm(300, 3, degree=5.0, features=16, active=4, homophily=0.8, seed=4)
     assert torch.equal(graph.edge_index, expected.edge_index)
     assert torch.equal(graph.x, expected.x)
+    options["signal"] = 0.5
+    clear = load_graph(DataConfig(split="random", split_seed=4, features="as-is", **options))
+    expected = csbm(300, 3, degree=5.0, features=16, active=4, homophily=0.8, signal=0.5, seed=4)
+    assert torch.equal(clear.x, expected.x) and not torch.equal(clear.x, graph.x)
+    of_the_run = DataConfig(split="random", split_seed=None, features="as-is", **options)
+    assert torch.equal(load_graph(of_the_run, seed=4).x, expected.x)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_move_to_others(sparse: bool) -> None:
+    x = torch.tensor([[2.0, 0, 0], [0, 3, 0], [0, 0, 0]])
+
+    def moved(chance: float, seed: int = 0, given: torch.Tensor = x) -> torch.Tensor:
+        rng = torch.Generator().manual_seed(seed)
+        found = move_features(given.to_sparse_csr() if sparse else given, chance, rng)
+        assert found.layout == (torch.sparse_csr if sparse else torch.strided)
+        return found.to_dense()
+
+    assert torch.equal(moved(0.0), x)
+    places = {tuple(moved(1.0, seed).nonzero()[:, 1].tolist()) for seed in range(40)}
+    assert places == {(1, 0), (1, 2), (2, 0), (2, 2)}  # never where it was
+    assert torch.equal(moved(1.0).sum(1), x.sum(1)) and torch.equal(moved(1.0), moved(1.0))
+    # Of two features, two entries change places, and none is lost
+    assert torch.equal(moved(1.0, given=torch.tensor([[2.0, 5.0]])), torch.tensor([[5.0, 2.0]]))
+    many = torch.ones(100, 1).repeat(1, 50) * (torch.arange(200) < 1)[:50]
+    assert 0.6 < float(moved(0.3, given=many)[:, 0].mean()) < 0.8
+    met = moved(0.5, given=torch.ones(200, 2))  # both stay, both move, or one is lost
+    assert 0.4 < float((met.sum(1) == 1).float().mean()) < 0.6
+    with pytest.raises(DataError, match=r"data\.feature_noise = 0\.5: the graph has 1 features"):
+        moved(0.5, given=torch.ones(2, 1))
+
+
+def test_noise_on_features_is_of_the_datas_seed() -> None:
+    options: dict[str, Any] = {"name": "csbm", "nodes": 300, "classes": 3, "num_features": 64}
+    options |= {"active": 4, "degree": 5.0, "split": "random", "ratios": [0.6, 0.2, 0.2]}
+
+    def graph(seed: int = 0, **changes: Any) -> Graph:
+        return load_graph(DataConfig(features="as-is", **options, **changes), seed=seed)
+
+    plain, noisy = graph(), graph(feature_noise=0.25)
+    assert torch.equal(noisy.edge_index, plain.edge_index) and torch.equal(noisy.y, plain.y)
+    assert torch.equal(noisy.train_mask, plain.train_mask)
+    kept = float((noisy.x * plain.x).sum() / plain.x.sum())
+    assert 0.7 < kept < 0.82 and "25% of the features moved (data.feature_noise)" in noisy.notes
+    assert torch.equal(graph(1, feature_noise=0.25).x, noisy.x)
+    assert not torch.equal(graph(1, feature_noise=0.25, split_seed=None).x, noisy.x)
 
 
 def test_a_graph_of_the_user(tmp_path: Path) -> None:

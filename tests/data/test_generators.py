@@ -10,6 +10,7 @@ from scipy.sparse import csr_matrix
 
 from flower_graph.data import csbm, csbm_sparse
 from flower_graph.errors import DataError
+from flower_graph.ops import logistic_regression
 
 
 def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
@@ -48,6 +49,26 @@ def test_every_node_has_exactly_the_active_features(features: int, active: int) 
     assert (graph.indices.dtype, graph.values.dtype) == (torch.int32, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("signal", "least", "most"), [(0.0, 0.2, 0.3), (0.1, 0.45, 0.75), (0.5, 0.99, 1), (1.0, 1, 1)]
+)
+def test_features_tell_as_much_as_asked_for(signal: float, least: float, most: float) -> None:
+    # Four classes, so chance is 0.25; of 2000 other nodes its deviation is 0.01.
+    graph = csbm(3000, 4, degree=2.0, features=128, active=16, signal=signal, seed=5)
+    train, test = slice(1000), slice(1000, None)
+    weights = logistic_regression.fit(graph.x[train], graph.y[train], 4, strength=0.1)
+    found = logistic_regression.scores(graph.x[test], weights).argmax(1)
+    assert least <= (found == graph.y[test]).float().mean() <= most
+
+
+def test_the_signal_changes_features_alone_and_has_a_usual_value() -> None:
+    usual, said, none = csbm(90, 3), csbm(90, 3, signal=0.1), csbm(90, 3, signal=0.0)
+    assert torch.equal(usual.x, said.x) and not torch.equal(usual.x, none.x)
+    assert torch.equal(usual.edge_index, none.edge_index) and torch.equal(usual.y, none.y)
+    same = csbm(90, 3, signal=1.0)
+    assert (same.x == same.x[[(same.y == y).nonzero()[0, 0] for y in same.y]]).all()
+
+
 def test_dense_and_sparse_form_are_the_same_graph() -> None:
     arguments: dict[str, Any] = {"degree": 5.0, "features": 20, "active": 6, "seed": 9}
     sparse, dense = csbm_sparse(50, 3, **arguments), csbm(50, 3, **arguments)
@@ -76,6 +97,7 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
         ({"degree": float("nan")}, "data.degree = nan"),
         ({"active": 9, "features": 8}, "data.active = 9: must be 1 to data.num_features = 8"),
         ({"homophily": 1.5}, "data.homophily = 1.5: must be 0 to 1"),
+        ({"signal": -0.1}, "data.signal = -0.1: must be 0 to 1"),
     ],
 )
 def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -> None:

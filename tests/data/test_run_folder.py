@@ -182,9 +182,12 @@ def deciding(name: str, *overrides: str) -> dict[str, Any]:
         ("seed=1", True),
         ("data.name=PubMed", True),
         ("data.features=as-is", True),
+        ("data.signal=0.2", True),
         ("partition.clients=5", True),
         ("graph.graphless_ratio=0.25", True),
         ("partition.seed=0 seed=9", False),  # the partition's own stands for the run's
+        ("partition.seed=0 data.split_seed=null", False),  # the run's is 0 as well
+        ("partition.seed=0 data.split_seed=null seed=9", True),
         ("rounds=3", False),
         ("strategy.name=fed-mlp", False),
         ("model.hidden=3", False),
@@ -194,6 +197,11 @@ def deciding(name: str, *overrides: str) -> dict[str, Any]:
 )
 def test_settings_that_decide_the_data(overrides: str, decide: bool) -> None:
     assert (deciding("fedgls/cora", *overrides.split()) != deciding("fedgls/cora")) is decide
+
+
+def test_folders_from_before_there_was_a_signal_are_those_of_the_usual_one() -> None:
+    assert "data.signal" not in deciding("fedgls/cora")
+    assert deciding("fedgls/cora", "data.signal=0.0")["data.signal"] == 0
 
 
 def test_where_a_file_lies_does_not_matter(tmp_path: Path) -> None:

@@ -3,59 +3,128 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
-from deployment_helpers import TIMEOUT, Case, Prepared, prepare
+from deployment_helpers import TIMEOUT, Case, Prepared, prepare, rounds_of
+from lying_grid import FEDSCEM, REFUSALS, SIGNED, unrefused
 
 from deploy.loopback import Loopback
 from flower_graph.apps.cli.main import main as cli
 
-FIVE = Case(
+PARTIES = 6  # one may be missing, so that two lists can be told
+SIX = Case(
     "fedscem/cora",
-    ("rounds=1", "partition.clients=5", "partition.min_nodes=6", "partition.hops=1"),
-    5,
+    ("rounds=1", "partition.clients=6", "partition.min_nodes=6", "partition.hops=1"),
+    PARTIES,
 )
+DISTRUSTS = "strategy.trust=malicious-server"
+# A server that tries its lies on clients between the honest messages of a run
+LIAR = """
+import json
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from lying_grid import FEDSCEM, LyingGrid
+
+from flower_graph.apps.client_app import app
+from flower_graph.apps.server_app import main
+
+client_app = app
+server_app = ServerApp()
 
 
-@pytest.fixture(scope="module")
-def five(deployment: Loopback) -> list[Path]:
-    """Private keys of five registered SuperNodes, by which the SuperLink knows them."""
-    return [deployment.register(f"party-{number}") for number in range(5)]
+@server_app.main()
+def lie(grid: Grid, context: Context) -> None:
+    lying = LyingGrid(grid, FEDSCEM)
+    try:
+        main(lying, context)
+    finally:
+        Path(context.run_config["said"]).write_text(json.dumps(lying.said))
+"""
+ABOUT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "liar"
+version = "1.0.0"
+description = "A server that lies"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "flower-graph"
+
+[tool.flwr.app.components]
+serverapp = "liar:server_app"
+clientapp = "liar:client_app"
+
+[tool.flwr.app.config]
+config = ""
+overrides = ""
+output-dir = ""
+server-folder = ""
+said = ""
+"""
 
 
-def start_parties(deployment: Loopback, prepared: Prepared, keys: list[Path]) -> list[str]:
-    """Make an identity for each client and the registry; start the SuperNodes with both."""
-    places = prepared.clients()
-    registry, names = prepared.folder / "registry.json", []
-    for number, data in enumerate(places):
+def lying_app(folder: Path) -> Path:
+    """Write the app of a server that lies, with this project's clients."""
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(ABOUT)
+    (folder / "liar.py").write_text(LIAR)
+    shutil.copy(Path(__file__).parents[1] / "hostile" / "lying_grid.py", folder)
+    return folder
+
+
+def make_registry(prepared: Prepared) -> Path:
+    """Make an identity for each client, and the registry of all."""
+    registry = prepared.folder / "registry.json"
+    for number, data in enumerate(prepared.clients()):
         identity = prepared.folder / f"identity-{number}"
         assert cli(["identity", "new", str(identity)]) == 0
-        numbers = json.loads((data / "manifest.json").read_text("utf-8"))["clients"]
-        grant = [
-            "--clients",
-            f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}",
-        ]
+        (client,) = json.loads((data / "manifest.json").read_text("utf-8"))["clients"]
         most = ["--most-clients", "1"] if number == 0 else []
-        assert cli(["registry", "add", str(registry), f"{identity}.pub", *grant, *most]) == 0
-    for number, (key, data) in enumerate(zip(keys, places, strict=True)):
+        added = ["registry", "add", str(registry), f"{identity}.pub", "--clients", str(client)]
+        assert cli([*added, *most]) == 0
+    return registry
+
+
+def start_parties(deployment: Loopback, prepared: Prepared, registry: Path) -> list[str]:
+    """Start a SuperNode with a key and the registry for each data folder."""
+    names = []
+    for number, data in enumerate(prepared.clients()):
         own = {"identity-key": str(prepared.folder / f"identity-{number}")}
-        names.append(f"{prepared.folder.name}-{number}")
         node = {"data-folder": str(data), "registry": str(registry), **own}
-        deployment.start_node(names[-1], node, key=key)
+        names.append(f"party-{number}")
+        deployment.start_node(names[-1], node, key=deployment.register(f"key-{number}"))
     return names
 
 
-def test_a_run_that_wants_to_be_trusted_gets_nothing_and_every_log_says_why(
-    deployment: Loopback, five: list[Path], tmp_path: Path
+@pytest.mark.timeout(1800)
+def test_a_server_that_lies_is_refused_and_the_run_goes_on_without_its_lies(
+    deployment: Loopback, tmp_path: Path
 ) -> None:
-    prepared = prepare(FIVE, tmp_path / "parties")
-    names = start_parties(deployment, prepared, five)
-    deployment.start_run("trusting", prepared.settings())
-    log = deployment.wait("trusting", TIMEOUT)
-    why = "has a key of its own (identity-key) and takes part in no run"
-    assert why in log
-    assert "NoClientsError" in log
-    for name in names:
-        assert why in deployment.log(name)
-    assert not (prepared.folder / "deployed" / "result.json").exists()
+    prepared = prepare(SIX, tmp_path / "parties", DISTRUSTS)
+    registry = make_registry(prepared)
+    names = start_parties(deployment, prepared, registry)
+    said = prepared.folder / "said.json"
+    settings = prepared.settings("deployed", f"strategy.registry={registry}", said=str(said))
+    deployment.start_run("lying", settings, lying_app(tmp_path / "liar"))
+    log = deployment.wait("lying", 2 * TIMEOUT)  # a hundred messages, a process each
+    assert said.is_file(), log
+    found = json.loads(said.read_text())
+    assert unrefused(found, FEDSCEM) == {}, log
+    assert found[SIGNED] is None
+    logs = "\n".join(deployment.log(name) for name in names)
+    for says in (*REFUSALS.values(), *(lie.says for lie in FEDSCEM)):
+        assert re.search(says, logs), says
+    # The honest messages between them made the run that a simulation makes.
+    (here,), (there,) = (rounds_of(prepared.folder / out) for out in ("deployed", "simulated"))
+    assert here["loss"] == pytest.approx(there["loss"], rel=1e-4)
+    assert (here["answered"], there["answered"]) == (PARTIES, PARTIES)

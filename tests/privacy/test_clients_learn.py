@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,19 +9,18 @@ import pytest
 from federation import ALL
 from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
+from public_helpers import make_grid, still_member
 
 from flower_graph.apps.run import client_app
 from flower_graph.config.registry import method_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,
+)
+from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
     first_points,
     rotation,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strategies"))
-
-from public_helpers import make_grid, still_member
 
 Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sent, what it answered
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from doc_helpers import DOCS, assert_tests_are_there
 from federation import NAMES
 
-ROOT = Path(__file__).resolve().parents[2]
 ADVERSARIES = (
     "curious server",
     "deviating server",
@@ -22,7 +21,7 @@ OF_ALL = ADVERSARIES[-2:]  # which no method changes anything for
 
 def rows() -> list[tuple[str, str, str, list[str]]]:
     """Read the table: adversary, method, what it learns, tests."""
-    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
     part = page.partition("## In one table\n")[2].partition("\n## ")[0]
     found, adversary = list[tuple[str, str, str, list[str]]](), ""
     for line in [line for line in part.splitlines() if line.startswith("| ") or line[:4] == "|  |"][
@@ -38,10 +37,7 @@ def rows() -> list[tuple[str, str, str, list[str]]]:
 def test_every_cell_has_tests_that_are_there(row: tuple[str, str, str, list[str]]) -> None:
     _, _, learns, tests = row
     assert learns
-    assert tests
-    for test in tests:
-        file, _, name = test.partition("::")
-        assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), test
+    assert_tests_are_there(tests)
 
 
 @pytest.mark.parametrize("adversary", ADVERSARIES)

@@ -18,12 +18,14 @@ from flower_graph.messages.codec import Message, fields_of
 from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
-from flower_graph.secure.align.verified import SignedBlindReply
+from flower_graph.secure.align.verified import ProvedUnionRequest, SignedBlindReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
+from flower_graph.secure.sum.party_messages import BindReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.masked_embedding_averaging import messages as ego
 from flower_graph.strategies.procrustes_alignment import messages as public
+from flower_graph.strategies.procrustes_alignment.claims import Claims
 from flower_graph.strategies.split_gradient_relay import messages as relay
 from flower_graph.strategies.structure_fedavg import messages as structure
 
@@ -42,6 +44,10 @@ VALUES: dict[type, dict[str, Any]] = {
     sage.SageScores: {"counts": np.array([[[1, 0, 0], [2, 1, 0]]] * 2)},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
+    Claims: {
+        "counts": np.array([1, 0, 2]),
+        "nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])],
+    },
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoReply: {"entries": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
 }
@@ -211,6 +217,7 @@ def same(one: Any, other: Any) -> bool:
 def test_all_are_here() -> None:
     assert len(MESSAGES) >= 35
     assert {MaskedReply, EvaluateReply, relay.RelayReply, ego.EgoReply} <= set(MESSAGES)
+    assert {ProvedUnionRequest, BindReply} <= set(MESSAGES)
     assert fields_of(Ring) == {}, "a class without declared fields"
 
 

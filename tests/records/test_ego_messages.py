@@ -21,7 +21,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Sums,
 )
 
-SETTINGS = EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125)
+SETTINGS = EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125, 16)
 RUN = b"0123456789abcdef"
 
 

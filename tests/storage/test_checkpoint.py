@@ -96,6 +96,20 @@ def test_missing_or_damaged_files_are_named(tmp_path: Path, content: bytes | Non
         checkpoint.load_server(tmp_path, 1)
 
 
+def test_a_file_that_may_not_be_read_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever looks whether it is encrypted is refused as well."""
+    client = tmp_path / "client-0.safetensors"
+    client.write_bytes(b"")
+
+    def refuse(path: Path, *_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(CheckpointError, match=r"client-0\.safetensors: cannot be read"):
+        checkpoint.load_client(client)
+
+
 class Touch:
     """Creates a file when it is unpickled."""
 

@@ -1,0 +1,239 @@
+"""The runs of each row: what of a paper's tables is asked for, as experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from itertools import product
+from math import prod
+from typing import Any
+
+from flower_graph.apps.reproduce.experiments import Experiment, Run, loaded
+from flower_graph.apps.reproduce.table import FIRST, GRID, Choice, Part, Table
+from flower_graph.apps.reproduce.templates import Values, fill
+from flower_graph.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One method at one place of one table, with the experiments that its rows are of."""
+
+    part: Part
+    data: str  # Data set, model and method as they are asked for
+    model: str
+    method: str
+    shown: str  # Its name in the rows
+    keys: Values  # More keys of the rows
+    experiments: tuple[Experiment, ...]  # One, or those of which validation accuracy chooses one
+    rounds: int
+    seeds: tuple[int, ...]
+    choosers: tuple[int, ...] = ()  # Seeds whose validation accuracy chooses
+    tried: tuple[Experiment, ...] = ()  # What it is judged of, in the order of the experiments
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Where it stands, whatever its method: there methods are compared."""
+        return self.part.table, self.experiments[0].data, self.model, *self.keys.items()
+
+    @property
+    def words(self) -> str:
+        """Where it stands, in words."""
+        known = {"table": self.part.table, "data": self.experiments[0].data, "model": self.model}
+        return f"{fill(self.part.place, {**known, **self.keys})}, {self.shown}"
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its runs, seed by seed: of each experiment, as if each could be the chosen one."""
+        seeds = () if self.part.measure else self.seeds
+        rows = [Run(one, seed, self.rounds) for seed in seeds for one in self.experiments]
+        return [*dict.fromkeys([*self.choices, *rows])]
+
+    @property
+    def choices(self) -> list[Run]:
+        """The runs that the choice looks at."""
+        return [Run(one, seed, self.rounds) for seed in self.choosers for one in self.tried]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of the tables is asked for, each in the order of the YAML."""
+
+    table: Table
+    data: tuple[str, ...]
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    tables: tuple[str, ...]
+    seeds: tuple[int, ...] | None = None
+    rounds: int | None = None
+    overrides: tuple[str, ...] = ()  # Settings laid over those of every run
+    named: frozenset[str] = frozenset()  # Keys that were asked for by name
+
+    def groups(self, key: str = "") -> list[Group]:
+        """List what one table needs, or all of them."""
+        return [one for name in ([key] if key else self.tables) for one in self._by_table[name]]
+
+    def stages(self) -> list[list[Run]]:
+        """List the runs, each once, by table and seed: what is stopped early has whole seeds."""
+        known, stages = set[Run](), []
+        for key in self.tables:
+            groups = self.groups(key)
+            result = [run for group in groups for run in group.runs]
+            first = [seed for group in groups for seed in group.choosers]
+            for seed in dict.fromkeys([*first, *(run.seed for run in result)]):
+                runs = dict.fromkeys(r for r in result if r.seed == seed and r not in known)
+                known.update(runs)
+                stages.append([*runs])
+        return [stage for stage in stages if stage]
+
+    def runs(self) -> list[Run]:
+        """List every run that the tables need, each once, in the order of the stages."""
+        return [run for stage in self.stages() for run in stage]
+
+    def common(self, data: str, model: str, method: str = "") -> Any:
+        """Load the settings of a data set and model, before or with what one method has."""
+        choice = self.table.methods[method] if method else Choice()
+        settings = self._settings(data, model, choice, self._values(data, model, choice))
+        return loaded(self._config(data, model, choice), (*settings, *self.overrides))
+
+    def rounds_of(self, data: str, model: str) -> int:
+        """Return the rounds of a data set's runs."""
+        return self.rounds or self.table.rounds or self.common(data, model).rounds
+
+    def own(self, data: str, model: str, method: str) -> tuple[str, ...]:
+        """Return the settings that a method has for itself."""
+        here = {"data": data, "model": model, "method": method}
+        for one in self.table.own:
+            if all(one.get(key, value) == value for key, value in here.items()):
+                return tuple(one["settings"])
+        return ()
+
+    def estimate(self, runs: Sequence[Run], share: float = 1.0) -> float:
+        """Return about how many seconds of one core these runs take, in a share of the rounds."""
+        groups = {run: group for group in self.groups() for run in group.runs}
+        return sum(self.seconds(groups[run], run, share) for run in runs)
+
+    def seconds(self, group: Group, run: Run, share: float = 1.0) -> float:
+        """Return about how many seconds of one core a run of a group takes."""
+        table, method = self.table, self.table.methods[group.method]
+        config: Any = loaded(run.experiment.config, run.experiment.overrides)
+        data, model = table.data[group.data], table.models[group.model]
+        times = _product(config, table.times)
+        start = table.start_seconds + method.start_seconds
+        start += model.start_seconds * times * _product(config, table.start_times)
+        return start + share * run.rounds * data.seconds * model.seconds * times * method.seconds
+
+    @cached_property
+    def _by_table(self) -> dict[str, list[Group]]:
+        parts = {name: self.table.tables[name] for name in self.tables}
+        named = "table" in self.named
+        return {
+            name: [one for part in each if named or not part.if_named for one in self._of(part)]
+            for name, each in parts.items()
+        }
+
+    def _of(self, part: Part) -> Iterator[Group]:
+        every = part.any_data_if_named and {"data", "table"} <= self.named
+        points = [one for varied in part.vary for one in _points(varied)] or [({}, {})]
+        chosen = [points] if part.choose in (True, FIRST) else [[point] for point in points]
+        for data, model, together, method in product(
+            _both(None if every else part.data, self.data),
+            _both(part.models, self.models),
+            chosen,
+            _both(part.methods, self.methods),
+        ):
+            only = self.table.methods[method].only
+            if all({"data": data, "model": model}[key] in values for key, values in only.items()):
+                yield self._group(part, data, model, method, together)
+
+    def _group(
+        self, part: Part, data: str, model: str, method: str, points: Sequence[Point]
+    ) -> Group:
+        choice, shown = self.table.methods[method], points[0][0]
+        rounds = self.rounds or part.rounds or self.rounds_of(data, model)
+        rounds = max(1, rounds // part.share) * choice.times_rounds
+        keys = {**part.keys, **{key: one for key, one in shown.items() if key not in part.unnamed}}
+        grid = self.table.grid if part.choose == GRID else None
+        where = replace(part, settings=grid.settings) if grid and grid.settings else part
+        experiments, judged = (
+            tuple(
+                self._experiment(one, data, model, method, {**varied, "rounds": rounds}, tried)
+                for _, varied in points
+                for tried in (grid.of(method, model) if grid else [()])
+            )
+            for one in (part, where)
+        )
+        seeds = (self.seeds or part.seeds or self.table.seeds)[: choice.seeds]
+        choosers = {FIRST: seeds[:1], GRID: grid.seeds if grid else (), True: seeds}
+        if grid and {*grid.seeds} & {*seeds}:
+            raise ConfigError(
+                f"grid.seeds: {grid.seeds} choose settings, so that no row may have one of them, "
+                f"and {part.table} has seeds {seeds}"
+            )
+        name = fill(part.shown, {**choice.values, "method": method, **shown})
+        first = choosers.get(part.choose, ())
+        return Group(
+            part, data, model, method, name, keys, experiments, rounds, seeds, first, judged
+        )
+
+    def _experiment(
+        self,
+        part: Part,
+        data: str,
+        model: str,
+        method: str,
+        varied: Values,
+        tried: Sequence[str] = (),
+    ) -> Experiment:
+        choice = self.table.methods[method]
+        values = {**self._values(data, model, choice), "method": method, **varied}
+        config = self._config(data, model, choice)
+        local = (*self.own(data, model, method), *(fill(one, values) for one in tried))
+        plain = (*self._settings(data, model, choice, values), *local, *self.overrides)
+        more = () if method in part.not_for else tuple(fill(one, values) for one in part.settings)
+        # What a table varies may be what the config has: then it is no run of its own.
+        if part.usual and loaded(config, (*plain, *more)) == loaded(config, plain):
+            more = ()
+        name = fill(part.name, values) if more or not part.usual else method
+        shown, model = fill(part.data_name, values), choice.model or model
+        return Experiment(shown, model, name, config, (*plain, *more), choice.centralised)
+
+    def _values(self, data: str, model: str, method: Choice) -> dict[str, Any]:
+        values: dict[str, Any] = {"data": data, "model": model}
+        for one in (self.table.data[data], self.table.models[model], method):
+            values |= one.values
+        return values
+
+    def _config(self, data: str, model: str, method: Choice) -> str:
+        return fill(method.config or self.table.config, {"data": data, "model": model})
+
+    def _settings(self, data: str, model: str, method: Choice, values: Values) -> list[str]:
+        result = (self.table.data[data], self.table.models[model], method)
+        return [fill(setting, values) for one in result for setting in one.settings]
+
+
+Point = tuple[dict[str, Any], dict[str, Any]]  # What rows show, and what settings have
+
+
+def _points(varied: Values) -> Iterator[Point]:
+    """List the product of what is varied."""
+    pairs = [
+        [(key, shown, one[shown] if isinstance(one, Mapping) else shown) for shown in one]
+        for key, one in varied.items()
+    ]
+    for chosen in product(*pairs):
+        yield {key: one for key, one, _ in chosen}, {key: one for key, _, one in chosen}
+
+
+def _product(config: Any, settings: Sequence[str]) -> float:
+    """Multiply settings with each other, each a dotted name or the sum of several."""
+    result: float = prod(
+        sum(reduce(getattr, name.split("."), config) for name in names.split("+"))
+        for names in settings
+    )
+    return result
+
+
+def _both(wanted: Sequence[str] | None, asked: Sequence[str]) -> list[str]:
+    """Give those that a part wants, in its order, as far as they are asked for."""
+    return [one for one in (asked if wanted is None else wanted) if one in asked]

@@ -1,0 +1,76 @@
+"""Which of several settings a row is run with: what is tried, what was taken, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flower_graph.apps.reproduce.asked import Asked, Group
+from flower_graph.apps.reproduce.experiments import Run, Runs, kept_runs
+from flower_graph.apps.reproduce.page import formatted, markdown
+from flower_graph.apps.reproduce.rows import VALIDATION, best_experiment, row, to_the_end
+from flower_graph.storage.files import write_json, write_text
+
+TEXT = """# How settings were chosen
+
+Of each row's settings that with the best mean validation accuracy, in the round where that is best,
+is taken (**bold**); no choice looked at a test accuracy. *Rounds* are those run, for each seed;
+*ended*: validation had stopped improving in all of them. All figures: [choices.json](choices.json).
+"""
+
+
+def needed(asked: Asked, folder: Path) -> set[Run]:
+    """Give all that is tried, and the rows of what was taken, or of the costliest before that."""
+    result = set[Run]()
+    for group in asked.groups():
+        kept = kept_runs(group.choices, folder)
+        one = best_experiment(group, kept)
+        if not is_made(group, kept):
+            every = [Run(one, group.seeds[0], group.rounds) for one in group.experiments]
+            one = max(every, key=lambda run: asked.seconds(group, run)).experiment
+        result |= {*group.choices, *(run for run in group.runs if run.experiment == one)}
+    return result
+
+
+def is_made(group: Group, runs: Runs) -> bool:
+    """Say whether everything that a choice looks at was run."""
+    return all(run.seed in runs.get(run.experiment, {}) for run in group.choices)
+
+
+def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
+    """Write what was tried, if the tables choose anything."""
+    rows = [made for group in asked.groups() for made in choices(group, runs)]
+    # Several tables may have what was chosen once
+    rows = [*{str(made["settings"]): made for made in reversed(rows)}.values()][::-1]
+    if not rows:
+        return
+    write_json(out / "choices.json", rows)
+    lines = [
+        [
+            made["where"],
+            ("**{}**" if made["taken"] else "{}").format(" ".join(made["tried"]) or "as it ships"),
+            formatted("accuracy", [made]),
+            ", ".join(map(str, made["seeds"])),
+            ", ".join(map(str, made["rounds"])),
+            "yes" if made["ended"] else "no",
+        ]
+        for made in rows
+    ]
+    columns = ["row", "settings", "best validation", "seeds", "rounds", "ended"]
+    write_text(out / "choices.md", "\n".join([TEXT, *markdown(columns, lines)]) + "\n")
+
+
+def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
+    """List what was tried for a row, with each one's validation accuracy."""
+    taken = group.experiments.index(best_experiment(group, runs)) if is_made(group, runs) else None
+    result = []
+    for place, one in enumerate(group.tried if group.choosers else ()):
+        kept = {s: runs[one][s] for s in group.choosers if s in runs.get(one, {})}
+        if kept:
+            best = {seed: curves.best_val for seed, curves in kept.items()}
+            made = row(group.part.table, one, VALIDATION, best, group.rounds)
+            made |= {"method": group.shown, **group.keys, **to_the_end(one, [*kept.values()])}
+            others = [other.overrides for other in group.tried]
+            tried = [s for s in one.overrides if any(s not in other for other in others)]
+            result.append(made | {"where": group.words, "tried": tried, "taken": place == taken})
+    return result

@@ -1,0 +1,60 @@
+"""What a table's YAML is read with: templates, functions that it names, mappings as dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from string import Formatter
+from typing import Any, TypeVar, cast
+
+from flower_graph.config.rules import one_line, refuse_key
+from flower_graph.errors import ConfigError
+
+Values = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class _Text(Formatter):
+    """Fills in ``{name}``, in lower case ``{name!l}``, in upper ``{name!u}``, numbers as ``g``."""
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        if conversion in ("l", "u"):
+            return str(value).lower() if conversion == "l" else str(value).upper()
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        short = not format_spec and isinstance(value, float)
+        return str(super().format_field(value, "g" if short else format_spec))
+
+
+def fill(template: str, values: Values) -> str:
+    """Fill values into a template of the YAML."""
+    try:
+        return _Text().vformat(template, (), values)
+    except KeyError as error:
+        raise ConfigError(
+            f"{template!r}: {error} is unknown; there are {', '.join(values)}"
+        ) from None
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Import a function that the YAML names as ``package.module:function``."""
+    module, _, attribute = name.partition(":")
+    try:
+        return cast("Callable[..., Any]", getattr(import_module(module), attribute))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"function {name!r}: {error}; write package.module:function") from error
+
+
+def make(kind: type[T], tree: Values, where: str) -> T:
+    """Make a dataclass of a mapping."""
+    known = [one.name for one in fields(cast("Any", kind))]
+    for key in tree:
+        if key not in known:
+            refuse_key(key, known, f" (in {where})")
+    frozen = {key: tuple(one) if isinstance(one, list) else one for key, one in tree.items()}
+    try:
+        return kind(**frozen)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {one_line(error)}") from error

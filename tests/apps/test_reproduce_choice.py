@@ -1,0 +1,192 @@
+"""Settings that validation chooses on other seeds, runs to their end, and what accuracy costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy.stats import ttest_rel
+from table_helpers import OWN, report
+
+from flower_graph.apps.reproduce.command import main
+from flower_graph.apps.reproduce.experiments import Curves, curves_of
+from flower_graph.apps.reproduce.page import formatted
+from flower_graph.apps.reproduce.rows import FIGURES, WITHIN, paired
+from flower_graph.config.common import RunConfig
+from flower_graph.errors import ConfigError
+
+K3, K7, K9 = (["graph.neighbours=3"], ["graph.neighbours=7"], ["graph.neighbours=9"])
+GRID = {"seeds": [10, 11], "methods": {"mine": [K3, K7], "other": [K7, K9]}}
+BUDGETS = ["1 rounds", "10 steps", "2.5 MiB", "the end"]
+AXES = {
+    "heading": "Axes, {data}",
+    "for": ["data"],
+    "rows": {"metric": WITHIN},
+    "each": ["method"],
+    "columns": [
+        ["method", "{method}"],
+        {"for": {"within": None}, "is": [["{within}", "accuracy", WITHIN]]},
+    ],
+    "lines": [
+        {
+            "each": {},
+            "cells": [
+                "best",
+                {
+                    "for": {"within": None},
+                    "is": [["winner", {"metric": WITHIN, "method": "all"}]],
+                },
+            ],
+        }
+    ],
+}
+
+
+def grid_table(**changes: Any) -> dict[str, Any]:
+    """Give a table whose two methods choose of two settings each, with patience of one round."""
+    tree: dict[str, Any] = yaml.safe_load(OWN) | {"grid": GRID}
+    part = tree["tables"]["one"][0]
+    part |= {"choose": "grid", "settings": ["patience=1"]} | changes
+    part["rows"].append({"metric": WITHIN, "each": {"within": BUDGETS}})
+    tree["page"].append(AXES)
+    picture = {"file": "axes-{data!l}.png", "kind": "axes", "asked": "one", "each_data": True}
+    tree["pictures"] = [picture | {"tables": {"Table one": None}}]
+    return tree
+
+
+def run_table(tree: dict[str, Any], out: Path, seeds: list[int] | None = None) -> str:
+    file = out.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(tree))
+    main(str(file), out, only={"data": ["Cora"]}, seeds=seeds, rounds=3)
+    return (out / "table.md").read_text()
+
+
+def test_other_seeds_choose_and_all_that_was_tried_is_named(
+    tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):  # the second time everything is there
+        page = run_table(grid_table(), tmp_path / "out")
+    ran = [(config.seed, config.graph.neighbours) for config in simulated]  # type: ignore[attr-defined]
+    tried = [(10, 3), (10, 7), (10, 7), (10, 9), (11, 3), (11, 7), (11, 7), (11, 9)]
+    assert ran == [*tried, (0, 7), (0, 7), (1, 7), (1, 7)]
+    said = capsys.readouterr().out
+    assert "12 runs, 0 of them there already; the others take at most about" in said
+    assert "12 runs, 12 of them there already" in said
+    choices = json.loads((tmp_path / "out" / "choices.json").read_text())
+    assert [(one["method"], one["tried"], one["taken"]) for one in choices] == [
+        *(("mine", K3, False), ("mine", K7, True), ("other", K7, True), ("other", K9, False)),
+    ]
+    for one in choices:
+        assert (one["seeds"], one["rounds"], one["ended"]) == ([10, 11], [3, 3], True)
+        assert one["metric"] == "best-val-accuracy"
+        assert one["mean"] == pytest.approx(0.8 if one["taken"] else 0.7)
+    text = (tmp_path / "out" / "choices.md").read_text()
+    line = "| {}, mine | {} | {} ± 0.000 | 10, 11 | 3, 3 | yes |"
+    assert line.format("Table one, Cora", "graph.neighbours=3", "0.700") in text
+    assert line.format("Table one, Cora", "**graph.neighbours=7**", "0.800") in text
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert {tuple(row["seeds"]) for row in rows} == {(0, 1)}
+    assert "graph.neighbours=7" in rows[0]["settings"]["overrides"]
+    assert "| mine | 0.800 ± 0.000 | 0.75 |" in page
+
+
+def test_what_accuracy_costs_and_who_wins(tmp_path: Path, simulated: list[RunConfig]) -> None:
+    page = run_table(grid_table(), tmp_path / "out")
+    # A round has five steps and a MiB for each client
+    assert "| method | 1 rounds | 10 steps | 2.5 MiB | the end |" in page
+    figures = "| 0.600 ± 0.000 | 0.800 ± 0.000 | 0.800 ± 0.000 | 0.800 ± 0.000 |"
+    assert f"| mine {figures}" in page and f"| other {figures}" in page
+    assert "| best | mine (not apart: other) | mine (not apart: other) |" in page
+    assert "(axes-cora.png)" in page and (tmp_path / "out" / "axes-cora.png").exists()
+
+
+def test_a_row_that_still_improved_has_its_rounds_in_its_name(
+    tmp_path: Path, simulated: list[RunConfig]
+) -> None:
+    page = run_table(grid_table(settings=["patience=2"]), tmp_path / "out")
+    assert "| mine, 3 rounds | 0.800" in page and "| best | mine, 3 rounds (not" in page
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert {(*row["rounds"], row["ended"]) for row in rows} == {(3, 3, False)}
+    unasked = run_table(grid_table(settings=[]), tmp_path / "unasked")
+    assert "| mine, 3 rounds | 0.800" in unasked  # fewer than anybody would wait
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "seeds", "said"),
+    [
+        ({"methods": {"mine": [K3], "other": [K3, K7]}}, {}, None, "'mine' has 1 settings"),
+        ({"methods": {"mine": [K3]}}, {}, None, "'other' has 0 settings to try in tables.one"),
+        ({"methods": {"mine": {"": [K3]}, "other": [K3, K7]}}, {}, None, "'mine, ' has 1 settings"),
+        ({"methods": dict.fromkeys(("mine", "other"), [K3] * 5)}, {}, None, "and at most 4"),
+        ({"seeds": [1, 2]}, {}, None, r"grid.seeds: \(1, 2\) choose.*Table one has seeds \(0, 1\)"),
+        ({}, {}, [3, 11], r"Table one has seeds \(3, 11\)"),
+        ({"methods": {**GRID["methods"], "thrid": [K3, K7]}}, {}, None, "thrid"),  # type: ignore[dict-item]
+        ({}, {"choose": "last"}, None, "choose: 'last' is not false, true, first or grid"),
+        ({"seed": [1]}, {}, None, "seed.*in grid"),
+    ],
+)
+def test_unfair_choices_are_refused(
+    change: dict[str, Any],
+    part: dict[str, Any],
+    seeds: list[int] | None,
+    said: str,
+    tmp_path: Path,
+    simulated: list[RunConfig],
+) -> None:
+    tree = grid_table(**part)
+    tree["grid"] = {**GRID, **change}
+    with pytest.raises(ConfigError, match=said):
+        run_table(tree, tmp_path / "out", seeds)
+    assert not simulated
+
+
+CURVES = Curves([1.0] * 4, [0.1, 0.4, 0.3, math.nan], [0.2, 0.6, 0.9, 0.7])
+CURVES.steps, CURVES.up = [2.0, 4.0, 6.0, 8.0], [2.0**20 * n for n in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("within", "figure"),
+    [
+        ("1 rounds", 0.2),
+        ("3 rounds", 0.6),
+        ("100 rounds", 0.6),
+        ("1 steps", None),  # the first round takes more
+        ("4 steps", 0.6),
+        ("1.5 MiB", 0.2),
+        ("the end", 0.6),
+    ],
+)
+def test_accuracy_within_a_budget(within: str, figure: float | None) -> None:
+    assert FIGURES[WITHIN](CURVES, {"within": within}, None) == figure
+    for wrong, said in (("3 hours", "'hours' is not one of"), ("few steps", "write NUMBER steps")):
+        with pytest.raises(ConfigError, match=said):
+            FIGURES[WITHIN](CURVES, {"within": wrong}, None)
+
+
+@pytest.mark.parametrize(("patience", "ended"), [(1, True), (2, True), (3, False)])
+def test_a_run_has_ended_if_validation_did_not_improve(patience: int, ended: bool) -> None:
+    assert CURVES.ended(patience) is ended
+
+
+def test_clients_that_are_not_asked_spend_nothing() -> None:
+    reports = [report(1, 0.5, 0.5), report(2, 0.5, 0.5)]
+    reports[0].asked = 1
+    curves = curves_of(reports, {}, clients=2, local_steps=4)
+    assert (curves.steps, curves.up) == ([2.0, 6.0], [2.0**20, 2.0**21])
+    assert FIGURES["steps-a-client"](curves, {}, None) == 6.0
+    assert FIGURES["MiB-a-client"](Curves([1.0], [0.1], [0.2]), {}, None) is None
+
+
+def test_differences_are_tested_by_pairs() -> None:
+    ours, theirs = [0.8, 0.9, 0.7, 0.85], [0.75, 0.91, 0.6, 0.8]
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    result = paired(differences)
+    assert result["p"] == pytest.approx(ttest_rel(ours, theirs).pvalue)
+    assert result["agree"] == 3
+    assert paired([0.1]) == {"p": None, "agree": 1} and paired([0.0, 0.0])["p"] is None
+    row = {"mean": 0.0475, "std": 0.045, "values": differences, "seeds": [0, 1, 2, 3], **result}
+    assert formatted("paired", [row]) == "+4.8 ± 4.5 (p 0.13, 3 of 4)"

@@ -1,0 +1,59 @@
+"""Local steps that a method states, against those that its clients take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from federation import ALL, METHODS, tried
+
+from flower_graph.apps.reproduce.experiments import curves_of, steps_of
+from flower_graph.apps.run import simulate_whole
+from flower_graph.config.registry import known_apps, method_of
+from flower_graph.engine.stacked_weights import StackedWeights
+from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
+from flower_graph.strategies.structure_fedavg.networks import GraphLearners
+
+STACKED = ("fedscem", "fedgls")  # one call is a step of all clients
+COUNTED = (
+    *("fedscem, minus", "fedscem", "fedscem, batches", "fedscem, self-training"),
+    *("fedgls", "fedgls, proto", "gat", "fedgta", "fedpub"),
+)
+
+
+@pytest.mark.parametrize("name", tried(COUNTED, fast=COUNTED[:1]))
+def test_clients_take_the_steps_that_their_method_states(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[float] = []
+
+    def counting(step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(self: object, *given: Any, **named: Any) -> Any:
+            moves = named.get("moves")  # Clients that have such a batch
+            taken.append(1.0 if moves is None else float(moves.float().mean()))
+            return step(self, *given, **named)
+
+        return counted
+
+    for owner, step in (
+        (StackedWeights, "step"),
+        (GraphLearners, "step"),
+        (PublicGAT, "_epoch"),
+        (torch.optim.Adam, "step"),
+    ):
+        monkeypatch.setattr(owner, step, counting(getattr(owner, step)))
+    several = () if name == "gat" else ("strategy.local_epochs=3",)
+    config = ALL[name].load("rounds=2", *several)
+    whole, stated = simulate_whole(config), steps_of(config)
+    curves, at_once = curves_of(*whole, *stated), ALL[name].config.startswith(STACKED)
+    steps = sum(taken) / (1 if at_once else stated[0])
+    assert steps == pytest.approx(curves.steps[-1]) and steps > 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_states_its_steps(name: str) -> None:
+    config = METHODS[name].load()
+    assert method_of(config).local_steps(config) >= 1
+    assert {one.load().app for one in METHODS.values()} == {*known_apps()}
