@@ -150,6 +150,7 @@ class Asked:
         self, part: Part, data: str, model: str, method: str, points: Sequence[Point]
     ) -> Group:
         choice, shown = self.table.methods[method], points[0][0]
+        tries = self.table.data[data].tries
         rounds = self.rounds or part.rounds or self.rounds_of(data, model)
         rounds = max(1, rounds // part.share) * choice.times_rounds
         keys = {**part.keys, **{key: one for key, one in shown.items() if key not in part.unnamed}}
@@ -159,7 +160,7 @@ class Asked:
             tuple(
                 self._experiment(one, data, model, method, {**varied, "rounds": rounds}, tried)
                 for _, varied in points
-                for tried in (grid.of(method, model) if grid else [()])
+                for tried in (grid.of(method, model)[:tries] if grid else [()])
             )
             for one in (part, where)
         )

@@ -36,6 +36,7 @@ class Choice:
     config: str | None = None  # Another config than the table's
     times_rounds: int = 1
     seeds: int | None = None  # Fewer seeds than others
+    tries: int | None = None  # On a data set: of the grid, the first so many of each method
     centralised: bool = False  # Trained in one piece
 
 
@@ -155,6 +156,9 @@ def read_table(name: str) -> Table:
     table = make(Table, {"name": Path(name).stem, **tree}, name)
     for key in table.tables:
         _check_choices(key, table)
+    for key, one in table.data.items():
+        if one.tries is not None and one.tries < 1:
+            raise ConfigError(f"data.{key}: tries is {one.tries}; at least 1 is tried")
     return table
 
 

@@ -94,6 +94,17 @@ def test_other_seeds_choose_and_all_that_was_tried_is_named(
     assert "| mine | 0.800 ± 0.000 | 0.75 |" in page
 
 
+def test_a_data_set_may_try_the_first_of_each(tmp_path: Path, simulated: list[RunConfig]) -> None:
+    tree = grid_table()
+    tree["data"]["Cora"]["tries"] = 1
+    run_table(tree, tmp_path / "out")
+    ran = [(config.seed, config.graph.neighbours) for config in simulated]  # type: ignore[attr-defined]
+    assert ran == [(10, 3), (10, 7), (11, 3), (11, 7), (0, 3), (0, 7), (1, 3), (1, 7)]
+    tree["data"]["Cora"]["tries"] = 0
+    with pytest.raises(ConfigError, match=r"data\.Cora: tries is 0; at least 1"):
+        run_table(tree, tmp_path / "none")
+
+
 def test_what_accuracy_costs_and_who_wins(tmp_path: Path, simulated: list[RunConfig]) -> None:
     page = run_table(grid_table(), tmp_path / "out")
     # A round has five steps and a MiB for each client
