@@ -50,7 +50,7 @@ check: $(STAMP)
 # Deployments, runs on Ray, benchmarks, the wheel, what is frozen, all hostile replies, and what
 # needs FLOWER_GRAPH_DATA: everything that `make test` leaves out.
 test-slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --durations=25
 
 # What touches Flower, with the oldest and the newest Flower, each in an environment of its own.
 test-versions: $(STAMP)

@@ -74,16 +74,24 @@ class Asked:
         return [one for name in ([key] if key else self.tables) for one in self._by_table[name]]
 
     def stages(self) -> list[list[Run]]:
-        """List the runs, each once, by table and seed: what is stopped early has whole seeds."""
+        """List the runs, each once, by table and seed: what is stopped early has whole seeds.
+
+        The costliest of a seed come first, so that no core waits long for the last one.
+        """
         known, stages = set[Run](), []
         for key in self.tables:
             groups = self.groups(key)
             result = [run for group in groups for run in group.runs]
             first = [seed for group in groups for seed in group.choosers]
             for seed in dict.fromkeys([*first, *(run.seed for run in result)]):
-                runs = dict.fromkeys(r for r in result if r.seed == seed and r not in known)
+                runs = {
+                    run: self.seconds(group, run)
+                    for group in groups
+                    for run in group.runs
+                    if run.seed == seed and run not in known
+                }
                 known.update(runs)
-                stages.append([*runs])
+                stages.append(sorted(runs, key=lambda run: -runs[run]))
         return [stage for stage in stages if stage]
 
     def runs(self) -> list[Run]:
