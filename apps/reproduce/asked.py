@@ -104,9 +104,10 @@ class Asked:
         settings = self._settings(data, model, choice, self._values(data, model, choice))
         return loaded(self._config(data, model, choice), (*settings, *self.overrides))
 
-    def rounds_of(self, data: str, model: str) -> int:
-        """Return the rounds of a data set's runs."""
-        return self.rounds or self.table.rounds or self.common(data, model).rounds
+    def rounds_of(self, data: str, model: str, method: str = "") -> int:
+        """Return the rounds of a data set's runs, or of a method's that has a config of its own."""
+        own = method if method and self.table.methods[method].config else ""
+        return self.rounds or self.table.rounds or int(self.common(data, model, own).rounds)
 
     def own(self, data: str, model: str, method: str) -> tuple[str, ...]:
         """Return the settings that a method has for itself."""
@@ -159,7 +160,7 @@ class Asked:
     ) -> Group:
         choice, shown = self.table.methods[method], points[0][0]
         tries = self.table.data[data].tries
-        rounds = self.rounds or part.rounds or self.rounds_of(data, model)
+        rounds = self.rounds or part.rounds or self.rounds_of(data, model, method)
         rounds = max(1, rounds // part.share) * choice.times_rounds
         keys = {**part.keys, **{key: one for key, one in shown.items() if key not in part.unnamed}}
         grid = self.table.grid if part.choose == GRID else None

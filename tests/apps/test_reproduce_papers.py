@@ -474,3 +474,10 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out.split()
     assert said[0] == said[2]  # of the runs, so many are there already
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == before
+
+
+def test_a_config_that_ships_for_shared_models_has_its_own_rounds() -> None:
+    groups = asked_of("fedscem", data=("Cora", "CiteSeer"), rounds=None).groups("shipped")
+    rounds = {group.data: group.rounds for group in groups}
+    assert rounds == {"Cora": 200, "CiteSeer": 120}
+    assert all(group.rounds == rounds[group.data] for group in groups)
