@@ -157,8 +157,8 @@ def best_experiment(group: Group, runs: Runs) -> Experiment:
 
 
 def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
-    """Return a row's runs by seed."""
-    result = runs.get(best_experiment(group, runs), {})
+    """Return a row's runs by seed; what is measured in their place has none."""
+    result = {} if group.part.measure else runs.get(best_experiment(group, runs), {})
     return {seed: result[seed] for seed in group.seeds if seed in result}
 
 

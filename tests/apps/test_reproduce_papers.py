@@ -143,6 +143,10 @@ def test_a_measured_row_stands_beside_the_papers(monkeypatch: pytest.MonkeyPatch
     seconds, memory = measured_rows(asked)
     assert (seconds["mean"], seconds["paper"]) == (report(1, 0.5, 0.5).seconds, 3.795)
     assert memory["mean"] > 50 and memory["paper-gpu-memory-percent"] == 13.21
+    # Another table may have run the same; its run is no row here
+    asked = asked_of("fedscem", data=("Cora",), methods=(FEDSCEM,), tables=("masks", "costs"))
+    made = make_rows(asked, made_up(asked))
+    assert {row["table"] for row in made} == {"Masks"}
 
 
 # FedGLS ------------------------------------------------------------------------------------------
