@@ -22,8 +22,8 @@ CELLS: list[tuple[str, str, dict[str, str], dict[str, str]]] = [
 CHOSEN = [
     ("ppfl", {"table": "Table 2", "method": "LOC"}),
     ("ppfl", {"table": "Table 2", "method": "FED"}),
-    ("fedscem", {"table": "Table 3", "method": "Self-training"}),
-    ("fedscem", {"table": "Table 3", "method": "FedAvg"}),
+    ("fedscem", {"table": "Table 3, strict split", "method": "Self-training"}),
+    ("fedscem", {"table": "Table 3, strict split", "method": "FedSCem"}),
     ("fedgls", {"table": "Table 1", "method": "Fed-GNN_k"}),
     ("fedgls", {"table": "Table 1", "method": "FedGLS"}),
 ]
