@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -91,17 +89,6 @@ def curves_of_run(run: Run) -> Curves:
 def only_row(rows: Sequence[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
     (found,) = (r for r in rows if all(r.get(k) == v for k, v in wanted.items()))
     return found
-
-
-def hash_of(runs: Sequence[Run]) -> str:
-    """Hash the names of the files that runs are kept in."""
-    names = sorted(
-        hashlib.blake2b(
-            json.dumps([run.experiment.__dict__, run.seed, run.rounds]).encode(), digest_size=8
-        ).hexdigest()
-        for run in runs
-    )
-    return hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
 
 
 def report(number: int, val: float, test: float) -> RoundReport:

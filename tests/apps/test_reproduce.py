@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from table_helpers import OWN, asked_of, hash_of, made_up, report
+from table_helpers import OWN, asked_of, made_up, report
 
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.apps.reproduce.asked import Asked
@@ -26,13 +26,14 @@ from flower_graph.apps.reproduce.experiments import (
 )
 from flower_graph.apps.reproduce.page import formatted, make_page
 from flower_graph.apps.reproduce.rows import find, make_rows, missing_runs, row
-from flower_graph.apps.reproduce.table import GRID, read_table, tables
+from flower_graph.apps.reproduce.table import read_table, tables
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import list_configs, load_config
 from flower_graph.config.registry import known_apps, method_named
 from flower_graph.errors import ConfigError, DataError
 
-FROZEN = json.loads((Path(__file__).parents[1] / "frozen" / "reproduce.json").read_text())
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+COMMITTED = sorted(RESULTS.rglob("runs"))
 
 
 class Paper(NamedTuple):
@@ -66,25 +67,15 @@ def test_methods_name_the_tables_that_there_are(
     assert read_table("mine").title == "A table of my own"
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    return experiments.settings_of(experiments._config(run))
-
-
-def test_runs_are_kept_under_the_names_of_old(paper: Paper) -> None:
-    """Folders of kept runs are found again: names, settings, seeds and rounds are as frozen."""
-    asked = asked_of(paper.name, seeds=None, rounds=None)
-    by_experiment: dict[Any, list[Run]] = {}
-    # What a grid tries came later, and may grow
-    tried = {run for group in asked.groups() if group.part.choose == GRID for run in group.runs}
-    for run in [run for run in asked.runs() if run not in tried]:
-        by_experiment.setdefault(run.experiment, []).append(run)
-    now = {hash_of(runs): runs for runs in by_experiment.values()}
-    assert now.keys() == FROZEN[paper.name].keys()
-    for key, (first, *more) in now.items():
-        frozen = FROZEN[paper.name][key]
-        settings = settings_of(first)
-        assert (len(more) + 1, first.rounds) == (frozen["runs"], frozen["rounds"])
-        assert {k: settings[k] for k in frozen["settings"]} == frozen["settings"]
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: str(one.relative_to(RESULTS)))
+def test_committed_runs_are_those_of_the_tables(folder: Path) -> None:
+    """Nobody runs again what is there: names, settings, seeds and rounds are still asked for."""
+    paper = folder.relative_to(RESULTS).parts[0]
+    asked = asked_of(paper, seeds=None, rounds=None, named=frozenset({"table"}))
+    runs = {experiments._path(folder, run): run for run in asked.runs()}
+    kept = {path: runs.get(path) for path in folder.iterdir()}
+    assert kept and None not in kept.values(), [p for p, run in kept.items() if run is None]
+    assert left_to_run([run for run in kept.values() if run], folder) == []
 
 
 def test_every_run_once_whole_seeds_first(paper: Paper) -> None:
@@ -264,7 +255,8 @@ def test_what_a_file_gets_wrong_is_named(
 def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     """The shipped config may have changed since; its name has not."""
     run = asked_of("fedgls").runs()[0]
-    path, settings = experiments._path(tmp_path, run), settings_of(run)
+    path = experiments._path(tmp_path, run)
+    settings = experiments.settings_of(experiments._config(run))
     for stored, is_missing in (
         (settings, False),
         ({}, False),  # older versions did not say
