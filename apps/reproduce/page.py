@@ -208,8 +208,10 @@ def _matches(
 ) -> Iterator[dict[str, Any]]:
     """List what is to be found: a list is one after the other, ``all`` is all there are."""
     values: list[Sequence[Any]] = []
+    # Runs of one row may have other iterations than those of the next
+    own = [r for r in here if all(r.get(key, value) == value for key, value in keys.items())]
     for key, value in wanted.items():
-        known = sorted({r[key] for r in here if key in r}) if value in ("all", "last") else []
+        known = sorted({r[key] for r in own if key in r}) if value in ("all", "last") else []
         if isinstance(value, str) and value not in ("all", "last"):
             values.append([fill(value, keys)])
         elif isinstance(value, list):
