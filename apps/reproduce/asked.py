@@ -81,17 +81,12 @@ class Asked:
         known, stages = set[Run](), []
         for key in self.tables:
             groups = self.groups(key)
-            result = [run for group in groups for run in group.runs]
+            seconds = {run: self.seconds(group, run) for group in groups for run in group.runs}
             first = [seed for group in groups for seed in group.choosers]
-            for seed in dict.fromkeys([*first, *(run.seed for run in result)]):
-                runs = {
-                    run: self.seconds(group, run)
-                    for group in groups
-                    for run in group.runs
-                    if run.seed == seed and run not in known
-                }
+            for seed in dict.fromkeys([*first, *(run.seed for run in seconds)]):
+                runs = [run for run in seconds if run.seed == seed and run not in known]
                 known.update(runs)
-                stages.append(sorted(runs, key=lambda run: -runs[run]))
+                stages.append(sorted(runs, key=seconds.__getitem__, reverse=True))
         return [stage for stage in stages if stage]
 
     def runs(self) -> list[Run]:
