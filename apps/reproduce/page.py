@@ -193,8 +193,13 @@ def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> st
     words = {"method", *(method.values if method else ())}
     if not words & {field for _, field, _, _ in Formatter().parse(template)}:
         return text
+    return text + _cut_off(_under(keys, here))
+
+
+def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
+    """Give the rows with these keys, of the keys that rows have."""
     known = {key: value for key, value in keys.items() if any(key in r for r in here)}
-    return text + _cut_off(matching(here, known))
+    return matching(here, known)
 
 
 def _cut_off(rows: Sequence[Row]) -> str:
@@ -209,7 +214,7 @@ def _matches(
     """List what is to be found: a list is one after the other, ``all`` is all there are."""
     values: list[Sequence[Any]] = []
     # Runs of one row may have other iterations than those of the next
-    own = [r for r in here if all(r.get(key, value) == value for key, value in keys.items())]
+    own = _under(keys, here)
     for key, value in wanted.items():
         known = sorted({r[key] for r in own if key in r}) if value in ("all", "last") else []
         if isinstance(value, str) and value not in ("all", "last"):

@@ -163,7 +163,7 @@ def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
 
 
 def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> Iterator[Row]:
-    here = runs_of(group, runs)
+    here, one = runs_of(group, runs), best_experiment(group, runs)
     beside: list[Group] = []
     if wanted.over:
         beside = [g for g in groups if (g.place, g.method) == (group.place, wanted.over)][:1]
@@ -175,9 +175,8 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
         figures = _figures(wanted, here, keys, group)
         for other in beside:
             theirs = _figures(wanted, runs_of(other, runs), keys, other)
-            figures = {s: one - theirs[s] for s, one in figures.items() if s in theirs}
+            figures = {s: ours - theirs[s] for s, ours in figures.items() if s in theirs}
         if any(map(math.isfinite, figures.values())):
-            one = best_experiment(group, runs)
             end = to_the_end(one, [here[seed] for seed in figures])
             tested = paired([*figures.values()]) if beside else {}
             yield _row(group, wanted, keys, figures, one, beside) | end | tested
