@@ -23,6 +23,9 @@ from flower_graph.ops.grouped import group_sizes, grouped_linear, one_thread
 # Similarities held at a time: few enough to stay in cache. Below some rows a product is slow.
 BLOCK_NUMBERS, BLOCK_ROWS = 262_144, 8
 
+# As `F.normalize`: what is shorter has no direction.
+SHORTEST = 1e-12
+
 
 def nt_xent(
     z: Tensor, z_shared: Tensor, place: Tensor, ptr: list[int], shared_ptr: list[int], tau: float
@@ -68,7 +71,8 @@ def _by_gram(h: Tensor, gram: Tensor, ptr: list[int]) -> tuple[Tensor, Tensor, T
     """Return ``a`` and ``a G``, ``[n, h + 1]``, and ``1 / |z|``, ``[n, 1]``."""
     # ``|z|^2 = a G a`` carries the rounding of sums as large as ``|a|^2 trace(G)``. A ``z`` below
     # that has no direction: 0 in place of ``1 / |z|`` makes all its similarities 0, as those of
-    # zeros are in ``F.normalize``.
+    # zeros are in ``F.normalize``. So has one so short that ``1 / |z|^3``, of the slope, overflows:
+    # the head of a client that shares no node decays to that.
     a = F.pad(h, (0, 1), value=1.0)
     y = grouped_linear(h, gram[:, :-1], gram[:, -1], ptr)
     square = (a * y).sum(1, keepdim=True)
@@ -76,7 +80,7 @@ def _by_gram(h: Tensor, gram: Tensor, ptr: list[int]) -> tuple[Tensor, Tensor, T
         trace = gram.diagonal(dim1=1, dim2=2).sum(1)
         largest = trace.repeat_interleave(torch.tensor(group_sizes(ptr), device=h.device))
         floor = torch.finfo(h.dtype).eps * a.square().sum(1) * largest
-        none = square <= floor[:, None]
+        none = square <= floor[:, None].clamp_min(SHORTEST**2)
     return a, y, square.masked_fill(none, torch.inf).rsqrt()
 
 

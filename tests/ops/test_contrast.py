@@ -156,6 +156,18 @@ def test_nothing_but_zeros_is_alike_to_nothing():
     assert not grad.any()
 
 
+@pytest.mark.parametrize("place", [[], [0, 1]])
+def test_a_head_that_decayed_to_almost_nothing_has_finite_slopes(place: list[int]):
+    """That of a client that shares no node has no gradient but weight decay's."""
+    draw = torch.Generator().manual_seed(0)
+    weight = (torch.randn(1, 2, 8, generator=draw) * 1e-15).requires_grad_()
+    inputs = torch.ones(3, 2), torch.ones(len(place), 2), weight, torch.zeros(1, 8)
+    rows = torch.tensor(place, dtype=torch.long)
+    loss = projected_nt_xent(*inputs, rows, [0, 3], [0, len(place)], 1.0)
+    (grad,) = torch.autograd.grad(loss.sum(), weight)
+    assert grad.isfinite().all()
+
+
 @pytest.mark.parametrize(("clients_", "nodes"), [(100, 20), (1, 1_500)])
 def test_no_matrix_of_all_by_all(clients_: int, nodes: int):
     """Many small clients, and one whose own matrix would be large."""
