@@ -79,6 +79,7 @@ class Curves:
     # What a client has spent after each round, the mean over all: local steps, and bytes sent
     steps: list[float] = field(default_factory=list)
     up: list[float] = field(default_factory=list)
+    left_out: int = 0  # The most clients that a round went without
 
     @property
     def best_round(self) -> int:
@@ -146,6 +147,7 @@ def curves_of(
     asked = accumulate(report.asked for report in reports)
     curves.steps = [local_steps * count / clients for count in asked]
     curves.up = [sum(report.bytes.get("up", {}).values()) / clients for report in reports]
+    curves.left_out = max(report.asked - report.answered for report in reports)
     return curves
 
 

@@ -187,13 +187,13 @@ def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
 
 
 def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> str:
-    """Fill a template; a method that had not stopped improving has its rounds in its name."""
+    """Fill a template; a method's name says if it still improved, or went without clients."""
     text = fill(template, _with_values(keys, asked))
     method = asked.table.methods.get(keys.get("method", ""))
     words = {"method", *(method.values if method else ())}
     if not words & {field for _, field, _, _ in Formatter().parse(template)}:
         return text
-    return text + _cut_off(_under(keys, here))
+    return text + _cut_off(_under(keys, here)) + _without(_under(keys, here))
 
 
 def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
@@ -206,6 +206,12 @@ def _cut_off(rows: Sequence[Row]) -> str:
     """Say in how many rounds, of rows whose runs had not all stopped improving."""
     rounds = [r["settings"]["rounds"] for r in rows if r.get("ended") is False]
     return f", {max(rounds)} rounds" if rounds else ""
+
+
+def _without(rows: Sequence[Row]) -> str:
+    """Say how many clients a round left out, of rows whose figures are of fewer than all."""
+    left_out = max((r.get("left_out", 0) for r in rows), default=0)
+    return f", at most {left_out} left out" if left_out else ""
 
 
 def _matches(

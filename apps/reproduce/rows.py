@@ -67,7 +67,18 @@ def make_rows(asked: Asked, runs: Runs) -> list[Row]:
     return [*rows.values()]
 
 
-_FIGURES = ("paper", "mean", "std", "values", "settings", "rounds", "ended", "p", "agree")
+_FIGURES = (
+    "paper",
+    "mean",
+    "std",
+    "values",
+    "settings",
+    "rounds",
+    "ended",
+    "left_out",
+    "p",
+    "agree",
+)
 
 
 def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
@@ -183,10 +194,12 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
 
 
 def to_the_end(one: Experiment, curves: Sequence[Curves]) -> Row:
-    """Say how many rounds were run, and whether validation had stopped improving in all runs."""
+    """Say how many rounds were run, whether all had stopped improving, and who was left out."""
     patience = loaded(one.config, one.overrides).patience or PATIENCE
     ended = all(each.ended(patience) for each in curves)
-    return {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
+    left_out = max(each.left_out for each in curves)
+    found: Row = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
+    return found | ({"left_out": left_out} if left_out else {})
 
 
 def paired(differences: Sequence[float]) -> Row:

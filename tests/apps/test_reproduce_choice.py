@@ -12,6 +12,7 @@ import yaml
 from scipy.stats import ttest_rel
 from table_helpers import OWN, report
 
+from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import Curves, curves_of
 from flower_graph.apps.reproduce.page import formatted
@@ -124,6 +125,24 @@ def test_a_row_that_still_improved_has_its_rounds_in_its_name(
     assert {(*row["rounds"], row["ended"]) for row in rows} == {(3, 3, False)}
     unasked = run_table(grid_table(settings=[]), tmp_path / "unasked")
     assert "| mine, 3 rounds | 0.800" in unasked  # fewer than anybody would wait
+
+
+def test_a_row_that_went_without_clients_says_so(
+    tmp_path: Path, simulated: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = experiments.simulate_whole
+
+    def one_left_out(config: RunConfig) -> Any:
+        reports, final = whole(config)
+        if config.graph.neighbours == 7:  # type: ignore[attr-defined]
+            reports[1].answered -= 1
+        return reports, final
+
+    monkeypatch.setattr(experiments, "simulate_whole", one_left_out)
+    page = run_table(grid_table(), tmp_path / "out")
+    assert "| mine, at most 1 left out | 0.800" in page
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert {row["left_out"] for row in rows} == {1}
 
 
 @pytest.mark.parametrize(
