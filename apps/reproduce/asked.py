@@ -139,7 +139,7 @@ class Asked:
     def _of(self, part: Part) -> Iterator[Group]:
         every = part.any_data_if_named and {"data", "table"} <= self.named
         points = [one for varied in part.vary for one in _points(varied)] or [({}, {})]
-        chosen = [points] if part.choose in (True, FIRST) else [[point] for point in points]
+        chosen = [points] if part.choose == FIRST else [[point] for point in points]
         for data, model, together, method in product(
             _both(None if every else part.data, self.data),
             _both(part.models, self.models),
@@ -169,7 +169,7 @@ class Asked:
             for one in (part, where)
         )
         seeds = (self.seeds or part.seeds or self.table.seeds)[: choice.seeds]
-        choosers = {FIRST: seeds[:1], GRID: grid.seeds if grid else (), True: seeds}
+        choosers = {FIRST: seeds[:1], GRID: grid.seeds if grid else ()}
         if grid and {*grid.seeds} & {*seeds}:
             raise ConfigError(
                 f"grid.seeds: {grid.seeds} choose settings, so that no row may have one of them, "

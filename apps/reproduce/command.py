@@ -99,7 +99,7 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     train = function(table.centralised) if table.centralised else None
     write = partial(write_page, out, asked, left_out)
     stages = (_needed(asked, stage, folder) for stage in asked.stages())
-    run_stages(stages, folder, write, train, fresh=table.fresh)
+    run_stages(stages, folder, write, train)
     if measured := measured_rows(asked):
         write(measured)
     print(f"tables and pictures in {out}")

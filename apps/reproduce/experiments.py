@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from multiprocessing import get_context
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Curves:
-    """What one run gave, round by round; runs kept by older versions lack the last fields."""
+    """What one run gave, round by round; runs kept by older versions have not all fields."""
 
     cross_entropy: list[float]
     val_accuracy: list[float]
@@ -67,8 +67,6 @@ class Curves:
     bytes_up: dict[str, int] = field(default_factory=dict)
     seconds_per_round: float = math.nan  # median, so that set-up in the first round is not in it
     run_seconds: float = math.nan  # all rounds and what goes before them
-    # Memory of the run's process, libraries and graph included; unknown where runs share one.
-    peak_bytes: float = math.nan
     # What the run says of learnt graphs, in the best round by validation and in the last.
     structure: dict[str, float] = field(default_factory=dict)
     structure_last: dict[str, float] = field(default_factory=dict)
@@ -167,7 +165,8 @@ def read_curves(stored: Mapping[str, Any]) -> Curves:
             return {key: number(item) for key, item in value.items()}
         return math.nan if value is None else value
 
-    read: dict[str, Any] = {key: number(value) for key, value in stored.items()}
+    known = {one.name for one in fields(Curves)}  # An older version had more
+    read: dict[str, Any] = {key: number(value) for key, value in stored.items() if key in known}
     return Curves(**read)
 
 
@@ -179,10 +178,8 @@ def run_stages(
     folder: Path,
     after: Callable[[], None],
     centralised: TrainCentralised | None = None,
-    *,
-    fresh: bool = False,
 ) -> None:
-    """Run one stage after the other, in processes that run several runs, unless `fresh`."""
+    """Run one stage after the other, in processes that run several runs."""
     # A run may take less time than a fresh process needs for its imports.
     folder.mkdir(parents=True, exist_ok=True)
     is_written = False
@@ -190,26 +187,21 @@ def run_stages(
         if runs := left_to_run(stage, folder):
             is_written = True
             try:
-                _run_stage(runs, folder, centralised, fresh)
+                _run_stage(runs, folder, centralised)
             finally:
                 after()
     if not is_written:
         after()
 
 
-def _run_stage(
-    runs: Sequence[Run], folder: Path, centralised: TrainCentralised | None, fresh: bool
-) -> None:
+def _run_stage(runs: Sequence[Run], folder: Path, centralised: TrainCentralised | None) -> None:
     """Run some runs, as many at a time as there are cores."""
     with ProcessPoolExecutor(
         workers_for(runs),
         get_context("spawn"),
         initializer=one_thread,
-        max_tasks_per_child=1 if fresh else None,
     ) as pool:
-        tasks = {
-            pool.submit(_run, run, _path(folder, run), centralised, fresh): run for run in runs
-        }
+        tasks = {pool.submit(_run, run, _path(folder, run), centralised): run for run in runs}
         try:
             for number, task in enumerate(as_completed(tasks), start=1):
                 one, seed, _ = tasks[task]
@@ -316,7 +308,7 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _run(run: Run, path: Path, centralised: TrainCentralised | None, fresh: bool) -> float:
+def _run(run: Run, path: Path, centralised: TrainCentralised | None) -> float:
     config, started = _config(run), time.perf_counter()
     if run.experiment.centralised:
         assert centralised is not None, "centralised experiments need somebody to train them"
@@ -325,7 +317,6 @@ def _run(run: Run, path: Path, centralised: TrainCentralised | None, fresh: bool
     else:
         curves = curves_of(*simulate_whole(config), *steps_of(config))
     curves.run_seconds = time.perf_counter() - started
-    curves.peak_bytes = peak_memory() if fresh else math.nan
     stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
     stored |= {"settings": settings_of(config), "curves": _short(asdict(curves))}
     write_text(path, json.dumps(plain(stored)) + "\n")

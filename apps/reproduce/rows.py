@@ -60,7 +60,7 @@ def make_rows(asked: Asked, runs: Runs) -> list[Row]:
     """Make all rows of what was run; what was not has none."""
     groups, rows = asked.groups(), dict[str, Row]()
     for group in groups:
-        for wanted in wanted_rows(group.part.rows):
+        for wanted in wanted_rows([] if group.part.measure else group.part.rows):
             if group.method in (wanted.methods or [group.method]) and group.method != wanted.over:
                 for made in _rows(group, wanted, groups, runs):
                     rows.setdefault(str([made[k] for k in made if k not in _FIGURES]), made)
@@ -380,7 +380,6 @@ FIGURES: dict[str, Figure] = {
     SECONDS: lambda curves, keys, config: curves.seconds_per_round,
     WHOLE: lambda curves, keys, config: curves.run_seconds,
     "rounds": lambda curves, keys, config: len(curves.test_accuracy),
-    "peak-mib": lambda curves, keys, config: curves.peak_bytes / 2**20,
     WITHIN: _within,
     **{f"{axis}-a-client": _last_of(axis) for axis in AXES[1:]},
     "uplink-mib": lambda curves, keys, config: sum(curves.bytes_up.values()) / 2**20,

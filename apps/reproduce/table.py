@@ -72,10 +72,9 @@ class Part:
     name: str = "{method}"  # Name of the runs
     shown: str = "{method}"  # Name of the row
     data_name: str = "{data}"
-    # Of what is varied, validation accuracy chooses one: the mean over the seeds, or "first", that
-    # of the first seed; "grid": of what the grid has for the method, by the grid's seeds. Seeds
-    # that do not choose run nothing but the chosen one
-    choose: bool | str = False
+    # Validation accuracy chooses: "first", of what is varied, by that of the first seed; "grid", of
+    # what the grid has for the method, by the grid's seeds. Other seeds run nothing but the chosen
+    choose: str = ""
     rounds: int | None = None  # Without other ones being asked for
     usual: bool = False  # Settings that are the config's own are no runs of their own
     place: str = "{table}, {data}"  # Where a row stands, in words
@@ -114,7 +113,6 @@ class Table:
     start_times: tuple[str, ...] = ()  # What a model's `start_seconds` are multiplied by besides
     usual_share: float = 1.0  # Of the rounds, before patience ends a run: measured
     times: tuple[str, ...] = ()  # Settings that the seconds of a round are to be multiplied by
-    fresh: bool = False  # A process of its own for every run, so that its memory can be told
     centralised: str | None = None  # Function that trains the config's network in one piece
     privacy: Values | None = None  # A curve of accuracy against a budget, only if it is asked for
 
@@ -167,8 +165,8 @@ def _check_choices(key: str, table: Table) -> None:
     grid = table.grid or Grid((), {})
     counts: dict[str, int] = {}
     for part in table.tables[key]:
-        if part.choose not in (False, True, FIRST, GRID):
-            allowed = f"false, true, {FIRST} or {GRID}"
+        if part.choose not in ("", FIRST, GRID):
+            allowed = f"{FIRST} or {GRID}"
             raise ConfigError(f"tables.{key}: choose: {part.choose!r} is not {allowed}")
         if part.choose == GRID:
             for name, model in product(part.methods or table.methods, part.models or table.models):

@@ -19,9 +19,6 @@ from flower_graph.rng import seeded
 if TYPE_CHECKING:
     from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 
-# The step size of Kipf and Welling (2017). The split GCN's 0.1 is for users with one node each.
-LEARNING_RATE = 0.01
-
 
 def train_on_features(config: NFedGNNConfig) -> list[Epoch]:
     """Fit a logistic regression to the features alone: one epoch, without a loss."""
@@ -43,9 +40,8 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
     )
     with seeded(torch.device("cpu"), config.seed, "user-model"):
         network = CentralModel(data.x.shape[1], server, model.dropout).to(device)
-    optimizer = Adam(
-        network.parameters(), lr=LEARNING_RATE, weight_decay=config.strategy.weight_decay
-    )
+    step = config.strategy
+    optimizer = Adam(network.parameters(), lr=step.learning_rate, weight_decay=step.weight_decay)
     x, edges, y = (tensor.to(device) for tensor in (data.x, data.edge_index, data.y))
     masks = (data.train_mask, data.val_mask, data.test_mask)
     train, *measured = (mask.to(device) for mask in masks)

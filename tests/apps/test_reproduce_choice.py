@@ -155,7 +155,7 @@ def test_a_row_that_went_without_clients_says_so(
         ({"seeds": [1, 2]}, {}, None, r"grid.seeds: \(1, 2\) choose.*Table one has seeds \(0, 1\)"),
         ({}, {}, [3, 11], r"Table one has seeds \(3, 11\)"),
         ({"methods": {**GRID["methods"], "thrid": [K3, K7]}}, {}, None, "thrid"),  # type: ignore[dict-item]
-        ({}, {"choose": "last"}, None, "choose: 'last' is not false, true, first or grid"),
+        ({}, {"choose": "last"}, None, "choose: 'last' is not first or grid"),
         ({"seed": [1]}, {}, None, "seed.*in grid"),
     ],
 )
