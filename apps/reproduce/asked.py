@@ -201,7 +201,8 @@ class Asked:
             more = ()
         name = fill(part.name, values) if more or not part.usual else method
         shown, model = fill(part.data_name, values), choice.model or model
-        return Experiment(shown, model, name, config, (*plain, *more), choice.centralised)
+        in_one_piece = bool(choice.centralised or choice.baseline)
+        return Experiment(shown, model, name, config, (*plain, *more), in_one_piece)
 
     def _values(self, data: str, model: str, method: Choice) -> dict[str, Any]:
         values: dict[str, Any] = {"data": data, "model": model}

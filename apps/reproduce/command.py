@@ -17,8 +17,11 @@ from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.choice import needed, write_choices
 from flower_graph.apps.reproduce.experiments import (
     AXES,
+    Experiment,
     Run,
     Runs,
+    TrainCentralised,
+    baseline,
     kept_runs,
     left_to_run,
     loaded,
@@ -96,13 +99,23 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
         raise ConfigError("--only: no table has such a row or picture")
     usual = partial(asked.estimate, share=table.usual_share) if table.usual_share < 1 else None
     announce(_needed(asked, asked.runs(), folder), folder, asked.estimate, usual)
-    train = function(table.centralised) if table.centralised else None
     write = partial(write_page, out, asked, left_out)
     stages = (_needed(asked, stage, folder) for stage in asked.stages())
-    run_stages(stages, folder, write, train)
+    run_stages(stages, folder, write, in_one_piece(asked))
     if measured := measured_rows(asked):
         write(measured)
     print(f"tables and pictures in {out}")
+
+
+def in_one_piece(asked: Asked) -> dict[Experiment, TrainCentralised]:
+    """Give what makes the figures of experiments without a federation."""
+    found: dict[Experiment, TrainCentralised] = {}
+    for group in asked.groups():
+        how = asked.table.methods[group.method]
+        make = function(how.centralised) if how.centralised else partial(baseline, how.baseline)
+        if how.centralised or how.baseline:
+            found |= dict.fromkeys((*group.experiments, *group.tried), make)
+    return found
 
 
 def _needed(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:

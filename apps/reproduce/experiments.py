@@ -18,10 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from flower_graph.apps.reproduce.templates import one_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RENAMED, RunConfig
 from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_of
+from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.memory import peak_memory
 from flower_graph.report.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
@@ -119,6 +121,13 @@ def _known(accuracy: float) -> float:
     return -1.0 if math.isnan(accuracy) else accuracy
 
 
+def baseline(name: str, config: RunConfig) -> list[Epoch]:
+    """Give one of the figures that a run's accuracies are held against, as a run of one epoch."""
+    found = method_of(config).baselines(config)
+    one_of("baseline", name, [*found])
+    return [Epoch(math.nan, found[name]["val"], found[name]["test"])]
+
+
 def plain_curves(reports: Sequence[Any]) -> Curves:
     """Take loss and accuracies alone, from anything that has them."""
     return Curves(
@@ -177,7 +186,7 @@ def run_stages(
     stages: Iterable[Sequence[Run]],
     folder: Path,
     after: Callable[[], None],
-    centralised: TrainCentralised | None = None,
+    centralised: Mapping[Experiment, TrainCentralised] | None = None,
 ) -> None:
     """Run one stage after the other, in processes that run several runs."""
     # A run may take less time than a fresh process needs for its imports.
@@ -194,14 +203,20 @@ def run_stages(
         after()
 
 
-def _run_stage(runs: Sequence[Run], folder: Path, centralised: TrainCentralised | None) -> None:
+def _run_stage(
+    runs: Sequence[Run], folder: Path, centralised: Mapping[Experiment, TrainCentralised] | None
+) -> None:
     """Run some runs, as many at a time as there are cores."""
+    trained = centralised or {}
     with ProcessPoolExecutor(
         workers_for(runs),
         get_context("spawn"),
         initializer=one_thread,
     ) as pool:
-        tasks = {pool.submit(_run, run, _path(folder, run), centralised): run for run in runs}
+        tasks = {
+            pool.submit(_run, run, _path(folder, run), trained.get(run.experiment)): run
+            for run in runs
+        }
         try:
             for number, task in enumerate(as_completed(tasks), start=1):
                 one, seed, _ = tasks[task]

@@ -10,8 +10,8 @@ from typing import Any
 
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
-from flower_graph.apps.reproduce.rows import Row, find, one_of, paired, shown_runs
-from flower_graph.apps.reproduce.templates import Values, fill, function
+from flower_graph.apps.reproduce.rows import Row, find, paired, shown_runs
+from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
 NONE = "–"  # stands for a figure that is not there

@@ -23,7 +23,7 @@ from flower_graph.apps.reproduce.experiments import (
     loaded,
     one_thread,
 )
-from flower_graph.apps.reproduce.templates import Values, fill, function, make
+from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
 
@@ -195,6 +195,8 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
 
 def to_the_end(one: Experiment, curves: Sequence[Curves]) -> Row:
     """Say how many rounds were run, whether all had stopped improving, and who was left out."""
+    if one.centralised and all(math.isnan(each.cross_entropy[0]) for each in curves):
+        return {}  # nothing is trained
     patience = loaded(one.config, one.overrides).patience or PATIENCE
     ended = all(each.ended(patience) for each in curves)
     left_out = max(each.left_out for each in curves)
@@ -305,12 +307,6 @@ def _deviation(values: Sequence[float]) -> float:
     if not all(map(math.isfinite, values)):
         return math.nan
     return stdev(values) if len(values) > 1 else 0.0
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a word of the YAML that is not one of those allowed."""
-    if value not in allowed:
-        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
 
 
 # Figures of one run ------------------------------------------------------------------------------

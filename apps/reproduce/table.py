@@ -37,7 +37,10 @@ class Choice:
     times_rounds: int = 1
     seeds: int | None = None  # Fewer seeds than others
     tries: int | None = None  # On a data set: of the grid, the first so many of each method
-    centralised: bool = False  # Trained in one piece
+    # In the place of federated runs: a function that trains the config's network in one piece, or
+    # one of the figures that a run's accuracies are held against
+    centralised: str = ""
+    baseline: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,6 @@ class Table:
     start_times: tuple[str, ...] = ()  # What a model's `start_seconds` are multiplied by besides
     usual_share: float = 1.0  # Of the rounds, before patience ends a run: measured
     times: tuple[str, ...] = ()  # Settings that the seconds of a round are to be multiplied by
-    centralised: str | None = None  # Function that trains the config's network in one piece
     privacy: Values | None = None  # A curve of accuracy against a budget, only if it is asked for
 
     def known(self, *, every: bool = False) -> dict[str, tuple[str, ...]]:

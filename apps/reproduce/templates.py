@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from string import Formatter
@@ -45,6 +45,12 @@ def function(name: str) -> Callable[..., Any]:
         return cast("Callable[..., Any]", getattr(import_module(module), attribute))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"function {name!r}: {error}; write package.module:function") from error
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a word of the YAML that is not one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
 
 
 def make(kind: type[T], tree: Values, where: str) -> T:

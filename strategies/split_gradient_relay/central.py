@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
-from flower_graph.data.baselines import REGRESSION, graph_baselines
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
@@ -18,12 +16,6 @@ from flower_graph.rng import seeded
 
 if TYPE_CHECKING:
     from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
-
-
-def train_on_features(config: NFedGNNConfig) -> list[Epoch]:
-    """Fit a logistic regression to the features alone: one epoch, without a loss."""
-    found = graph_baselines(cached_data(config))[REGRESSION]
-    return [Epoch(math.nan, found["val"], found["test"])]
 
 
 def train_centralised(config: NFedGNNConfig) -> list[Epoch]:

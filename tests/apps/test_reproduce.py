@@ -15,7 +15,7 @@ from table_helpers import OWN, asked_of, made_up, report
 
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.apps.reproduce.asked import Asked
-from flower_graph.apps.reproduce.command import announce, main, write_page
+from flower_graph.apps.reproduce.command import announce, in_one_piece, main, write_page
 from flower_graph.apps.reproduce.experiments import (
     Experiment,
     Run,
@@ -25,11 +25,11 @@ from flower_graph.apps.reproduce.experiments import (
     read_curves,
 )
 from flower_graph.apps.reproduce.page import formatted, make_page
-from flower_graph.apps.reproduce.rows import find, make_rows, missing_runs, row
+from flower_graph.apps.reproduce.rows import TEST, find, make_rows, missing_runs, row
 from flower_graph.apps.reproduce.table import read_table, tables
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import list_configs, load_config
-from flower_graph.config.registry import known_apps, method_named
+from flower_graph.config.registry import known_apps, method_named, method_of
 from flower_graph.errors import ConfigError, DataError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -134,9 +134,8 @@ def test_what_is_unknown_is_refused(paper: Paper, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pictures_are_on_the_page(paper: Paper, tmp_path: Path, simulated: list[RunConfig]) -> None:
     asked = asked_of(paper.name, data=paper.asked.data[:1], seeds=(0,))
-    experiments.run_stages(
-        asked.stages(), tmp_path / "runs", lambda: None, lambda config: [report(1, 0.5, 0.5)]
-    )
+    trained = dict.fromkeys(in_one_piece(asked), lambda config: [report(1, 0.5, 0.5)])
+    experiments.run_stages(asked.stages(), tmp_path / "runs", lambda: None, trained)
     write_page(tmp_path, asked, [])
     page = (tmp_path / "table.md").read_text()
     pictures = [path for path in tmp_path.iterdir() if path.suffix == ".png"]
@@ -189,6 +188,24 @@ def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
     assert "4 runs, 4 of them there already" in capsys.readouterr().out
 
 
+def test_a_figure_stands_in_a_run_s_place(tmp_path: Path, simulated: list[RunConfig]) -> None:
+    tree = yaml.safe_load(OWN)
+    tree["methods"]["guess"] = {"baseline": "majority"}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
+    only = {"data": ["Cora"], "method": ["guess", "mine"]}
+    main(str(tmp_path / "own.yaml"), tmp_path / "out", only=only, seeds=[0], rounds=3)
+    assert len(simulated) == 1  # mine
+    (made, *_) = [
+        r
+        for r in json.loads((tmp_path / "out" / "table.json").read_text())
+        if (r["method"], r["metric"]) == ("guess", TEST)
+    ]
+    config = load_config("fedgls/cora", ["seed=0", "rounds=3"])
+    wanted = method_of(config).baselines(config)["majority"]
+    assert made["mean"] == pytest.approx(wanted["test"], abs=1e-5)
+    assert f"| guess | {made['mean']:.3f} |" in (tmp_path / "out" / "table.md").read_text()
+
+
 def test_an_interrupted_reproduce_leaves_a_page_and_goes_on(
     own_table: str, tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,7 +251,11 @@ def test_data_that_cannot_be_had_are_left_out_and_named(
         ({"tables": {"one": [{"table": "x", "rows": [{"metric": "a", "off": "b"}]}]}}, "off"),
         ({"config": "fedgls/{dato}"}, "'dato' is unknown"),
         ({"config": "fedgls/coral"}, "fedgls/coral"),
-        ({"centralised": "flower_graph.no_such:thing"}, "no_such"),
+        ({"methods": {"mine": {"centralised": "flower_graph.no_such:thing"}}}, "no_such"),
+        (
+            {"methods": {"mine": {"baseline": "regression"}}},
+            "baseline: 'regression' is not one of majority, majority-per-client",
+        ),
         ({"page": [{"values": "json:no", "tables": {}}]}, "json:no"),
         ("- a\n", "not a mapping"),
         ("a: [", "malformed YAML"),
