@@ -188,17 +188,21 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
             theirs = _figures(wanted, runs_of(other, runs), keys, other)
             figures = {s: ours - theirs[s] for s, ours in figures.items() if s in theirs}
         if any(map(math.isfinite, figures.values())):
-            end = to_the_end(one, [here[seed] for seed in figures])
+            end = to_the_end(one, [here[seed] for seed in figures], group.rounds)
             tested = paired([*figures.values()]) if beside else {}
             yield _row(group, wanted, keys, figures, one, beside) | end | tested
 
 
-def to_the_end(one: Experiment, curves: Sequence[Curves]) -> Row:
+def to_the_end(one: Experiment, curves: Sequence[Curves], most: int) -> Row:
     """Say how many rounds were run, whether all had stopped improving, and who was left out."""
     if one.centralised and all(math.isnan(each.cross_entropy[0]) for each in curves):
         return {}  # nothing is trained
-    patience = loaded(one.config, one.overrides).patience or PATIENCE
-    ended = all(each.ended(patience) for each in curves)
+    patience = loaded(one.config, one.overrides).patience
+    # Of what patience ended, the round that was on its way may be the best by a little.
+    ended = all(
+        each.ended(patience or PATIENCE) or (patience and len(each.val_accuracy) < most)
+        for each in curves
+    )
     left_out = max(each.left_out for each in curves)
     found: Row = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
     return found | ({"left_out": left_out} if left_out else {})

@@ -14,9 +14,9 @@ from table_helpers import OWN, report
 
 from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.command import main
-from flower_graph.apps.reproduce.experiments import Curves, curves_of
+from flower_graph.apps.reproduce.experiments import Curves, Experiment, curves_of
 from flower_graph.apps.reproduce.page import formatted
-from flower_graph.apps.reproduce.rows import FIGURES, WITHIN, paired
+from flower_graph.apps.reproduce.rows import FIGURES, WITHIN, paired, to_the_end
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
 
@@ -200,6 +200,13 @@ def test_accuracy_within_a_budget(within: str, figure: float | None) -> None:
 @pytest.mark.parametrize(("patience", "ended"), [(1, True), (2, True), (3, False)])
 def test_a_run_has_ended_if_validation_did_not_improve(patience: int, ended: bool) -> None:
     assert CURVES.ended(patience) is ended
+
+
+def test_what_patience_ended_has_ended_even_if_the_round_on_its_way_was_better() -> None:
+    better = Curves([1.0] * 4, [0.1, 0.4, 0.3, 0.5], [0.2] * 4)
+    for patience, most, ended in ((2, 9, True), (2, 4, False), (0, 9, False)):
+        one = Experiment("Cora", "", "mine", "fedgls/cora", (f"patience={patience}",))
+        assert to_the_end(one, [better], most) == {"rounds": [4], "ended": ended}
 
 
 def test_clients_that_are_not_asked_spend_nothing() -> None:
