@@ -71,10 +71,6 @@ def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
             made = row(group.part.table, one, VALIDATION, best, group.rounds)
             end = to_the_end(one, [*kept.values()], group.rounds)
             made |= {"method": group.shown, **group.keys, **end}
-                "method": group.shown,
-                **group.keys,
-                **to_the_end(one, [*kept.values()], group.rounds),
-            }
             others = [other.overrides for other in group.tried]
             tried = [s for s in one.overrides if any(s not in other for other in others)]
             result.append(made | {"where": group.words, "tried": tried, "taken": place == taken})
