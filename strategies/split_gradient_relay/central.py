@@ -37,8 +37,11 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
     x, edges, y = (tensor.to(device) for tensor in (data.x, data.edge_index, data.y))
     masks = (data.train_mask, data.val_mask, data.test_mask)
     train, *measured = (mask.to(device) for mask in masks)
-    epochs = []
+    epochs: list[Epoch] = []
+    best, best_epoch = -1.0, 0
     for number in range(1, config.rounds + 1):
+        if config.patience and number > best_epoch + config.patience:
+            break  # as a run ends
         network.train()
         with seeded(device, config.seed, "centralised-dropout", number):
             logits = network(x, edges)
@@ -51,6 +54,8 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
             right = network(x, edges).argmax(1) == y
         val, test = (int(right[mask].sum()) / int(mask.sum()) for mask in measured)
         epochs.append(Epoch(loss.item(), val, test))
+        if val > best:
+            best, best_epoch = val, number
     return epochs
 
 
