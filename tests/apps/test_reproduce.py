@@ -188,9 +188,13 @@ def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
     assert "4 runs, 4 of them there already" in capsys.readouterr().out
 
 
+GENERATED = ["data.name=csbm", "data.nodes=2000", "partition.clients=5"]
+
+
 def test_a_figure_stands_in_a_run_s_place(tmp_path: Path, simulated: list[RunConfig]) -> None:
     tree = yaml.safe_load(OWN)
     tree["methods"]["guess"] = {"baseline": "majority"}
+    tree["data"] = {"Cora": {"settings": GENERATED}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
     only = {"data": ["Cora"], "method": ["guess", "mine"]}
     main(str(tmp_path / "own.yaml"), tmp_path / "out", only=only, seeds=[0], rounds=3)
@@ -200,7 +204,7 @@ def test_a_figure_stands_in_a_run_s_place(tmp_path: Path, simulated: list[RunCon
         for r in json.loads((tmp_path / "out" / "table.json").read_text())
         if (r["method"], r["metric"]) == ("guess", TEST)
     ]
-    config = load_config("fedgls/cora", ["seed=0", "rounds=3"])
+    config = load_config("fedgls/cora", [*GENERATED, "seed=0", "rounds=3"])
     wanted = method_of(config).baselines(config)["majority"]
     assert made["mean"] == pytest.approx(wanted["test"], abs=1e-5)
     assert f"| guess | {made['mean']:.3f} |" in (tmp_path / "out" / "table.md").read_text()
@@ -253,7 +257,7 @@ def test_data_that_cannot_be_had_are_left_out_and_named(
         ({"config": "fedgls/coral"}, "fedgls/coral"),
         ({"methods": {"mine": {"centralised": "flower_graph.no_such:thing"}}}, "no_such"),
         (
-            {"methods": {"mine": {"baseline": "regression"}}},
+            {"methods": {"mine": {"baseline": "regression", "settings": GENERATED}}},
             "baseline: 'regression' is not one of majority, majority-per-client",
         ),
         ({"page": [{"values": "json:no", "tables": {}}]}, "json:no"),
