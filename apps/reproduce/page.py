@@ -193,7 +193,8 @@ def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> st
     words = {"method", *(method.values if method else ())}
     if not words & {field for _, field, _, _ in Formatter().parse(template)}:
         return text
-    return text + _cut_off(_under(keys, here)) + _without(_under(keys, here))
+    own = _under(keys, here)
+    return text + _cut_off(own) + _without(own)
 
 
 def _under(keys: Values, here: Sequence[Row]) -> list[Row]:

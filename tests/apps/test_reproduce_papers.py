@@ -17,7 +17,9 @@ from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.command import draw, main
 from flower_graph.apps.reproduce.experiments import (
     Runs,
+    kept_runs,
     loaded,
+    run_stages,
     settings_of,
 )
 from flower_graph.apps.reproduce.page import make_page
@@ -464,6 +466,19 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     if name == "fedgls":
         # The graphless clients are the same ones, so their true edges are.
         assert len({r["mean"] for r in made if r["metric"] == "true-degree"}) == 1
+        # This process gives what another one gives.
+        what: dict[str, Any] = {"data": ("Cora",), "methods": (FEDGLS,), "tables": ("table-1",)}
+        how = {"seeds": (0,), "rounds": 2, "overrides": tuple(SMALL[name]["overrides"])}
+        asked = asked_of("fedgls", **what, **how)
+        kept = kept_runs(asked.runs(), tmp_path / "runs")
+        (run,) = [
+            run
+            for run in asked.runs()
+            if run.seed in kept.get(run.experiment, {}) and run.seed == 0
+        ]  # the others were tried on other seeds
+        run_stages([[run]], tmp_path / "other", lambda: None)
+        other = kept_runs([run], tmp_path / "other")[run.experiment][0]
+        assert other.test_accuracy == kept[run.experiment][0].test_accuracy
 
     # What is there is not run again.
     capsys.readouterr()
