@@ -99,7 +99,7 @@ def go_on_from_a_run(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    # `check` tries all four methods, and PPFL-GNN's classifiers take seconds.
+    # `check` tries every method, and PPFL-GNN's classifiers take seconds.
     [
         pytest.param(one, marks=[pytest.mark.slow] if re.match("check|run ppfl", one) else [])
         for one in COMMANDS
