@@ -10,7 +10,8 @@ from typing import Any
 
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
-from flower_graph.apps.reproduce.rows import Row, find, paired, shown_runs
+from flower_graph.apps.reproduce.rows import Row, find, shown_runs
+from flower_graph.apps.reproduce.significance import MOST_CHANCE, holm, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
@@ -317,7 +318,6 @@ def show_pictures(names: Sequence[str]) -> list[str]:
 
 
 # Means with their deviations: scale, and format
-MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
 ALONE = ("paired", "winner", "paper-deviation", "reached", "positive", "above", "setting", "seeds")
 FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
@@ -339,19 +339,26 @@ def formatted(how: str, found: Sequence[Row | None]) -> str:
 
 
 def _winner(found: Sequence[Row]) -> str:
-    """Name the method with the best mean, and those that are not apart from it by a t test."""
+    """Name the method with the best mean, and those that tests do not tell from it."""
     best = max(found, key=lambda r: r["mean"], default=None)
     if best is None:
         return NONE
-    near = []
-    for r in found:
-        theirs = dict(zip(r["seeds"], r["values"], strict=True))
-        ours = dict(zip(best["seeds"], best["values"], strict=True))
-        p = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs] or [0.0])["p"]
-        if r is not best and (p is None or p >= MOST_CHANCE):
-            near.append(r["method"] + _cut_off([r]))
+    others = [r for r in found if r is not best]
+    near = [
+        r["method"] + _cut_off([r])
+        for r, p in zip(others, holm([_chance(best, r) for r in others]), strict=True)
+        if p is None or p >= MOST_CHANCE
+    ]
     beside = f" (not apart: {', '.join(near)})" if near else ""
     return str(best["method"]) + _cut_off([best]) + beside
+
+
+def _chance(best: Row, other: Row) -> float | None:
+    """Test two rows' difference, seed by seed."""
+    theirs = dict(zip(other["seeds"], other["values"], strict=True))
+    ours = dict(zip(best["seeds"], best["values"], strict=True))
+    found = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs] or [0.0])["p"]
+    return None if found is None else float(found)
 
 
 def _written(name: str, detail: str, r: Row) -> str:
@@ -368,9 +375,10 @@ def _written(name: str, detail: str, r: Row) -> str:
         # One seed alone has no deviation.
         spread = f" ± {format(times * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
         return format(times * r["mean"], form) + spread
-    if name == "paired":  # the difference, its p value, and how many seeds agree in sign
-        chance = NONE if r["p"] is None else f"{r['p']:.2g}"
-        return f"{_written('points', '', r)} (p {chance}, {r['agree']} of {len(r['values'])})"
+    if name == "paired":  # the difference, p as it is and by Holm, how many seeds agree in sign
+        chance, holms = (NONE if r[key] is None else f"{r[key]:.2g}" for key in ("p", "holm"))
+        agree = f"{r['agree']} of {len(r['values'])}"
+        return f"{_written('points', '', r)} (p {chance}, Holm {holms}, {agree})"
     if name == "setting":  # laid over the config
         there = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
         return str(there[-1].partition("=")[2]) if there else NONE

@@ -12,8 +12,6 @@ from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from scipy.special import stdtr
-
 from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.experiments import (
     AXES,
@@ -23,6 +21,7 @@ from flower_graph.apps.reproduce.experiments import (
     loaded,
     one_thread,
 )
+from flower_graph.apps.reproduce.significance import correct, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
@@ -64,7 +63,9 @@ def make_rows(asked: Asked, runs: Runs) -> list[Row]:
             if group.method in (wanted.methods or [group.method]) and group.method != wanted.over:
                 for made in _rows(group, wanted, groups, runs):
                     rows.setdefault(str([made[k] for k in made if k not in _FIGURES]), made)
-    return [*rows.values()]
+    made_all = [*rows.values()]
+    correct(made_all)
+    return made_all
 
 
 _FIGURES = (
@@ -206,15 +207,6 @@ def to_the_end(one: Experiment, curves: Sequence[Curves], most: int) -> Row:
     left_out = max(each.left_out for each in curves)
     found: Row = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
     return found | ({"left_out": left_out} if left_out else {})
-
-
-def paired(differences: Sequence[float]) -> Row:
-    """Test a mean difference against 0 by a paired t test; count those that have its sign."""
-    mean, spread, count = fmean(differences), _deviation(differences), len(differences)
-    result = None
-    if spread > 0 and count > 1:
-        result = 2 * float(stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))
-    return {"p": result, "agree": sum(one * mean > 0 for one in differences)}
 
 
 def _values(values: Sequence[Any], last: int) -> Iterator[Any]:

@@ -16,7 +16,8 @@ from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import Curves, Experiment, curves_of
 from flower_graph.apps.reproduce.page import formatted
-from flower_graph.apps.reproduce.rows import FIGURES, WITHIN, paired, to_the_end
+from flower_graph.apps.reproduce.rows import FIGURES, WITHIN, to_the_end
+from flower_graph.apps.reproduce.significance import correct, holm, paired
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
 
@@ -225,5 +226,40 @@ def test_differences_are_tested_by_pairs() -> None:
     assert result["p"] == pytest.approx(ttest_rel(ours, theirs).pvalue)
     assert result["agree"] == 3
     assert paired([0.1]) == {"p": None, "agree": 1} and paired([0.0, 0.0])["p"] is None
+    assert paired([0.1, math.nan])["p"] is None
     row = {"mean": 0.0475, "std": 0.045, "values": differences, "seeds": [0, 1, 2, 3], **result}
-    assert formatted("paired", [row]) == "+4.8 ± 4.5 (p 0.13, 3 of 4)"
+    assert formatted("paired", [{**row, "holm": 0.26}]) == "+4.8 ± 4.5 (p 0.13, Holm 0.26, 3 of 4)"
+
+
+def test_many_tests_are_corrected_by_holm() -> None:
+    # Holm's own example of step-down, and R's p.adjust(c(0.01, 0.02, 0.03, 0.005), "holm")
+    assert holm([0.01, 0.02, 0.03, 0.005]) == pytest.approx([0.03, 0.04, 0.04, 0.02])
+    assert holm([0.5, None, 0.4]) == [pytest.approx(0.8), None, pytest.approx(0.8)]
+    assert holm([0.9, 0.7]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_a_family_is_the_tests_of_one_table_and_metric() -> None:
+    places = [("A", "Cora", "gain"), ("A", "CiteSeer", "gain"), ("B", "Cora", "gain")]
+    rows = [{"table": t, "data": d, "metric": m, "p": 0.03} for t, d, m in places]
+    rows += [{**rows[0], "metric": "other", "p": None}, {"table": "A", "metric": "gain"}]
+    correct(rows)
+    assert [row.get("holm", "none") for row in rows] == [0.06, 0.06, 0.03, None, "none"]
+
+
+def test_the_best_is_told_apart_by_corrected_tests() -> None:
+    """Of many rivals one may be below by chance: 0.03 of two tests is 0.06."""
+    seeds, best = [0, 1, 2], [0.9, 0.9, 0.9]
+    near = [0.9 - one for one in (0.05, 0.06, 0.08)]  # p 0.019
+    far = [0.9 - one for one in (0.04, 0.08, 0.1)]  # p 0.055
+
+    def made(method: str, values: list[float]) -> dict[str, Any]:
+        mean = sum(values) / 3
+        return {"method": method, "mean": mean, "values": values, "seeds": seeds}
+
+    rivals = [made("near", near), made("far", far)]
+    assert formatted("winner", [made("best", best), rivals[0]]) == "best"
+    assert formatted("winner", [made("best", best), *rivals]) == "best (not apart: far)"
+    rivals = [made(name, near) for name in ("one", "two", "three")]
+    assert formatted("winner", [made("best", best), *rivals]) == (
+        "best (not apart: one, two, three)"
+    )

@@ -31,6 +31,7 @@ from flower_graph.strategies.structure_fedavg.config import METHODS
 
 KEYS = sorted(known_keys(NFedGNNConfig))
 PAPER_SETS = {"cora", "citeseer", "pubmed", "chameleon", "squirrel", "wiki-cs"}
+PAPER_SETS |= {"chameleon-filtered", "squirrel-filtered"}  # without duplicate nodes
 
 
 def refusal(*overrides: str, config: str = "quickstart") -> str:

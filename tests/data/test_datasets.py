@@ -30,6 +30,7 @@ from flower_graph.errors import DataError
         ("pubmed", ("Planetoid", "PubMed")),
         ("planetoid/citeseer", ("Planetoid", "CiteSeer")),
         ("Squirrel", ("WikipediaNetwork", "squirrel")),
+        ("chameleon-filtered", ("WikipediaNetwork", "chameleon-filtered")),
         ("wikics", ("WikiCS", None)),
         ("CitationFull/cora_ml", ("CitationFull", "Cora_ML")),
         # Not in any table of ours: PyG's own list of classes.
@@ -115,6 +116,9 @@ REAL = [
     ("PubMed", "geom-gcn", (19717, 44324, 500, 3, 0, 9463, 6310, 3944)),
     ("chameleon", "geom-gcn", (2277, 31371, 2325, 5, 0, 1092, 729, 456)),
     ("squirrel", "geom-gcn", (5201, 198353, 2089, 5, 0, 2496, 1664, 1041)),
+    # Platonov et al. have 890 nodes with 8,854 edges and 2,223 with 46,998
+    ("chameleon-filtered", "geom-gcn", (843, 8259, 2325, 5, 0, 386, 271, 186)),
+    ("squirrel-filtered", "geom-gcn", (2204, 46809, 2089, 5, 1, 1044, 712, 448)),
 ]
 
 

@@ -20,7 +20,9 @@ from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data, to_undirected
+from flower_graph.data.description import as_graph
 from flower_graph.data.folders.client_folder import client_graph_from_data
+from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.names import PygName
 from flower_graph.data.sources.pyg import load_file, load_pyg
 from flower_graph.errors import DataError
@@ -495,3 +497,15 @@ def test_without_ogb_the_error_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
     with pytest.raises(DataError, match=r"pip install flower-graph\[ogb\]"):
         load_data(DataConfig(name="ogbn-arxiv"))
+
+
+def test_of_duplicate_nodes_the_one_that_is_linked_is_kept() -> None:
+    # 0, 1 and 3 link to 2 alone; 1 is of another class, and 2 links back to 3 alone.
+    edges = torch.tensor([[0, 1, 3, 2, 2], [2, 2, 2, 3, 3]])
+    masks = torch.tensor([[1, 0], [1, 1], [0, 0], [0, 1]], dtype=torch.bool)
+    data = Data(x=torch.eye(4), edge_index=edges, y=torch.tensor([0, 1, 0, 0]), train_mask=masks)
+    kept = without_duplicates(data)
+    assert kept.x.argmax(1).tolist() == [1, 2, 3] and kept.y.tolist() == [1, 0, 0]
+    assert kept.edge_index.tolist() == [[0, 2, 1, 1], [1, 1, 2, 2]]
+    assert torch.equal(kept.train_mask, masks[1:])
+    assert as_graph(kept).notes[0].startswith("3 of 4 nodes kept")

@@ -18,10 +18,17 @@ OTHER_OGB = {  # and why no graph is made of them here
     "ogbn-proteins": "its nodes have several labels each, and no features",
 }
 
-# Names that PyG's classes take, where a wrong one would otherwise be an attempt to download.
+# Names that PyG's classes take, where a wrong one would otherwise be an attempt to download; with
+# the ending, the same set without its duplicate nodes.
+FILTERED = "-filtered"
 MEMBERS = {
     "Planetoid": ("Cora", "CiteSeer", "PubMed"),
-    "WikipediaNetwork": ("chameleon", "squirrel"),
+    "WikipediaNetwork": (
+        "chameleon",
+        f"chameleon{FILTERED}",
+        "squirrel",
+        f"squirrel{FILTERED}",
+    ),
     "Amazon": ("Computers", "Photo"),
     "Coauthor": ("CS", "Physics"),
     "CitationFull": ("Cora", "Cora_ML", "CiteSeer", "DBLP", "PubMed"),
@@ -54,6 +61,11 @@ class PygName(NamedTuple):
 
     group: str
     member: str | None
+
+    @property
+    def raw(self) -> PygName:
+        """What is loaded, whether or not its duplicate nodes are left out afterwards."""
+        return PygName(self.group, self.member and self.member.removesuffix(FILTERED))
 
 
 def known_names() -> tuple[str, ...]:

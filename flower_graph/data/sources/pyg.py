@@ -36,6 +36,7 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
+from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
@@ -65,9 +66,9 @@ def load_pyg(
     name: PygName, *, root: Path | None, download: bool, options: dict[str, Any] | None = None
 ) -> Graph:
     """Load a single-graph node-classification set through its PyG class."""
-    label = "/".join(part for part in name if part)
+    label = "/".join(part for part in name.raw if part)
     cls = _dataset_class(name.group)
-    arguments = _arguments(cls, name, options or {})
+    arguments = _arguments(cls, name.raw, options or {})
     if cls.__name__ == "KarateClub":  # part of PyG's code: no files
         return _graph(_call(cls, arguments, label), label)
     if "root" not in inspect.signature(cls.__init__).parameters:
@@ -76,7 +77,8 @@ def load_pyg(
     raw = _raw_files(cls, arguments, label)
     folder = _prepared(cls, arguments, raw, label, root, download)
     try:
-        return _graph(_call(cls, {"root": str(folder), **arguments}, label), label)
+        dataset = _call(cls, {"root": str(folder), **arguments}, label)
+        return _graph(dataset, label, filtered=name != name.raw)
     except DataError as error:
         raise DataError(f"{error} (read from the cache folder {folder})") from error
 
@@ -189,7 +191,7 @@ def _key(label: str, arguments: dict[str, Any], content: object) -> str:
     return f"{label.replace('/', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _graph(dataset: Any, label: str) -> Graph:
+def _graph(dataset: Any, label: str, *, filtered: bool = False) -> Graph:
     from torch_geometric.data import Data
 
     data = dataset[0] if len(dataset) == 1 else None
@@ -198,6 +200,7 @@ def _graph(dataset: Any, label: str) -> Graph:
     with saying(f"data set {label!r}"):
         # A published set's labels are its classes, also where one of them has no node.
         y = getattr(data, "y", None)
+        data = without_duplicates(data) if filtered else data
         return as_graph(data, num_classes=None if y is None or not y.numel() else int(y.max()) + 1)
 
 
