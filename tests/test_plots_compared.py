@@ -16,11 +16,11 @@ from flower_graph.errors import OutputError
 from flower_graph.report.plots import base, compared
 from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, save_curves
 from flower_graph.report.plots.compared import (
-    Bar,
+    Interval,
     Panel,
     Spent,
-    plot_bars,
     plot_budgets,
+    plot_intervals,
     plot_lines,
     plot_matrices,
     plot_points,
@@ -75,30 +75,36 @@ def test_a_distribution_of_nothing_is_drawn_empty(tmp_path: Path) -> None:
     assert imread(tmp_path / "a.png").std() > 0
 
 
-def test_bars_have_the_figures_and_the_papers_marks(drawn: list[Axes]) -> None:
-    bars = {"a": Bar(0.8, 0.02, 0.7), "b": Bar(0.6, 0.0, None)}
-    # The first mark is in the legend, also where the first bar has none.
-    marks = {"a": Bar(0.8, 0.0, None), "b": Bar(0.6, 0.0, 0.5), "c": Bar(0.6, 0, 0.4)}
-    plot_bars(Path("x.png"), {"Cora": bars, "PubMed": {}, "CiteSeer": marks}, label="accuracy")
+def test_points_have_their_intervals_and_the_papers_marks(drawn: list[Axes]) -> None:
+    ours = {"a": Interval(0.8, 0.02, 0.7), "b": Interval(0.6, 0.0, None)}
+    # The first mark is in the legend, also where the first method has none.
+    marks = {"a": Interval(0.8, 0, None), "b": Interval(0.6, 0, 0.5), "c": Interval(0.6, 0, 0.4)}
+    panels = {"Cora": ours, "PubMed": {}, "CiteSeer": marks}
+    plot_intervals(Path("x.png"), panels, label="accuracy")
     axes, _, other = drawn
-    assert [patch.get_height() for patch in axes.patches] == [0.8, 0.6]
-    low, high = axes.get_ylim()
-    assert 0.5 < low < 0.6
-    assert high > 0.82
+    first, second = axes.containers
+    assert [tuple(one.lines[0].get_xydata()[0]) for one in (first, second)] == [(0.8, 0), (0.6, 1)]  # type: ignore[index,union-attr]
+    interval = first.lines[2][0].get_segments()[0]  # type: ignore[index,union-attr]
+    assert interval[:, 0].tolist() == pytest.approx([0.78, 0.82])
+    assert not axes.patches, "no bars, whose lengths a cut axis would make wrong"
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
     diamonds = [line for line in axes.lines if line.get_marker() == "D"]
-    assert [float(line.get_ydata()[0]) for line in diamonds] == [0.7]  # type: ignore[index]
-    assert "cut" in axes.get_ylabel()
-    assert other.get_legend_handles_labels()[1] == ["paper"]
+    assert [float(line.get_xdata()[0]) for line in diamonds] == [0.7]  # type: ignore[index]
+    assert other.get_legend_handles_labels()[1].count("paper") == 1
 
 
-def test_matrices_have_a_number_in_each_field(drawn: list[Axes]) -> None:
+def test_matrices_have_a_number_in_each_field_and_one_scale(drawn: list[Axes]) -> None:
     numbers = [[0.1, 0.25, float("nan")], [0.3, 0.4, 0.5]]
-    plot_matrices(Path("x.png"), {"test": numbers}, rows=("mu", (1, 5)), columns=("tau", (1, 2, 3)))
+    sides = {"rows": ("mu", (1, 5)), "columns": ("tau", (1, 2, 3))}
+    plot_matrices(Path("x.png"), {"test": numbers}, **sides, label="accuracy")  # type: ignore[arg-type]
     shown = ["0.100", "0.250", "0.300", "0.400", "0.500"]
     assert [text.get_text() for text in drawn[0].texts] == shown
-    gains = {"gain": [[0.1, -0.3], [0.0, math.nan]]}
-    plot_matrices(Path("x.png"), gains, rows=("a", (1, 2)), columns=("b", (1, 2)))
-    assert drawn[1].images[0].get_clim() == (-0.3, 0.3)  # white is 0
+    assert drawn[1].get_ylabel() == "accuracy", "the bar of the scale"
+    del drawn[:]
+    gains = {"small": [[0.1, -0.3], [0.0, math.nan]], "large": [[0.7, 0.1], [0.2, 0.0]]}
+    plot_matrices(Path("x.png"), gains, rows=("a", (1, 2)), columns=("b", (1, 2)), label="gain")
+    small, large, _ = drawn
+    assert small.images[0].get_clim() == large.images[0].get_clim() == (-0.7, 0.7)  # white is 0
 
 
 def test_points_are_joined_by_size(drawn: list[Axes]) -> None:
@@ -132,6 +138,26 @@ def test_what_ended_stays_and_what_costs_nothing_is_a_line_across(drawn: list[Ax
     assert (other.get_ydata()[0], drawn[0].get_xscale()) == (0.5, "log")  # type: ignore[index]
 
 
+def test_curves_at_stake_are_marked_and_the_others_grey(drawn: list[Axes]) -> None:
+    lines = {name: Spent([1, 2], [[0.1, end]]) for name, end in {"a": 0.8, "b": 0.82}.items()}
+    lines |= {name: Spent([1, 2], [[0.1, 0.4]]) for name in ("c", "d")}
+    plot_spent(Path("x.png"), {"rounds": lines}, marked=("a", "b"))
+    axes = drawn[0]
+    handles, names = axes.get_legend_handles_labels()
+    assert names[:2] == ["a", "b"] and len(names) == 3 and "others" in names[2]
+    assert len({line.get_color() for line in handles}) == 3  # type: ignore[attr-defined]
+    low, high = axes.get_ylim()
+    assert 0.7 < low < 0.8 and 0.82 < high < 0.9, "where the marked ones end"
+    del drawn[:]
+    plot_spent(Path("x.png"), {"rounds": lines})
+    assert drawn[0].get_ylim()[0] < 0.2 and len(drawn[0].get_legend_handles_labels()[1]) == 4
+
+
+def test_a_run_that_ended_stays_where_it_was() -> None:
+    found = base.staying([[0.2, 0.4], [0.4, 0.6, 0.8]], 3)
+    assert found.tolist() == [[0.2, 0.4, 0.4], [0.4, 0.6, 0.8]]
+
+
 BUDGETS = {1e4: [0.5, 0.75], 10.0: [0.25, 0.25]}
 LEVELS = {"LOC": [0.5], "FED": [0.5, 1.0]}
 
@@ -151,8 +177,13 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
 @pytest.mark.parametrize(
     ("draw", "panels", "how", "said"),
     [
-        (plot_bars, {"Cora": {}}, {"label": "accuracy"}, "panels: empty; at least one bar"),
-        (plot_matrices, {}, {"rows": ("a", ()), "columns": ("b", ())}, "at least one matrix"),
+        (plot_intervals, {"Cora": {}}, {"label": "accuracy"}, "panels: empty; at least one figure"),
+        (
+            plot_matrices,
+            {},
+            {"rows": ("a", ()), "columns": ("b", ()), "label": "c"},
+            "at least one matrix",
+        ),
         (plot_points, {}, {}, "panels: empty"),
         (plot_spent, {}, {}, "panels: empty"),
         (plot_lines, {}, {"label": "points"}, "panels: empty"),

@@ -45,10 +45,10 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.plots.base import CurveSet, plot_grid
 from flower_graph.report.plots.compared import (
-    Bar,
+    Interval,
     Line,
     Spent,
-    plot_bars,
+    plot_intervals,
     plot_lines,
     plot_matrices,
     plot_points,
@@ -238,22 +238,22 @@ def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
     return bool(panels)
 
 
-def bars(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw bars by name, a panel for each data set, the paper's figures beside."""
-    panels: dict[str, dict[str, Bar]] = {}
+def intervals(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+    """Draw points with intervals by name, a panel for each data set, the paper's beside."""
+    panels: dict[str, dict[str, Interval]] = {}
     for data in picture["data"]:
-        for name, wanted in picture["bars"].items():
+        for name, wanted in picture["points"].items():
             result = find(rows, **{"data": data, **picture["rows"], **(wanted or {"method": name})})
             if result is not None:
-                bar = Bar(result["mean"], result["std"], result["paper"])
-                panels.setdefault(data, {})[name] = bar
+                one = Interval(result["mean"], result["std"], result["paper"])
+                panels.setdefault(data, {})[name] = one
     if panels:
-        plot_bars(path, panels, label=picture["label"])
+        plot_intervals(path, panels, label=picture["label"])
     return bool(panels)
 
 
 def matrices(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw figures by two settings, a panel for each metric."""
+    """Draw figures by two settings, a panel for each metric, all on one scale."""
     panels = {}
     (vertical, ys), (horizontal, xs) = picture["axes"].items()
     for data in picture["data"]:
@@ -262,9 +262,10 @@ def matrices(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequen
             mean = {(r[vertical], r[horizontal]): r["mean"] for r in here}
             if any(map(isfinite, mean.values())):
                 fields = [[mean.get((y, x), float("nan")) for x in xs] for y in ys]
-                panels[f"{data}, {name}"] = fields
+                panels[fill(name, {"data": data})] = fields
     if panels:
-        plot_matrices(path, panels, rows=(vertical, ys), columns=(horizontal, xs))
+        sides = {"rows": (vertical, ys), "columns": (horizontal, xs)}
+        plot_matrices(path, panels, **sides, label=picture["label"])
     return bool(panels)
 
 
@@ -286,6 +287,7 @@ def points(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
 
 def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
     """Draw the best until then by rounds, by local steps and by bytes up, a curve a method."""
+    # Of many methods those at stake are `marked`, and the others grey
     panels: dict[str, dict[str, Spent]] = {}
     for one in shown_runs(picture["tables"], picture["data"], asked, runs):
         known = [curves for curves in one.runs.values() if curves.up and not one.centralised]
@@ -295,7 +297,7 @@ def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[R
             name = one.method if one.data in picture["data"] else f"{one.method}, {one.data}"
             panels.setdefault(label, {})[name] = lines
     if panels:
-        plot_spent(path, panels)
+        plot_spent(path, panels, picture.get("marked", ()))
     return bool(panels)
 
 
@@ -319,8 +321,8 @@ def lines(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[
 AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
 KINDS: dict[str, Any] = {
     "axes": axes,
-    "bars": bars,
     "curves": curves,
+    "intervals": intervals,
     "lines": lines,
     "matrices": matrices,
     "points": points,

@@ -220,8 +220,10 @@ def _bytes(axes: Axes, rounds: Sequence[int], reports: Sequence[RoundReport]) ->
 
 def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
     """Draw several seeds' curves as their mean, with a band of one deviation."""
-    values = _even(rows, what)
-    mean_band(axes, range(1, values.shape[1] + 1), values, place, name)
+    if not rows or not all(rows):
+        raise ValueError(f"{what}: a curve without rounds; each needs at least one")
+    rounds = max(map(len, rows))
+    mean_band(axes, range(1, rounds + 1), staying(rows, rounds), place, name)
 
 
 def look(place: int) -> tuple[str, Any]:
@@ -244,12 +246,9 @@ def mean_band(
         )
 
 
-def _even(rows: Sequence[Sequence[float]], what: str) -> NDArray[np.float64]:
-    """Stack the seeds' curves, as far as all of them go."""
-    rounds = min((len(row) for row in rows), default=0)
-    if rounds == 0:
-        raise ValueError(f"{what}: a curve without rounds; each needs at least one")
-    return np.array([list(row[:rounds]) for row in rows], dtype=np.float64)
+def staying(rows: Sequence[Sequence[float]], rounds: int) -> NDArray[np.float64]:
+    """Stack the seeds' curves, ``[seeds, rounds]``; a run that ended stays where it was."""
+    return np.array([[*row, *[row[-1]] * (rounds - len(row))] for row in rows], dtype=np.float64)
 
 
 def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of figures beside each other: bars, two settings, costs, budgets, attacks."""
+"""Pictures of figures beside each other: intervals, two settings, costs, budgets, attacks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
 
 from flower_graph.report.plots.base import (
     COLOURS,
@@ -22,14 +23,19 @@ from flower_graph.report.plots.base import (
     mean_band,
     open_grid,
     save,
+    staying,
 )
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LABEL_WIDTH = 42  # letters of an attack's name in a line
+TITLE_WIDTH = 30  # of a panel's title
+GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
+LEAST_ROOM = 0.04  # in accuracy
+ZOOM = 3.0  # room below the curves at stake, in the range of their ends
 BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks
 
 
-class Bar(NamedTuple):
+class Interval(NamedTuple):
     """One method's figure: mean and deviation of ours, and the paper's, if it has one."""
 
     mean: float
@@ -37,25 +43,30 @@ class Bar(NamedTuple):
     paper: float | None
 
 
-def plot_bars(path: Path, panels: Mapping[str, Mapping[str, Bar]], *, label: str) -> None:
-    """Draw bars by method, a panel for each data set, the paper's figures as black marks."""
+def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
+    """Draw points with intervals by method, a panel for each data set, the paper's as diamonds."""
+    # Not bars: whoever compares their lengths is misled by an axis that does not begin at 0.
     if not any(panels.values()):
-        raise ValueError("panels: empty; at least one bar is needed")
-    names = list(dict.fromkeys(name for bars in panels.values() for name in bars))
-    figure = Figure(figsize=(3.2 * len(panels) + 0.4, 4.2), layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for place, (cell, (data, bars)) in enumerate(zip(row, panels.items(), strict=True)):
+        raise ValueError("panels: empty; at least one figure is needed")
+    names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
+    size = (3.2 * len(panels) + 1.6, 0.32 * len(names) + 1.6)
+    figure = Figure(figsize=size, layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    row[0].set_yticks(range(len(names)), names, fontsize=9)
+    row[0].invert_yaxis()
+    for cell, (data, figures) in zip(row, panels.items(), strict=True):
         unnamed = "paper"  # the first mark names them all in the legend
-        for x, (name, bar) in enumerate(bars.items()):
-            colour = COLOURS[names.index(name) % len(COLOURS)]
-            cell.bar(x, bar.mean, yerr=bar.std, color=colour, width=0.7, capsize=3, zorder=2)
-            if bar.paper is not None:
-                cell.plot(x, bar.paper, "D", color="black", markersize=5, label=unnamed, zorder=3)
+        for name, one in figures.items():
+            place = names.index(name)
+            how = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "markersize": 5}
+            ours = "mean ± deviation" if name == next(iter(figures)) else "_"
+            cell.errorbar(one.mean, place, xerr=one.std, label=ours, **how)
+            if one.paper is not None:
+                cell.plot(one.paper, place, "D", color=COLOURS[1], markersize=5, label=unnamed)
                 unnamed = "_"  # an underscore keeps the others out of it
         cell.set_title(data, fontsize=11)
-        finish(cell, f"{label}, axis cut" if place == 0 else "", legend=False, x_label="")
-        cell.set_xticks(range(len(bars)), list(bars), rotation=35, ha="right", fontsize=8)
-        _cut(cell, list(bars.values()))
+        cell.set_xlabel(label)
+        open_grid(cell)
     legend_below(figure, row)
     save(figure, path)
 
@@ -66,20 +77,21 @@ def plot_matrices(
     *,
     rows: tuple[str, Sequence[float]],
     columns: tuple[str, Sequence[float]],
+    label: str,
 ) -> None:
-    """Draw numbers by two settings, as coloured fields; of gains, losses have another colour."""
+    """Draw numbers by two settings as fields on one scale; of gains, losses have another colour."""
     if not panels:
         raise ValueError("panels: empty; at least one matrix is needed")
-    size = (0.75 * len(columns[1]) + 1.2) * len(panels), 0.6 * len(rows[1]) + 1.4
+    size = (0.75 * len(columns[1]) + 1.2) * len(panels) + 1.0, 0.6 * len(rows[1]) + 1.6
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for cell, (name, numbers) in zip(axes, panels.items(), strict=True):
-        values = np.array(numbers, dtype=np.float64)
-        low, high, colours = np.nanmin(values), np.nanmax(values), "Blues"
-        if low < 0:  # white is 0
-            high, colours = np.nanmax(np.abs(values)), "RdBu"
-            low = -high
-        cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    every = np.array([*panels.values()], dtype=np.float64)
+    low, high, colours = np.nanmin(every), np.nanmax(every), "Blues"
+    if low < 0:  # white is 0
+        high, colours = np.nanmax(np.abs(every)), "RdBu"
+        low = -high
+    for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
+        image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
         for (y, x), value in np.ndenumerate(values):
             if np.isfinite(value):
                 is_dark = abs(value) > 0.6 * high if low < 0 else value > (low + high) / 2
@@ -88,8 +100,9 @@ def plot_matrices(
         cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
         cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
         cell.set_xlabel(columns[0])
-        cell.set_ylabel(rows[0])
-        cell.set_title(name, fontsize=11)
+        cell.set_title(textwrap.fill(name, TITLE_WIDTH), fontsize=10)
+    axes[0].set_ylabel(rows[0])
+    figure.colorbar(image, ax=list(axes), label=label)
     save(figure, path)
 
 
@@ -151,38 +164,55 @@ class Spent(NamedTuple):
     spent: Sequence[float]  # After each round of the longest run
     accuracy: Sequence[Sequence[float]]  # seeds x rounds; a run that ended stays where it was
 
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """Accuracies after each round of the longest run, ``[seeds, rounds]``."""
+        return staying(self.accuracy, len(self.spent))
 
-def plot_spent(path: Path, panels: Mapping[str, Mapping[str, Spent]]) -> None:
-    """Draw accuracy against what it cost, a panel for each kind of cost, on logarithmic axes."""
+
+def plot_spent(
+    path: Path, panels: Mapping[str, Mapping[str, Spent]], marked: Sequence[str] = ()
+) -> None:
+    """Draw accuracy against what it cost, a panel for each kind of cost, on logarithmic axes.
+
+    Where some curves are marked the others are grey, and the axis shows where the marked ones end.
+    """
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
     figure = Figure(figsize=(4.2 * len(panels), 4.2), layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for cell, (label, lines) in zip(row, panels.items(), strict=True):
-        for place, (name, one) in enumerate(lines.items()):
-            longest = len(one.spent)
-            values = np.array([[*a, *[a[-1]] * (longest - len(a))] for a in one.accuracy])
-            # What costs nothing has no place on a logarithmic axis: a line across says so.
-            if one.spent[-1] > 0:
-                mean_band(cell, one.spent, values, place, name)
-            else:
-                colour, dashes = look(place)
-                how = {"color": colour, "linestyle": dashes, "linewidth": 0.8, "label": name}
-                cell.axhline(values[:, -1].mean(), **how)
+        rest = [name for name in lines if marked and name not in marked]
+        for name in rest:  # first, so that they lie below
+            cell.plot(lines[name].spent, lines[name].values.mean(axis=0), **GREY_LINE)
+        for place, name in enumerate(name for name in lines if name not in rest):
+            _draw_spent(cell, lines[name], place, name)
         cell.set_xscale("log")
         finish(cell, "test accuracy" if cell is row[0] else "", legend=False, x_label=label)
         cell.xaxis.set_major_locator(LogLocator())
+        if rest:
+            cell.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
+            _zoom(cell, [one.values for name, one in lines.items() if name not in rest])
     legend_below(figure, row)
     save(figure, path)
 
 
-def _cut(cell: Axes, bars: Sequence[Bar]) -> None:
-    """Begin the axis a little below the lowest figure: the differences are what is shown."""
-    values = [v for b in bars for v in (b.mean - b.std, b.mean + b.std, b.paper)]
-    shown = [value for value in values if value is not None and np.isfinite(value)]
-    low, high = min(shown, default=0.0), max(shown, default=1.0)
-    margin = max(0.01, 0.15 * (high - low))
-    cell.set_ylim(max(0.0, low - margin), high + margin)
+def _draw_spent(cell: Axes, one: Spent, place: int, name: str) -> None:
+    # What costs nothing has no place on a logarithmic axis: a line across says so.
+    if one.spent[-1] > 0:
+        mean_band(cell, one.spent, one.values, place, name)
+        return
+    colour, dashes = look(place)
+    how = {"color": colour, "linestyle": dashes, "linewidth": 0.8, "label": name}
+    cell.axhline(one.values[:, -1].mean(), **how)
+
+
+def _zoom(cell: Axes, curves: Sequence[NDArray[np.float64]]) -> None:
+    """Show the accuracies that curves end with, and a few times their range below."""
+    ends = [values[:, -1].mean() for values in curves]
+    highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in curves)
+    room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
+    cell.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
 
 
 Values = Sequence[float]  # one a seed
