@@ -384,7 +384,7 @@ def test_round_line() -> None:
     good = report(12, loss=1.2344, val_accuracy=0.7123, test_accuracy=0.703, seconds=0.021)
     assert format_round(good, 200, "users") == (
         "round  12/200  loss 1.234  val 0.712  test 0.703  10/10 users"
-        "  up 7.5 KiB  down 6.9 KiB  0.02 s"
+        "  0.02 s  sent so far: up 7.5 KiB, down 6.9 KiB"
     )
     bad = report(1, loss=math.nan, answered=8, rejected=[{"node": 3, "reason": "NaN in latent"}])
     bad.skipped = "8 of 10 clients answered"
@@ -463,7 +463,42 @@ def test_final_summary_of_one_and_of_several(tmp_path: Path) -> None:
     assert text.startswith("quickstart: 2 users, 1 rounds, seed 3\n")
     assert "test 0.050 at the best validation (0.100)" in text
     assert "up 640 B, down 0 B in all; up 320 B, down 0 B per user" in text
-    assert text.endswith(f"outputs   {tmp_path / 'run'}")
+    assert f"  outputs   {tmp_path / 'run'}\n" in text
     other = {**result, "seed": 4, "test-accuracy": 0.15}
     text = describe_result("quickstart", summarise(tmp_path, [result, other]), tmp_path)
     assert "seeds 3, 4" in text and "test 0.100 ± 0.071 after the last round" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        ({}, "round 3, the last (test 0.050); with keep=best round 2 (test 0.150)"),
+        ({"keep": "best"}, "round 2, the best by validation (test 0.150)"),
+        ({"save": "none"}, None),
+    ],
+)
+def test_last_line_says_which_round_was_saved(
+    settings: dict[str, str], saved: str | None, tmp_path: Path
+) -> None:
+    writer = RunWriter(tmp_path / "run", CONFIG | settings)
+    for one in (report(1), report(2), report(3, val_accuracy=0.1, test_accuracy=0.05)):
+        writer.write_round(one)
+    result = writer.finish(FINAL)
+    text = describe_result("quickstart", result, tmp_path)
+    if saved is None:
+        assert "saved" not in text
+        return
+    assert text.endswith(f"\n            saved for `flower-graph predict`: {saved}")
+    several = describe_result("quickstart", summarise(tmp_path, [result, result]), tmp_path)
+    figures = "0.150 ± 0.000" if settings else "0.050 ± 0.000"
+    assert "`flower-graph predict`: of each seed the " in several and figures in several
+
+
+def test_last_line_of_a_run_that_ended_at_its_best_or_knows_none(tmp_path: Path) -> None:
+    result = writing(tmp_path / "a", report(1), report(2)).finish(FINAL)
+    assert describe_result("quickstart", result, tmp_path).endswith(
+        "round 2, the last and best (test 0.150)"
+    )
+    hidden = report(1, val_accuracy=math.nan, test_accuracy=math.nan)
+    result = writing(tmp_path / "b", hidden).finish(FINAL)
+    assert describe_result("quickstart", result, tmp_path).endswith("round 1, the last")

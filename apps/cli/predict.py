@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from flower_graph.data.new_graph import read_new_graph
-from flower_graph.outputs.files import NO_CLIENT, Predictions, table_of, table_text
+from flower_graph.outputs.files import NO_CLIENT, ROLES, Predictions, table_of, table_text
 from flower_graph.outputs.run import Run, latest_in, load_run
 from flower_graph.storage.files import write_text
 
@@ -26,7 +26,7 @@ def predict_command(args: argparse.Namespace) -> int:
         print(text, end="", flush=True)
     else:
         write_text(args.out.expanduser(), text)
-    print(_said(run, found), file=sys.stderr)
+    print(*_said(run, found, is_new=args.data is not None), sep="\n", file=sys.stderr)
     return 0
 
 
@@ -37,7 +37,7 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     n = len(probability)
     return Predictions.of(
         probability.log(),
-        NO_CLIENT if client is None else client,
+        _whose(run, client),
         range(n) if graph.names is None else graph.names,
         [0] * n,
         graph.y,
@@ -45,9 +45,38 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     )
 
 
-def _said(run: Run, found: Predictions) -> str:
-    """Say what is in the table."""
-    known = found.label >= 0
-    right = (found.predicted == found.label)[known].mean() if known.any() else None
-    end = "" if right is None else f"; {right:.3f} of the {known.sum()} with a label are right"
-    return f"{run.path}: {len(found.node)} predictions{end}"
+def _whose(run: Run, client: int | None) -> int:
+    """Give the number of the client that predicts; where clients have a model in common, none."""
+    if client is None:
+        return run.clients[0] if len(run.clients) == 1 else NO_CLIENT
+    return client
+
+
+def _said(run: Run, found: Predictions, *, is_new: bool) -> list[str]:
+    """Say what is in the table, and how much of it is right: of a run's own nodes by role."""
+    if is_new:
+        known, count = found.label >= 0, f"{run.path}: {len(found.node):,} predictions"
+        if not known.any():
+            return [count]
+        right = (found.predicted == found.label)[known].mean()
+        return [f"{count}; {right:.3f} of the {known.sum():,} with a label are right"]
+    rounds = ", ".join(map(str, run.kept_rounds))
+    said = [f"{run.path}: {len(found.node):,} predictions" + f" of round {rounds}" * bool(rounds)]
+    if any(shares := [_share(found, role) for role in (*ROLES[1:], ROLES[0])]):
+        said.append(f"  right  {', '.join(filter(None, shares))}{_how(found)}")
+    return said
+
+
+def _share(found: Predictions, role: str) -> str:
+    """Say how much of a role is right, and of how many nodes; nothing without such nodes."""
+    local = found.of_role(role)
+    name = "in no part" if role == ROLES[0] else role
+    return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
+
+
+def _how(found: Predictions) -> str:
+    """Say what the shares are means over, where they are means."""
+    clients = len(set(found.client.tolist()))
+    over = [f"{clients} clients"] * (clients > 1)
+    over += ["each client's judges"] * (found.fold is not None)
+    return f" (means over {' and '.join(over)}, as the run reports them)" if over else ""

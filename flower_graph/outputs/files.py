@@ -41,7 +41,9 @@ __all__ = [
 
 ROLES = ("none", "train", "val", "test")
 NO_CLIENT = -1  # whose predictions are the server's own
+SERVER = "server"  # what a table says in place of the number of no client
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
+SAID = "outputs.json"  # of which round the files beside it are
 EMBEDDINGS = "embeddings.npz"
 ONE, SEVERAL = "model", "models"
 Numbers = NDArray[Any]
@@ -113,6 +115,24 @@ class Predictions:
         arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
         local: dict[str, Any] = {name: values[chosen] for name, values in arrays.items()}
         return replace(self, **local)
+
+    def of_role(self, role: str) -> Predictions:
+        """Give the rows of one role whose label is known."""
+        return self.rows((self.role == ROLES.index(role)) & (self.label >= 0))
+
+    def accuracy(self) -> float:
+        """Give the share that is right, as runs report it; NaN without rows.
+
+        Of each client the mean over its folds, and of these the mean over the clients. A server's
+        nodes count each once.
+        """
+        fold = np.zeros_like(self.client) if self.fold is None else self.fold
+        right, shares = self.predicted == self.label, []
+        for client in np.unique(self.client):
+            here = self.client == client
+            folds = np.unique(fold[here])
+            shares.append(np.mean([right[here & (fold == one)].mean() for one in folds]))
+        return float(np.mean(shares)) if shares else float("nan")
 
     @classmethod
     def join(cls, parts: Sequence[Predictions]) -> Predictions:
@@ -227,7 +247,7 @@ def table_of(found: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
     """Give predictions as a table of text: names of its columns, and lines."""
     names = ["client", "node", "class", "probability", "role", "label"]
     columns: list[Iterable[str]] = [
-        map(str, found.client.tolist()),
+        (SERVER if value == NO_CLIENT else str(value) for value in found.client.tolist()),
         _texts(found.node),
         _classes(found.predicted, found.classes),
         ("" if value != value else f"{value:.6g}" for value in found.probability.tolist()),

@@ -11,13 +11,13 @@ from typing import Any
 
 from flower_graph.config.common import ALL, BEST
 from flower_graph.outputs.figures import FigureLog, write_figures
-from flower_graph.outputs.files import Snapshot, write_outputs
+from flower_graph.outputs.files import SAID, Snapshot, write_outputs
 from flower_graph.outputs.messages import KeepRequest
 from flower_graph.storage.checkpoint import round_folder, rounds_of
 from flower_graph.storage.files import private_folder, replaced
 
 LOG = logging.getLogger(__name__)
-SNAPSHOTS, CANDIDATE, LOG_FILE, SAID = "snapshots", "candidate", "measured.bin", "outputs.json"
+SNAPSHOTS, CANDIDATE, LOG_FILE = "snapshots", "candidate", "measured.bin"
 Take = Callable[[], Snapshot]
 
 

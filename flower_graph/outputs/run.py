@@ -19,6 +19,7 @@ from flower_graph.errors import OutputError
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
     NO_CLIENT,
+    SAID,
     Embeddings,
     Predictions,
     SavedModels,
@@ -136,6 +137,13 @@ class Run:
             If there are none, of this client none, or a file is damaged.
         """
         return self._rows(Predictions, read_predictions, client)
+
+    @property
+    def kept_rounds(self) -> list[int]:
+        """The round that predictions and models are of; several where clients kept others."""
+        said = [one / SAID for one in self._places if (one / SAID).is_file()]
+        hint = "the folder is damaged"
+        return sorted({int(_read_json(one, hint).get("round", 0)) for one in said})
 
     def model(self, client: int | None = None) -> nn.Module:
         """Build a client's model, a plain module of PyG's layers, in evaluation mode.

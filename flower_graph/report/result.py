@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph import __version__
+from flower_graph.config.common import BEST, NOTHING
 from flower_graph.report.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.storage.files import plain, write_json
 
@@ -154,8 +155,33 @@ def describe_result(
             f"{_mean(seconds['per-round-median']):.3f} s a round (median); "
             f"{format_bytes(_mean(result['peak-memory-bytes']))} of memory at most",
             f"  outputs   {out}",
+            *(f"            {line}" for line in describe_kept(result)),
         ]
     )
+
+
+def describe_kept(result: Mapping[str, Any]) -> list[str]:
+    """Say which round was saved and what it has; nothing where none was."""
+    config, last, best = result["config"], result["rounds"], result["best-round"]
+    if config.get("save", NOTHING) == NOTHING:
+        return []
+    is_one = not isinstance(last, Mapping)  # seed: several have rounds of their own
+    at_last, at_best = (_tested(result, f"test-accuracy{end}") for end in ("", "-at-best-val"))
+    end = ""
+    if best is None or (is_one and best == last):
+        said = f"the last{' and best' * (best is not None)}{at_last}"
+    elif config["keep"] == BEST:
+        said, last = f"the best by validation{at_best}", best
+    else:
+        said = f"the last{at_last}"
+        end = f"; with keep=best {f'round {best}' if is_one else 'the best'}{at_best}"
+    where = f"round {last}, {said}" if is_one else f"of each seed {said}"
+    return [f"saved for `flower-graph predict`: {where}{end}"]
+
+
+def _tested(result: Mapping[str, Any], key: str) -> str:
+    """Give a test accuracy in brackets, if it is known."""
+    return f" (test {_share(result[key])})" if math.isfinite(_mean(result[key])) else ""
 
 
 def tested(result: Mapping[str, Any]) -> dict[str, float]:

@@ -93,9 +93,8 @@ def format_round(report: RoundReport, total: int, clients: str = "clients") -> s
         f"val {report.val_accuracy:.3f}",
         f"test {report.test_accuracy:.3f}",
         f"{report.answered}/{report.asked} {clients}",
-        f"up {up}",
-        f"down {down}",
         f"{report.seconds:.2f} s",
+        f"sent so far: up {up}, down {down}",
     ]
     if report.skipped:
         parts.append(f"skipped: {report.skipped}")

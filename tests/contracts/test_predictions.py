@@ -17,27 +17,8 @@ from flower_graph.config.registry import method_of
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method import GraphMethod
-from flower_graph.outputs.files import ROLES, Predictions
 
 FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
-
-
-def accuracy(found: Predictions, role: str) -> float | None:
-    """Give the share that is right, as figures are made: of each fold, each client, then the mean.
-
-    A server's users count each once, so it is the share of all.
-    """
-    chosen = found.rows((found.role == ROLES.index(role)) & (found.label >= 0))
-    if not len(chosen.client):
-        return None
-    fold = np.zeros_like(chosen.client) if chosen.fold is None else chosen.fold
-    right = chosen.predicted == chosen.label
-    shares = []
-    for client in np.unique(chosen.client):
-        here = chosen.client == client
-        folds = np.unique(fold[here])
-        shares.append(np.mean([right[here & (fold == one)].mean() for one in folds]))
-    return float(np.mean(shares))
 
 
 def check_accuracies(setup: Setup, left: fg.Run) -> None:
@@ -51,8 +32,7 @@ def check_accuracies(setup: Setup, left: fg.Run) -> None:
         said = left.result[f"{role}-accuracy"]
         if said is None:
             continue
-        made = accuracy(found, role)
-        assert made == pytest.approx(said, abs=atol, rel=0), role
+        assert found.of_role(role).accuracy() == pytest.approx(said, abs=atol, rel=0), role
         seen.append(role)
     assert "test" in seen
     known = found.probability[np.isfinite(found.probability)]  # a judge has none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from run_folders import GRAPH, by_hand, make_run
 from test_reading_runs import ROW
 
 from flower_graph.apps.cli.main import main
+from flower_graph.outputs.files import Predictions, write_outputs
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -38,6 +40,35 @@ def test_predictions_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [row["label"] for row in rows] == ["dog", ""]
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
     assert len(table((tmp_path / "all.csv").read_text())) == 4
+
+
+def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    # By client, role and predicted class; the label is 1: of client 0 one of three test nodes is
+    # right, of client 1 the only one; a node in no part is wrong, and one has no label.
+    rows = [(0, 1, 1), (0, 3, 1), (0, 3, 0), (0, 3, 0), (1, 3, 1), (1, 0, 0), (1, 2, 1)]
+    for client in (0, 1):
+        own = [(role, guess) for number, role, guess in rows if number == client]
+        logits = torch.eye(2)[[guess for _, guess in own]]
+        labels = [-1 if role == 2 else 1 for role, _ in own]
+        found = Predictions.of(logits, client, range(len(own)), [role for role, _ in own], labels)
+        write_outputs(run / "clients" / str(client), found, [])
+        said = json.dumps({"round": 7})
+        (run / "clients" / str(client) / "outputs.json").write_text(said, encoding="utf-8")
+    (run / "config.yaml").write_text("app: fedgta\n", encoding="utf-8")
+    assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
+    said = capsys.readouterr().err
+    assert "7 predictions of round 7" in said
+    assert "right  train 1.000 of 1, test 0.667 of 4, in no part 0.000 of 1 (means over 2" in said
+
+
+def test_of_no_client_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    write_outputs(run, Predictions.of(torch.eye(2), -1, [8, 9], [1, 3], [0, 1]), [])
+    assert main(["predict", str(run)]) == 0
+    rows = table(capsys.readouterr().out)
+    assert [row["client"] for row in rows] == ["server", "server", "0", "0", "1", "1"]
+    assert (run / "predictions.csv").read_text().splitlines()[1].startswith("server,8,")
 
 
 def test_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
