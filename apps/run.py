@@ -107,7 +107,11 @@ def run_server(
     # With a folder nobody has the data of all.
     known = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(
-        out, to_dict(config), resume_round=last if resume else None, draw=method.draw
+        out,
+        to_dict(config),
+        resume_round=last if resume else None,
+        draw=method.draw,
+        steadying=method.steadying(config),
     )
     try:
         announce_privacy(config, measures=method.measures)

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphMethod", "Method", "Partition"]
 
+# What most methods have that makes training steadier
+STEADYING = ("strategy.learning_rate", "strategy.local_epochs")
+
 
 class Partition(NamedTuple):
     """What ``flower-graph partition`` prints and writes.
@@ -118,6 +121,10 @@ class Method:
     def local_steps(self, config: Any) -> float:
         """Count the gradient steps of a client in a round; NaN where nobody says."""
         return float(getattr(config.strategy, "local_epochs", math.nan))
+
+    def steadying(self, config: Any) -> Sequence[str]:
+        """Name the settings to turn down when the loss rises: the learning rate and another."""
+        return [key for key in STEADYING if hasattr(config.strategy, key.partition(".")[2])]
 
     def partition(self, config: Any, *, true_edges: bool = False) -> Partition:
         """Cut the data into clients; with `true_edges`, folders have those that clients lack."""

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.load import load_config, to_dict
-from flower_graph.config.registry import method_named
+from flower_graph.config.registry import known_apps, method_named, method_of
 from flower_graph.errors import OutputError
 from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.rounds import RoundReport, format_bytes, format_round, read_reports
@@ -175,6 +175,44 @@ def test_a_loss_that_is_not_finite_is_null_and_said_once(
     assert result["loss"] is None and result["test-accuracy-at-best-val"] is None
     assert "NaN" not in (writer.out / "result.json").read_text()
     assert math.isnan(read_reports(writer.metrics)[0].loss)
+
+
+def warned(out: Path, caplog: pytest.LogCaptureFixture, *losses: float) -> list[str]:
+    """Write a round for each loss, and give the warnings."""
+    rounds = [report(number, loss=loss) for number, loss in enumerate(losses, start=1)]
+    with caplog.at_level(logging.WARNING):
+        writing(out, *rounds, steadying=("strategy.learning_rate", "strategy.reg_weight")).close()
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("losses", [(462.0, 6041, 734, 9000), (2.0, math.nan, math.nan)])
+def test_a_loss_that_rises_tenfold_or_is_no_number_warns_once_and_names_two_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, losses: tuple[float, ...]
+) -> None:
+    (said,) = warned(tmp_path / "run", caplog, *losses)
+    assert said.startswith("round 2") and "strategy.learning_rate or strategy.reg_weight" in said
+
+
+# What training does that goes well: it rises at first, overfits late, or wavers
+@pytest.mark.parametrize("losses", [(2.0, 7.6, 0.6), (2.0, 0.01, 0.9), (462.0, 12, 300)])
+def test_a_loss_that_wavers_does_not_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, losses: tuple[float, ...]
+) -> None:
+    assert warned(tmp_path / "run", caplog, *losses) == []
+
+
+def test_every_method_names_two_settings_of_its_own_that_make_training_steadier() -> None:
+    for app in known_apps():
+        config = load_config(f"{app}/own-graph")
+        keys = method_of(config).steadying(config)
+        assert len(keys) == 2
+        assert all(section_key(to_dict(config), key) is not None for key in keys)
+
+
+def section_key(settings: dict[str, Any], key: str) -> Any:
+    """Give the setting that a dotted key names."""
+    section, _, name = key.partition(".")
+    return settings[section][name]
 
 
 # Folders -----------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class DataConfig:
         choice(*FEATURES),
         help="`row`: each node's sum to one; `presence`: those that are not 0 become 1; "
         "`presence-row`: both; `standardise`: each has mean 0 and deviation 1 over all nodes; "
-        "`auto`: `row` for 0/1 or sparse ones, else `standardise`",
+        "`auto`: `as-is` for 0/1, `presence` for sparse ones without negative, else `standardise`",
     )
     feature_noise: float = setting(
         0.0,

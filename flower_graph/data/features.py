@@ -125,14 +125,14 @@ class _Look:
         return all(bool(((x == 0) | (x == 1)).all()) for x in self._features)
 
     def choice(self) -> tuple[str, str]:
-        """Choose for ``auto``, and say why."""
+        """Choose for ``auto``, and say why; docs/results/own-graph.md has what was measured."""
         if self.is_binary:
-            return ROW, "all entries are 0 or 1"
+            return AS_IS, "all entries are 0 or 1"
         if self.least < 0:
             return STANDARDISE, "some entries are negative"
         if self.share > SPARSE:
             return STANDARDISE, "more than a third of the entries are not 0"
-        return ROW, "no entry is negative, and at most a third are not 0"
+        return PRESENCE, "no entry is negative, and at most a third are not 0"
 
     def check_presence(self) -> None:
         """Refuse to forget values in which there is more than whether they are 0."""

@@ -34,6 +34,7 @@ from flower_graph.storage.files import (
 )
 
 LOG = logging.getLogger(__name__)
+RISE = 10  # times the lowest loss so far: a run that is above that, and above its first, diverges
 
 
 class RunWriter:
@@ -46,6 +47,7 @@ class RunWriter:
         *,
         resume_round: int | Callable[[], int] | None = None,
         draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
+        steadying: Sequence[str] = (),
     ) -> None:
         self._made = missing_folders(Path(out).expanduser().absolute())
         self.out = prepare_folder(out, may_exist=resume_round is not None)
@@ -53,6 +55,8 @@ class RunWriter:
             self._lock = FolderLock(self.out)
         self.config = plain(config)
         self._draw_more = draw  # the method's own pictures: folder, reports, title
+        self._steadying = " or ".join(steadying)  # keys to turn when the loss rises
+        self._has_warned = False
         self.metrics = self.out / "metrics.jsonl"
         self.reports: list[RoundReport] = []
         self._resumed, self._has_written = resume_round is not None, False
@@ -74,11 +78,7 @@ class RunWriter:
             self.reports = [one for one in self.reports if one.round < report.round]
             self._seconds_before = sum(one.seconds for one in self.reports)
         assert not self.reports or report.round > self.reports[-1].round
-        # Under a privacy budget clients may keep their losses to themselves.
-        if not (math.isfinite(report.loss) or report.privacy) and self._all_finite():
-            LOG.warning(
-                "round %d: the loss is %s; files have null for it", report.round, report.loss
-            )
+        self._warn_of_loss(report)
         self._take_over()
         append_line(self.metrics, report.to_record())
         self.reports.append(report)
@@ -137,8 +137,23 @@ class RunWriter:
                     append_line(temporary, report.to_record())
         write_config(self.out, self.config)
 
-    def _all_finite(self) -> bool:
-        return all(math.isfinite(report.loss) for report in self.reports)
+    def _warn_of_loss(self, report: RoundReport) -> None:
+        """Say once that the loss rises tenfold or is no number, and what to turn then."""
+        if self._has_warned:
+            return
+        advice = f"; turn {self._steadying} down" if self._steadying else ""
+        earlier = [one.loss for one in self.reports if math.isfinite(one.loss)]
+        if not math.isfinite(report.loss):
+            # Under a privacy budget clients may keep their losses to themselves.
+            self._has_warned = not report.privacy
+            if self._has_warned:
+                text = "round %d: the loss is %s; files have null for it%s"
+                LOG.warning(text, report.round, report.loss, advice)
+        elif earlier and report.loss > max(earlier[0], RISE * min(earlier)):
+            self._has_warned = True
+            text = "round %d: the loss is %.4g, of %.4g in round %d: training diverges%s"
+            first = self.reports[0].round
+            LOG.warning(text, report.round, report.loss, earlier[0], first, advice)
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:

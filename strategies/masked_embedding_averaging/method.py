@@ -157,6 +157,10 @@ class FedSCem(GraphMethod):
         fewest = FEWEST_PARTIES if config.strategy.distrusts else None
         return self.num_clients(config) if alone else fewest
 
+    def steadying(self, config: FedSCemConfig) -> tuple[str, str]:
+        """Name the settings to turn down when the loss rises."""
+        return "strategy.learning_rate", "strategy.mu"
+
     def local_steps(self, config: FedSCemConfig) -> float:
         """Count the steps, the mean over the clients: each loss's, one a batch."""
         how, egos = config.strategy, self.graphs(config)

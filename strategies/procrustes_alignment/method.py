@@ -154,6 +154,11 @@ class PPFL(GraphMethod):
         sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
         return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
 
+    def steadying(self, config: PPFLConfig) -> tuple[str, str]:
+        """Name the settings to turn down when the loss rises."""
+        other = "epochs" if config.model.name == DEEPWALK else "beta"
+        return f"{config.model.name}.learning_rate", f"{config.model.name}.{other}"
+
     def local_steps(self, config: PPFLConfig) -> float:
         """Count the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
         return (config.gat if config.model.name == GAT else config.deepwalk).epochs

@@ -20,6 +20,7 @@ APP = "nfedgnn"
 STRATEGIES = ("split-gradient-relay",)
 MODELS = ("gcn", "gat", "sage")
 AVERAGE_OVER = ("holders", "all")
+STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of both when training diverges
 SCHEDULES = ("constant", "cosine", "warmup-cosine")
 
 

@@ -31,7 +31,7 @@ from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
-from flower_graph.strategies.split_gradient_relay.config import APP, NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.config import APP, STEADYING, NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.newcomers import (
     hosted_by,
     users_graph,
@@ -112,6 +112,10 @@ class NFedGNN(Method):
             return folder.manifest.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
+
+    def steadying(self, config: NFedGNNConfig) -> tuple[str, str]:
+        """Name the settings to turn down when the loss rises."""
+        return STEADYING
 
     def local_steps(self, config: NFedGNNConfig) -> float:
         """Count the steps: one a round."""

@@ -22,6 +22,7 @@ from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
 from flower_graph.rng import seeded
+from flower_graph.strategies.split_gradient_relay.config import STEADYING
 
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 
@@ -155,7 +156,8 @@ class RelayServer:
         loss = entropy + self.reg_weight * smooth
         if not torch.isfinite(loss):
             raise DivergedError(
-                f"round {server_round}: the loss is {loss.item()}; lower the learning rate"
+                f"round {server_round}: the loss is {loss.item()}; turn {' or '.join(STEADYING)} "
+                "down"
             )
         self.optimizer.zero_grad()
         loss.backward()

@@ -489,8 +489,7 @@ SIGNED = torch.tensor([[0.0, -1], [0, 0], [0, 0]])
             "auto",
             torch.eye(2),
             [
-                "data.features=auto chose row: all entries are 0 or 1",
-                "row-normalised; largest value 1, 50 % of the entries non-zero",
+                "data.features=auto chose as-is: all entries are 0 or 1",
             ],
         ),
         (
@@ -512,10 +511,16 @@ def test_what_is_done_to_features_is_said(
     assert list(said) == notes
 
 
-def test_auto_looks_at_signs_and_zeros() -> None:
-    for x, wanted in ((SPARSE_COUNTS, "row"), (SIGNED, "standardise")):
-        _, (chosen, _), _ = prepare_features([x], "auto")
-        assert chosen.startswith(f"data.features=auto chose {wanted}: ")
+@pytest.mark.parametrize(
+    ("x", "wanted"),
+    [(torch.eye(3), "as-is"), (SPARSE_COUNTS, "presence"), (SIGNED, "standardise")],
+)
+def test_auto_looks_at_signs_and_zeros(x: torch.Tensor, wanted: str) -> None:
+    (found,), (chosen, *_), treatment = prepare_features([x], "auto")
+    assert chosen.startswith(f"data.features=auto chose {wanted}: ")
+    # New graphs are treated alike
+    torch.testing.assert_close(treatment.apply(x), found)
+    torch.testing.assert_close(found, prepare_features([x], wanted).features[0])
 
 
 @pytest.mark.parametrize(("x", "why"), [(DENSE, "dense"), (SIGNED, "negative")])

@@ -1,0 +1,257 @@
+"""Tries every ``<method>/own-graph`` on graphs of many kinds, over one grid.
+
+``nice python -m benchmarks.own_graph`` runs what the folder lacks, a file for each run, and may be
+stopped at any time; ``--part 1/2`` and ``--part 2/2`` share the work between two processes. What
+ships is judged by ``--judge``, after the grid, and ``python -m benchmarks.own_graph_page`` writes
+``docs/results/own-graph.md`` and ``.json`` of all that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import say
+from benchmarks.own_graph_data import (
+    COUNTS,
+    KINDS,
+    MEASURED,
+    SHARES,
+    STANDARD,
+    WORDS,
+    Kind,
+    write_graph,
+)
+from flower_graph.apps.run import simulate
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.storage.files import plain, write_text
+from flower_graph.strategies.split_gradient_relay.central import train_centralised
+
+FOLDER = Path("build/own-graph")
+GRID_SEED, SEEDS = 10, (0, 1, 2)  # one chooses; on the others is judged what it chose
+MOST_NODES = 5000  # of graphs that have all three
+PATIENCE = "patience=20"
+FORMS = {  # that make something else of features than they are
+    WORDS: ("as-is", "row", "standardise"),
+    COUNTS: ("as-is", "row", "presence", "standardise"),
+    SHARES: ("as-is", "presence", "standardise"),
+    MEASURED: ("as-is", "row", "standardise"),
+    STANDARD: ("as-is", "row"),
+}
+LARGEST_DENSE = 2_000_000  # nodes x features up to which sparse features are made dense
+# Graphs that are not generated
+SETS = {
+    "cora-linqs": Kind(2708, 1433, 0.81, WORDS),
+    "CiteSeer": Kind(3327, 3703, 0.74, WORDS),
+    "chameleon": Kind(2277, 2325, 0.23, WORDS),
+    "PubMed": Kind(19717, 500, 0.80, SHARES),
+}
+GRAPHS = {**KINDS, **SETS}
+RATE, GAT_RATE, WEIGHT = "strategy.learning_rate", "gat.learning_rate", "strategy.reg_weight"
+STEPS = {RATE: (0.03, 0.01, 0.003)}
+GAT_STEPS = {GAT_RATE: (0.03, 0.01, 0.005)}
+RELAY = {RATE: (0.1, 0.03, 0.01), WEIGHT: (1.0, 10.0, 100.0)}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A method, or what one is held against, and what is tried with it."""
+
+    config: str
+    settings: tuple[str, ...] = ()
+    grid: Mapping[str, Sequence[float]] = field(default_factory=lambda: STEPS, hash=False)
+    local: str | None = None  # which of `TRIED` its clients reach alone
+    averaged: str | None = None  # and with a plain mean of weights
+
+
+REGRESSION, CENTRAL = "logistic regression", "centralised GCN"
+FED_KNN, LOCAL_KNN = "FedAvg, k-NN where no edges", "local, k-NN where no edges"
+FED_GNN, LOCAL_GNN = "FedAvg of communities", "local communities"
+FED_EGO, LOCAL_EGO = "FedAvg of ego-networks", "local ego-networks"
+LOCAL_GAT, CNFGNN = "local GAT", "CNFGNN"
+JUDGED_ONCE = ("judge.mlp=false", "judge.every=10")  # by what no figure here is made of
+# As exact as masked sums but for fixed point, in a third of the time
+PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
+EDGES = "graph.graphless_ratio=0"
+METHODS = {
+    "nFedGNN": Tried("nfedgnn/own-graph", grid=RELAY, averaged=CNFGNN),
+    "FedGLS": Tried("fedgls/own-graph", local=LOCAL_KNN, averaged=FED_KNN),
+    "FedSCem": Tried("fedscem/own-graph", PLAIN, local=LOCAL_EGO, averaged=FED_EGO),
+    "PPFL-GNN": Tried("ppfl/own-graph", JUDGED_ONCE, GAT_STEPS, LOCAL_GAT),
+    "FedGTA": Tried("fedgta/own-graph", local=LOCAL_GNN, averaged=FED_GNN),
+    "FED-PUB": Tried("fedpub/own-graph", local=LOCAL_GNN, averaged=FED_GNN),
+}
+BASELINES = {
+    REGRESSION: Tried("nfedgnn/own-graph", grid={}),
+    CENTRAL: Tried("nfedgnn/own-graph"),
+    LOCAL_KNN: Tried("fedgls/own-graph", ("strategy.name=local-gnn-knn",)),
+    FED_KNN: Tried("fedgls/own-graph", ("strategy.name=fed-gnn-knn",)),
+    LOCAL_GNN: Tried("fedgls/own-graph", ("strategy.name=local-gnn-knn", EDGES)),
+    FED_GNN: Tried("fedgls/own-graph", ("strategy.name=fed-gnn", EDGES)),
+    LOCAL_EGO: Tried("fedscem/own-graph", ("strategy.name=self-training",)),
+    FED_EGO: Tried("fedscem/own-graph", ("strategy.name=fedavg",)),
+    LOCAL_GAT: Tried("ppfl/own-graph", ("strategy.name=local", *JUDGED_ONCE), GAT_STEPS),
+    CNFGNN: Tried("nfedgnn/own-graph", ("strategy.average_every=1",), RELAY),
+}
+TRIED = {**METHODS, **BASELINES}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: `varied` lacks what is as the method's own-graph ships it."""
+
+    graph: str
+    name: str
+    varied: tuple[str, ...]
+    seed: int
+
+    def path(self, folder: Path) -> Path:
+        """Name its file."""
+        words = [self.graph, self.name, *(one.partition(".")[2] for one in self.varied)]
+        return folder / "runs" / f"{'--'.join(words).replace(' ', '-')}--{self.seed}.json"
+
+
+def forms(graph: str) -> tuple[str, ...]:
+    """List the forms of features that are tried on a graph."""
+    kind = GRAPHS[graph]
+    is_sparse = kind.form in (WORDS, COUNTS, SHARES)
+    too_large = is_sparse and kind.nodes * kind.features > LARGEST_DENSE
+    return tuple(one for one in FORMS[kind.form] if not (too_large and one == "standardise"))
+
+
+def grid(graph: str, name: str) -> list[tuple[str, ...]]:
+    """List what is tried: the form of the features, learning rates, and weights if any."""
+    axes = [[f"data.features={one}" for one in forms(graph)]]
+    axes += [[f"{key}={value:g}" for value in values] for key, values in TRIED[name].grid.items()]
+    return list(product(*axes))
+
+
+def seeds(graph: str) -> tuple[int, ...]:
+    """Say on which seeds what was chosen is judged."""
+    return SEEDS if GRAPHS[graph].nodes <= MOST_NODES else SEEDS[:1]
+
+
+def best(folder: Path, graph: str, name: str) -> dict[str, Any] | None:
+    """Read the run of the grid that validates best, the first of equals; None without any."""
+    kept = [read(folder, Run(graph, name, one, GRID_SEED)) for one in grid(graph, name)]
+    known = [one for one in kept if one is not None and not math.isnan(one["val"])]
+    return max(known, key=lambda one: one["val"], default=None)
+
+
+def grid_runs(names: Sequence[str], graphs: Sequence[str]) -> Iterator[Run]:
+    """List all that a choice looks at."""
+    for name, graph in product(names, graphs):
+        for varied in grid(graph, name):
+            yield Run(graph, name, varied, GRID_SEED)
+
+
+def final_runs(folder: Path, names: Sequence[str], graphs: Sequence[str]) -> Iterator[Run]:
+    """List what is judged: as it ships, on the grid's seed and on others; and the grid's best."""
+    for name, graph in product(names, graphs):
+        yield Run(graph, name, (), GRID_SEED)
+    for name, graph in product(names, graphs):
+        taken = best(folder, graph, name) if name in METHODS else None
+        for seed in seeds(graph):
+            yield Run(graph, name, (), seed)
+            if taken is not None:
+                yield Run(graph, name, tuple(taken["varied"]), seed)
+
+
+def read(folder: Path, run: Run) -> dict[str, Any] | None:
+    """Read what a run gave, null as NaN; None if it was not run."""
+    path = run.path(folder)
+    if not path.is_file():
+        return None
+    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {key: math.nan if value is None else value for key, value in kept.items()}
+
+
+def measure(folder: Path, run: Run) -> None:
+    """Run it and write its file; a refusal is written too."""
+    tried, started = TRIED[run.name], time.perf_counter()
+    data = str(write_graph(run.graph, folder / "graphs")) if run.graph in KINDS else run.graph
+    words = [f"data.name={data}", PATIENCE, f"seed={run.seed}", "device=cpu"]
+    found: dict[str, Any] = {"val": math.nan, "test": math.nan}
+    try:
+        config = load_config(tried.config, [*words, *tried.settings, *run.varied])
+        found |= _trained(run.name, config)
+    except (ConfigError, DataError) as error:
+        found["refused"] = str(error).replace(data, run.graph)
+    found |= {"graph": run.graph, "name": run.name, "varied": run.varied, "seed": run.seed}
+    found["seconds"] = round(time.perf_counter() - started, 2)
+    write_text(run.path(folder), json.dumps(plain(found)) + "\n")
+
+
+def _trained(name: str, config: Any) -> dict[str, Any]:
+    if name == REGRESSION:
+        figures = method_of(config).baselines(config)["logistic-regression"]
+        return {role: figures[role] for role in ("val", "test")}
+    epochs: Sequence[Any] = train_centralised(config) if name == CENTRAL else simulate(config)
+    losses = [getattr(one, "loss", one.cross_entropy) for one in epochs]
+    values = [-1.0 if math.isnan(one.val_accuracy) else one.val_accuracy for one in epochs]
+    place = values.index(max(values))
+    return {
+        "val": epochs[place].val_accuracy,
+        "test": epochs[place].test_accuracy,
+        "best-round": place + 1,
+        "rounds": len(epochs),
+        "losses": [losses[0], max(losses), losses[-1]],
+    }
+
+
+def comes_late(run: Run) -> bool:
+    """Say whether a run is of the forms that cost most: a page may be written before."""
+    return "data.features=standardise" in run.varied and GRAPHS[run.graph].form != MEASURED
+
+
+def run_all(folder: Path, runs: Sequence[Run], part: tuple[int, int]) -> None:
+    """Run those of a part that the folder lacks."""
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    mine = [run for run in dict.fromkeys(runs) if not run.path(folder).is_file()]
+    mine = [run for run in mine if hash_of(run) % part[1] == part[0] - 1]
+    say(f"{len(mine)} runs")
+    for number, run in enumerate(mine, start=1):
+        measure(folder, run)
+        if number % 50 == 0:
+            say(f"{number}/{len(mine)}  {run.graph}  {run.name}")
+
+
+def hash_of(run: Run) -> int:
+    """Give a number that is the same in all processes."""
+    return sum(run.path(Path()).name.encode())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of graphs and runs")
+    parser.add_argument("--graphs", type=lambda text: text.split(","), default=list(GRAPHS))
+    parser.add_argument("--names", type=lambda text: text.split(","), default=list(TRIED))
+    parser.add_argument("--part", default="1/1", help="which of how many shares of the runs")
+    parser.add_argument("--judge", action="store_true", help="what was chosen, on other seeds")
+    given = parser.parse_args(arguments)
+    one, of = map(int, given.part.split("/"))
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    tried = sorted(grid_runs(given.names, given.graphs), key=comes_late)
+    if given.judge:
+        tried = [*final_runs(given.out, given.names, given.graphs)]
+    run_all(given.out, tried, (one, of))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Graphs of many kinds, by a seed: what ``<method>/own-graph`` is tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.graph import Graph
+from flower_graph.data.sources.generators import csbm
+from flower_graph.rng import generator
+
+WORDS, COUNTS, SHARES, MEASURED, STANDARD = (
+    "0 or 1",
+    "counts",
+    "rows that sum to one",
+    "measurements of different scales",
+    "standardised",
+)
+CLASSES, SEED = 5, 0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A graph to be generated."""
+
+    nodes: int
+    features: int
+    homophily: float  # share of the edges within a class
+    form: str  # of the features
+    signal: float = 0.25  # how much features tell; its measure is the form's
+
+
+KINDS = {
+    "words-200": Kind(200, 64, 0.8, WORDS),
+    "words-few": Kind(1000, 10, 0.7, WORDS, 0.5),
+    "words-mixed": Kind(1000, 512, 0.4, WORDS, 0.2),
+    "words-apart": Kind(600, 256, 0.05, WORDS, 0.2),
+    "counts": Kind(1000, 300, 0.7, COUNTS),
+    "counts-many": Kind(600, 1000, 0.8, COUNTS),
+    "shares": Kind(1000, 300, 0.8, SHARES),
+    "measured": Kind(800, 8, 0.6, MEASURED, 0.7),
+    "dense-16": Kind(600, 16, 0.8, STANDARD, 0.5),
+    "dense-apart": Kind(800, 32, 0.2, STANDARD, 0.35),
+    "dense-64": Kind(5000, 64, 0.9, STANDARD, 0.2),
+}
+
+
+def generated(kind: Kind, seed: int = SEED) -> Graph:
+    """Generate a graph: edges of a block model, features of the kind's form."""
+    active = max(1, kind.features // 16) if kind.features >= 64 else kind.features // 2
+    graph = csbm(
+        kind.nodes,
+        CLASSES,
+        features=kind.features,
+        active=active,
+        homophily=kind.homophily,
+        signal=kind.signal,
+        seed=seed,
+    )
+    chance = generator(seed, "own-graph-features")
+    make = FORMS.get(kind.form)
+    return graph if make is None else replace(graph, x=make(kind, graph, chance))
+
+
+def _counts(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
+    """Make each word that a node has occur one to some dozens of times."""
+    times = torch.empty_like(graph.x).exponential_(0.2, generator=chance).ceil()
+    return graph.x * times
+
+
+def _shares(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
+    """Divide a node's counts by their sum."""
+    x = _counts(kind, graph, chance)
+    return x / x.sum(1, keepdim=True)
+
+
+def _standard(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
+    """Draw features around each class's means; each has mean 0 and deviation 1."""
+    means = kind.signal * torch.randn(CLASSES, kind.features, generator=chance)
+    x = means[graph.y] + torch.randn(graph.x.shape, generator=chance)
+    return (x - x.mean(0)) / x.std(0)
+
+
+def _measured(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
+    """Give the features units: from thousandths to thousands, and none below 0."""
+    x = _standard(kind, graph, chance)
+    return (x - x.min(0).values) * 10.0 ** torch.linspace(-3, 3, kind.features)
+
+
+FORMS: dict[str, Callable[[Kind, Graph, torch.Generator], Tensor]] = {
+    COUNTS: _counts,
+    SHARES: _shares,
+    MEASURED: _measured,
+    STANDARD: _standard,
+}
+
+
+def write_graph(name: str, folder: Path) -> Path:
+    """Write a generated graph as a user would save it, once."""
+    path = folder / f"{name}.pt"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        graph = generated(KINDS[name])
+        parts = {"x": graph.x, "edge_index": graph.edge_index, "y": graph.y}
+        torch.save(parts, path)
+    return path
