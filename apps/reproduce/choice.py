@@ -69,7 +69,7 @@ def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
         if kept:
             best = {seed: curves.best_val for seed, curves in kept.items()}
             made = row(group.part.table, one, VALIDATION, best, group.rounds)
-            end = to_the_end(one, [*kept.values()], group.rounds)
+            end = to_the_end(one, kept, group.rounds)
             made |= {"method": group.shown, **group.keys, **end}
             others = [other.overrides for other in group.tried]
             tried = [s for s in one.overrides if any(s not in other for other in others)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
+from flower_graph.apps.reproduce.marks import cut_off, marks
 from flower_graph.apps.reproduce.rows import Row, find, shown_runs
 from flower_graph.apps.reproduce.significance import MOST_CHANCE, holm, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
@@ -140,7 +141,7 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     if not lines:
         return []
     names = [
-        (_named(name, asked, values, here), grouped)
+        (fill(name, _with_values(values, asked)), grouped)
         for name, values, grouped in _flat(heads, asked, keys, here)
     ]
     # Of columns that are one for each of some methods, empty ones are left out.
@@ -169,7 +170,15 @@ def _part(column: Any, place: int) -> Any:
 
 
 def _line(cells: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]) -> list[Cell]:
-    return [_cell(cell, asked, values, here) for cell, values, _ in _flat(cells, asked, keys, here)]
+    result = []
+    for cell, values, _ in _flat(cells, asked, keys, here):
+        text, there = _cell(cell, asked, values, here)
+        # A column's method may have ended in one line and not in the next.
+        is_a_columns = there and "method" in values and "method" not in keys
+        if is_a_columns and cell[0] in SPREADS:
+            text += marks(_under(values, here))
+        result.append((text, there))
+    return result
 
 
 def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
@@ -194,26 +203,13 @@ def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> st
     words = {"method", *(method.values if method else ())}
     if not words & {field for _, field, _, _ in Formatter().parse(template)}:
         return text
-    own = _under(keys, here)
-    return text + _cut_off(own) + _without(own)
+    return text + marks(_under(keys, here))
 
 
 def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
     """Give the rows with these keys, of the keys that rows have."""
     known = {key: value for key, value in keys.items() if any(key in r for r in here)}
     return matching(here, known)
-
-
-def _cut_off(rows: Sequence[Row]) -> str:
-    """Say in how many rounds, of rows whose runs had not all stopped improving."""
-    rounds = [r["settings"]["rounds"] for r in rows if r.get("ended") is False]
-    return f", {max(rounds)} rounds" if rounds else ""
-
-
-def _without(rows: Sequence[Row]) -> str:
-    """Say how many clients a round left out, of rows whose figures are of fewer than all."""
-    left_out = max((r.get("left_out", 0) for r in rows), default=0)
-    return f", at most {left_out} left out" if left_out else ""
 
 
 def _matches(
@@ -345,12 +341,12 @@ def _winner(found: Sequence[Row]) -> str:
         return NONE
     others = [r for r in found if r is not best]
     near = [
-        r["method"] + _cut_off([r])
+        r["method"] + cut_off([r])
         for r, p in zip(others, holm([_chance(best, r) for r in others]), strict=True)
         if p is None or p >= MOST_CHANCE
     ]
     beside = f" (not apart: {', '.join(near)})" if near else ""
-    return str(best["method"]) + _cut_off([best]) + beside
+    return str(best["method"]) + cut_off([best]) + beside
 
 
 def _chance(best: Row, other: Row) -> float | None:

@@ -77,6 +77,7 @@ _FIGURES = (
     "rounds",
     "ended",
     "left_out",
+    "best_last",
     "p",
     "agree",
 )
@@ -189,13 +190,14 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
             theirs = _figures(wanted, runs_of(other, runs), keys, other)
             figures = {s: ours - theirs[s] for s, ours in figures.items() if s in theirs}
         if any(map(math.isfinite, figures.values())):
-            end = to_the_end(one, [here[seed] for seed in figures], group.rounds)
+            end = to_the_end(one, {seed: here[seed] for seed in figures}, group.rounds)
             tested = paired([*figures.values()]) if beside else {}
             yield _row(group, wanted, keys, figures, one, beside) | end | tested
 
 
-def to_the_end(one: Experiment, curves: Sequence[Curves], most: int) -> Row:
+def to_the_end(one: Experiment, runs: BySeed, most: int) -> Row:
     """Say how many rounds were run, whether all had stopped improving, and who was left out."""
+    curves = [*runs.values()]
     if one.centralised and all(math.isnan(each.cross_entropy[0]) for each in curves):
         return {}  # nothing is trained
     patience = loaded(one.config, one.overrides).patience
@@ -206,7 +208,10 @@ def to_the_end(one: Experiment, curves: Sequence[Curves], most: int) -> Row:
     )
     left_out = max(each.left_out for each in curves)
     found: Row = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
-    return found | ({"left_out": left_out} if left_out else {})
+    last = [s for s, each in runs.items() if ended and not each.ended(patience or PATIENCE)]
+    return (
+        found | ({"left_out": left_out} if left_out else {}) | ({"best_last": last} if last else {})
+    )
 
 
 def _values(values: Sequence[Any], last: int) -> Iterator[Any]:

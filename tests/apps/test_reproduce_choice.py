@@ -15,8 +15,9 @@ from table_helpers import OWN, report
 from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import Curves, Experiment, curves_of
+from flower_graph.apps.reproduce.marks import marks
 from flower_graph.apps.reproduce.page import formatted
-from flower_graph.apps.reproduce.rows import FIGURES, WITHIN, to_the_end
+from flower_graph.apps.reproduce.rows import FIGURES, TEST, WITHIN, to_the_end
 from flower_graph.apps.reproduce.significance import correct, holm, paired
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
@@ -128,6 +129,22 @@ def test_a_row_that_still_improved_has_its_rounds_in_its_name(
     assert "| mine, 3 rounds | 0.800" in unasked  # fewer than anybody would wait
 
 
+def test_a_column_s_method_is_marked_in_the_lines_that_still_improved(
+    tmp_path: Path, simulated: list[RunConfig]
+) -> None:
+    tree = grid_table(settings=["patience=2"])
+    columns = {"for": {"method": ["mine"]}, "is": [["{method}", "accuracy", TEST]]}
+    beside = {"rows": {"table": "Table one"}, "each": ["data"], "columns": [columns]}
+    tree["page"] = [beside]
+    page = run_table(tree, tmp_path / "out")
+    assert "| mine |" in page and "| 0.800 ± 0.000, 3 rounds |" in page
+
+
+def test_a_run_that_ended_in_its_best_round_is_named() -> None:
+    rows = [{"best_last": [2]}, {"best_last": [2]}, {"ended": True}]
+    assert marks(rows) == ", best in the last round with seed 2" and marks(rows[2:]) == ""
+
+
 def test_a_row_that_went_without_clients_says_so(
     tmp_path: Path, simulated: list[RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +224,11 @@ def test_what_patience_ended_has_ended_even_if_the_round_on_its_way_was_better()
     better = Curves([1.0] * 4, [0.1, 0.4, 0.3, 0.5], [0.2] * 4)
     for patience, most, ended in ((2, 9, True), (2, 4, False), (0, 9, False)):
         one = Experiment("Cora", "", "mine", "fedgls/cora", (f"patience={patience}",))
-        assert to_the_end(one, [better], most) == {"rounds": [4], "ended": ended}
+        assert to_the_end(one, {7: better}, most) == {
+            "rounds": [4],
+            "ended": ended,
+            **({"best_last": [7]} if ended else {}),
+        }
 
 
 def test_clients_that_are_not_asked_spend_nothing() -> None:
