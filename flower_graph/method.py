@@ -263,14 +263,16 @@ class GraphMethod(Method):
         own gives ``Clients``, or a list whose labels say how many classes there are.
         """
         folder, how = clients_path(config.data.name), config.partition
+        ratio = self.graphless_ratio(config)
         if folder is None:
-            graph, ratio = cached_data(config), self.graphless_ratio(config)
+            graph = cached_data(config)
             return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
         return load_folder(
             folder,
             how.ratios,
             config.seed if how.seed is None else how.seed,
             train_share=how.train_share,
+            graphless_ratio=ratio,
             features=config.data.features,
             no_features=config.data.no_features,
         )

@@ -34,7 +34,7 @@ def check_command(args: argparse.Namespace) -> int:
     found = survey(first)
     with new_folder(args.out) if args.out else nullcontext() as out:
         print(args.target, *_shown(found), sep="\n", flush=True)
-        tried = {name: _tried(name, config) for name, config in configs.items()}
+        tried = {name: _tried(name, config, found) for name, config in configs.items()}
         if out is not None:
             _write(out, args.target, found, configs, tried)
             print(f"written to {out}", flush=True)
@@ -67,11 +67,12 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _tried(name: str, config: RunConfig) -> dict[str, Any]:
+def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
     """Cut the clients, run two rounds, print what came out, and return it."""
     method = method_of(config)
     try:
         check_run(config)
+        notes = [note for note in method.as_graph(config).notes if note not in found.notes]
         cut = method.partition(config)
         memory = _Memory()
         with memory:
@@ -80,6 +81,7 @@ def _tried(name: str, config: RunConfig) -> dict[str, Any]:
         print(f"{name}\n  cannot     {error}", flush=True)
         return {"refused": str(error)}
     result = {
+        "notes": notes,
         "clients": method.num_clients(config),
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
@@ -112,6 +114,7 @@ def _lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     ]
     return [
         f"  clients    {', '.join(shown)}",
+        *(f"  note       {note}" for note in result["notes"]),
         f"  without    {', '.join(guesses) or 'nothing to hold an accuracy against'} (test)",
         f"  cost       {each:.2g} s a round, the first {first:.2g} s: about {whole:.0f} s for "
         f"{config.rounds} rounds; {format_bytes(result['memory-bytes'])} of memory",

@@ -39,6 +39,10 @@ ONE_KIND = (
 _said: set[tuple[str, str]] = set()
 
 
+class Caution(str):
+    """A note of what changes what a run means: it is told as a warning, and also by `--quiet`."""
+
+
 @dataclass(frozen=True)
 class Described:
     """One graph in canonical form, its classes not yet numbered."""
@@ -66,7 +70,7 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
     for note in notes:
         if (place, note) not in _said:
             _said.add((place, note))
-            LOG.log(level, "%s: %s", place, note)
+            LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
 
 
 def as_graph(data: Any, *, num_classes: int | None = None, no_features: str = "refuse") -> Graph:
@@ -289,11 +293,13 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
         degrees = (
             torch.zeros(n, dtype=torch.int64) if edges is None else edges[0].bincount(minlength=n)
         )
-        notes.append(f"no features: each node's degree stands for them, 0 to {DEGREES - 1} or more")
+        said = f"no features: each node's degree stands for them, 0 to {DEGREES - 1} or more"
+        notes.append(Caution(said))
         return torch.nn.functional.one_hot(degrees.clamp(max=DEGREES - 1), DEGREES).float()
     if how == "one-hot":
         check_dense_size(n, n, "data.no_features=degree takes less.")
-        notes.append("no features: each node's number stands for them, one of as many as nodes")
+        said = "no features: each node's number stands for them, one of as many as nodes"
+        notes.append(Caution(said))
         return torch.eye(n)
     raise DataError(
         "the graph has no x: set data.no_features=degree or one-hot (as_graph's no_features), or "

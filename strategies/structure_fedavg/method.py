@@ -14,7 +14,7 @@ from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import client_baselines
-from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_files import clients_path, is_one_graph
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import RunData, graph_data
 from flower_graph.data.folders.run_folder import RunFolder
@@ -272,7 +272,8 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
     name = config.strategy.name
     if name == FEDGLS and not graphless:
         key, value = "graph.graphless_ratio", f"{config.graph.graphless_ratio:g}"
-        if clients_path(config.data.name) is not None:
+        path = clients_path(config.data.name)
+        if path is not None and not is_one_graph(path):
             key, value = "data.name", repr(config.data.name)
         raise ConfigError(
             f"{key}: {value} leaves none of {clients} clients without edges, and "

@@ -29,7 +29,8 @@ from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
 
-OF_NODES = ("x", "y", *PARTS, "names", "identity", "n_id", "public")
+IDENTITIES = ("identity", "n_id", "names")  # what says who a node is, the first that is there
+OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
 def clients_path(name: str) -> Path | None:
@@ -49,12 +50,17 @@ def _says_clients(file: Path, saved: int) -> bool:
     return names_clients(file) if file.is_dir() else read_file(file).get(CLIENT) is not None
 
 
+def is_one_graph(path: Path | str) -> bool:
+    """Tell one graph, a file or a folder with tables, from a folder of clients' graphs."""
+    return Path(path).is_file() or (Path(path) / NODES).is_file()
+
+
 def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give what errors call each client's graph, and what it holds, still unchecked."""
     path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
-    if path.is_file() or (path / NODES).is_file():
+    if is_one_graph(path):
         yield from _parts(path, read_file(path))
         return
     files = graphs_in(path)
@@ -90,6 +96,8 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     for client, name in enumerate(clients):
         rows = (owner == client).nonzero().flatten()
         part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}
+        if all(values.get(key) is None for key in IDENTITIES):
+            part["n_id"] = rows  # every row is a node of its own
         if edges is not None:
             inner = edges[:, owner[edges[0]] == client]
             part["edge_index"] = torch.searchsorted(rows, inner)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flower_graph.config.common import AS_IS
 from flower_graph.data.description import (
+    Caution,
     Described,
     check_parts,
     describe_graph,
@@ -26,14 +27,16 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.features import prepare_features
-from flower_graph.data.folders.client_files import client_graphs
+from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
 from flower_graph.data.graph import PARTS, Graph, Treatment
 from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
     fewer_trained,
+    graphless_clients,
     split_nodes,
+    without_edges,
 )
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.splits import Masks
@@ -41,7 +44,6 @@ from flower_graph.errors import DataError
 
 Identities = Tensor | Sequence[int] | Sequence[str]
 Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
-KEYS = ("identity", "n_id", "names")  # what says who a node is, the first that is there
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
 
@@ -120,15 +122,23 @@ def load_folder(
     seed: int,
     *,
     train_share: float | None = None,
+    graphless_ratio: float = 0.0,
     features: str = AS_IS,
     **how: Any,
 ) -> Clients[ClientGraph]:
-    """Load one client from each graph of a folder; ``how`` as for ``describe_graph``."""
+    """Load one client from each graph of a folder, or of a file that says who holds what.
+
+    ``how`` is as for ``describe_graph``. ``graphless_ratio`` takes edges from the clients of one
+    graph; in a folder those are graphless whose files have no edges.
+    """
     files = read_clients(path, features, needs_edges=False, **how)
+    drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
         with saying(file.where):
-            graph = _client_graph(client, file.found, ratios, seed, files.notes)
+            graph = _client_graph(client, file.found, ratios, seed)
+            graph = without_edges(graph) if client in drawn else graph
+            check_client_graph(graph, files.notes)
             graphs.append(fewer_trained(graph, train_share, seed))
     return told(path, files, graphs)
 
@@ -188,9 +198,11 @@ def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
 def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
     """Give the clients of a folder; log what was done to all their data, and to whose alone."""
     clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
-    tell(f"data {path}", clients.notes)
-    for each in files:
-        tell(each.where, [*getattr(each.values, "notes", ()), *each.found.notes])
+    done = [[*getattr(each.values, "notes", ()), *each.found.notes] for each in files]
+    cautions = {note: None for each in done for note in each if isinstance(note, Caution)}
+    tell(f"data {path}", [*clients.notes, *cautions])  # one line, however many clients there are
+    for each, notes in zip(files, done, strict=True):
+        tell(each.where, [note for note in notes if note not in cautions])
     return clients
 
 
@@ -227,6 +239,7 @@ def client_graph_from_data(
     with saying(f"client {client}"):
         found = _with_numbers(describe_graph(data, needs_edges=False))
         graph = _client_graph(client, found, ratios, seed)
+        check_client_graph(graph)
     tell(f"client {client}", found.notes)
     return graph
 
@@ -239,9 +252,7 @@ def _with_numbers(found: Described) -> Described:
     return replace(found, labels=found.labels.clamp(min=-1))
 
 
-def _client_graph(
-    client: int, found: Described, ratios: Sequence[float], seed: int, done: Sequence[str] = ()
-) -> ClientGraph:
+def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
     """Make a client of what was found, its labels numbered."""
     y, masks = found.labels, masks_of_client(found)
     assert isinstance(y, Tensor)
@@ -249,7 +260,6 @@ def _client_graph(
     graph = ClientGraph(client, every, found.x, y, found.edge_index, None, *masks, found.names)
     if all(mask is None for mask in found.masks.values()):
         graph = split_nodes(graph, ratios, seed)
-    check_client_graph(graph, done)
     return graph
 
 
@@ -325,7 +335,7 @@ def identities_of(files: Sequence[ClientFile]) -> list[Named]:
 
 def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Say who the nodes of one graph are, by the first of its entries that does."""
-    given = next((values[key] for key in KEYS if values.get(key) is not None), None)
+    given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
     if given is None:
         raise DataError(
             "says of no node who it is: give it n_id, int64 [n], or identity, n words or "

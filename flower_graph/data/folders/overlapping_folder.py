@@ -73,7 +73,7 @@ def load_overlapping_folder(
     every = torch.cat([each.y for each in held])
     classes = every[every >= 0].unique()
     graphs: list[OverlappingGraph] = []
-    publics = _publics(held)
+    publics = _publics(path, held)
     holders = [Holder(one.where, one.ids, one.y, one.masks, one.ids.tolist()) for one in held]
     roles = common_roles(holders, ratios, seed)
     for client, (mine, public, masks) in enumerate(zip(held, publics, roles, strict=True)):
@@ -129,12 +129,23 @@ def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
     return public
 
 
-def _publics(held: Sequence[_Held]) -> list[Tensor]:
+def _at_two(ids: Sequence[Tensor]) -> Tensor:
+    """Give the ids that two clients or more have."""
+    every: Tensor
+    every, counts = torch.cat(list(ids)).unique(return_counts=True)
+    return every[counts >= 2]
+
+
+def _publics(path: Path | str, held: Sequence[_Held]) -> list[Tensor]:
     """Say which nodes each client sends; refuse a client that has none in common with others."""
     # A node that one client holds back is not public at another that says nothing about it.
     offered = [each.ids if each.public is None else each.ids[each.public] for each in held]
-    result, counts = torch.cat(offered).unique(return_counts=True)
-    common, publics = result[counts >= 2], []
+    common, publics = _at_two(offered), []
+    if not _at_two([each.ids for each in held]).numel():
+        raise DataError(
+            f"data.name = {str(path)!r}: the clients' graphs must overlap, and no node (identity) "
+            f"is at two of the {len(held)}; give a node the same identity wherever it is"
+        )
     for each in held:
         shared = torch.isin(each.ids, common)
         public = shared if each.public is None else each.public

@@ -101,19 +101,15 @@ def partition_graph(
         If the settings are impossible, or a client has too few nodes with a label for the split,
         or no edges and all its features constant; names the client.
     """
-    if not 0 <= graphless_ratio <= 1:
-        raise DataError(f"graph.graphless_ratio = {graphless_ratio}: must be 0 to 1")
     seed = seed if partition.seed is None else partition.seed
     parts = _parts(data, partition, seed)
-    # The order in which clients lose their edges as more of them are to be graphless
-    order = torch.randperm(len(parts), generator=generator(seed, "graphless")).tolist()
-    graphless = set(order[: round(graphless_ratio * len(parts))])
+    graphless = graphless_clients(len(parts), graphless_ratio, seed)
     graphs, roles = [], None
     if partition.method == OVERLAPPING:  # one role for each node of the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     for graph in cut_out(data, parts):
         if graph.client in graphless:
-            graph = replace(graph, edge_index=None, hidden_edges=graph.edge_index)
+            graph = without_edges(graph)
         try:
             graph = split_nodes(graph, partition.ratios, seed, roles)
             graph = fewer_trained(graph, partition.train_share, seed)
@@ -125,6 +121,22 @@ def partition_graph(
             ) from error
         graphs.append(graph)
     return graphs
+
+
+def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
+    """Draw which of some clients are to have no edges."""
+    if not 0 <= ratio <= 1:
+        raise DataError(f"graph.graphless_ratio = {ratio}: must be 0 to 1")
+    # The order in which clients lose their edges as more of them are to be graphless
+    order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
+    return set(order[: round(ratio * count)])
+
+
+def without_edges(graph: ClientGraph) -> ClientGraph:
+    """Take a client's edges away; learnt ones are compared with them."""
+    if graph.edge_index is None:
+        return graph
+    return replace(graph, edge_index=None, hidden_edges=graph.edge_index)
 
 
 def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from flower_graph.data.description import ONE_KIND, as_graph, saying
+from flower_graph.data.description import ONE_KIND, Caution, as_graph, saying
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -38,7 +38,7 @@ from flower_graph.data.sources.cache import (
 )
 from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.names import PygName, check_graph_file
-from flower_graph.data.sources.tables import read_graphml, read_node_link, read_tables
+from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
 
 OGB_SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
@@ -224,6 +224,9 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
     # The file may come from anybody: it is read with ``weights_only=True``, so nothing in it is
     # executed.
     values = read_file(path)
+    if values.get(CLIENT) is not None:
+        said = f"the nodes' {CLIENT} is ignored: the graph stays whole"
+        values["notes"] = (*values.get("notes", ()), Caution(said))
     with saying(f"file {path}"):
         return as_graph(SimpleNamespace(**values), no_features=no_features)
 

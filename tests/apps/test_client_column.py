@@ -1,0 +1,79 @@
+"""One graph whose nodes say which client has them: what each method does with it, as shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from own_graphs import alike
+
+from flower_graph.apps.cli.main import main
+from flower_graph.config.load import load_config
+from flower_graph.config.registry import method_of
+from flower_graph.errors import ConfigError, DataError
+
+CLIENTS = ("bern", "genf", "thun", "zug")
+WORDS = ["data.name=graph.pt", "rounds=1", "device=cpu"]
+CUT = ("fedgls", "fedscem", "fedgta", "fedpub")  # methods whose clients are those of the column
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save a graph whose nodes are each at one of four clients, and say nowhere who they are."""
+    monkeypatch.chdir(tmp_path)
+    owners = [CLIENTS[node % 4] for node in range(600)]
+    torch.save(alike(client=owners), "graph.pt")
+
+
+@pytest.mark.parametrize("app", CUT)
+def test_a_method_runs_with_the_clients_of_the_column(app: str, capsys: Captured) -> None:
+    assert main(["run", f"{app}/own-graph", *WORDS, "--out", "out", "--quiet"]) == 0
+    assert f"{app}/own-graph: 4 " in capsys.readouterr().out
+
+
+def test_fedgls_takes_edges_from_the_share_that_is_asked_for() -> None:
+    def graphless(ratio: str) -> set[int]:
+        config = load_config("fedgls/own-graph", [*WORDS, f"graph.graphless_ratio={ratio}"])
+        graphs = method_of(config).graphs(config)  # type: ignore[attr-defined]
+        assert all(g.hidden_edges is not None for g in graphs if g.is_graphless)
+        return {g.client for g in graphs if g.is_graphless}
+
+    assert len(graphless("0.25")) == 1 and len(graphless("0.5")) == 2
+    assert graphless("0.25") < graphless("0.5")
+    with pytest.raises(ConfigError, match=r"^graph\.graphless_ratio: 0 "):
+        graphless("0")
+
+
+def test_ppfl_says_that_graphs_must_overlap() -> None:
+    config = load_config("ppfl/own-graph", WORDS)
+    with pytest.raises(DataError, match=r"data\.name .*must overlap"):
+        method_of(config).num_clients(config)
+
+
+def test_nfedgnn_says_even_if_quiet_that_it_ignores_the_column(capsys: Captured) -> None:
+    assert main(["run", "nfedgnn/own-graph", *WORDS, "--out", "out", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "600 users" in said.out and "client is ignored" in said.err
+
+
+def test_degrees_in_place_of_features_are_told_even_if_quiet(capsys: Captured) -> None:
+    data = alike(client=[node % 2 for node in range(600)])
+    data.x = None
+    torch.save(data, "clients.pt")
+    del data.client
+    torch.save(data, "whole.pt")
+    for name, app in (("whole.pt", "nfedgnn"), ("clients.pt", "fedgta")):
+        words = [f"data.name={name}", *WORDS[1:]]
+        assert main(["run", f"{app}/own-graph", *words, "--out", app, "--quiet"]) == 0
+        assert capsys.readouterr().err.count("each node's degree stands for them") == 1
+
+
+def test_check_has_all_six_methods(capsys: Captured) -> None:
+    assert main(["check", "graph.pt", "device=cpu"]) == 0
+    said = capsys.readouterr().out
+    for app in CUT:
+        assert f"{app}/own-graph\n  clients    4 " in said
+    assert "  clients    600 users" in said and "  note       the nodes' client is ignored" in said
+    assert "ppfl/own-graph\n  cannot     data.name" in said
