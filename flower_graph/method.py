@@ -30,6 +30,7 @@ from flower_graph.data.folders.client_folder import Clients, load_folder
 from flower_graph.data.folders.party import RunData, client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import Graph
+from flower_graph.data.holdings import graphs_held, nodes_held
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
@@ -91,6 +92,9 @@ class Method:
         Whether clients measure anything of their own data that a privacy budget withholds.
     has_true_edges : bool
         Whether ``flower-graph partition --true-edges`` means something.
+    heterophily : str
+        What is known of the method on graphs whose neighbours are mostly of other classes, said as
+        a warning where a run has such a graph.
     tables : sequence of str
         Names of the tables in ``conf/reproduce`` that are the method's, or paths of such files.
     """
@@ -101,6 +105,7 @@ class Method:
     clients = "clients"
     measures = True
     has_true_edges = False
+    heterophily = ""
     tables: Sequence[str] = ()
 
     def build_strategy(self, config: Any, out: Path | None, folder: RunFolder | None = None) -> Any:
@@ -156,6 +161,10 @@ class Method:
     def as_graph(self, config: Any) -> Graph:
         """Give the data of all clients as one graph, for what is said of them before a run."""
         return cached_data(config)
+
+    def holdings(self, config: Any) -> str:
+        """Say in one line what the clients hold, and how many nodes train and are judged."""
+        return nodes_held(self.as_graph(config), self.num_clients(config), self.clients)
 
     def baselines(self, config: Any) -> Figures:
         """Give figures to hold the run's accuracies against, in a simulation.
@@ -318,6 +327,11 @@ class GraphMethod(Method):
     def as_graph(self, config: Any) -> Graph:
         """Give the data of all clients as one graph: the one that they were cut out of, if any."""
         return Clients.of(self.graphs(config)).as_graph()
+
+    def holdings(self, config: Any) -> str:
+        """Say in one line what the clients hold, and how many nodes train and are judged."""
+        graphs = Clients.of(self.graphs(config))
+        return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
 
     def data_form(self, config: Any) -> DataForm | None:
         """Say what a new graph must be like: as the graph of all, or as the clients' own."""

@@ -203,6 +203,7 @@ class FedPUBMethod(ModuleMethod):
 
     name, schema = APP, FedPUBConfig
     strategy_class, client_class = FedPUB, FedPUBClient
+    heterophily = "FED-PUB trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personal",)
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:

@@ -452,7 +452,7 @@ GIVEN = {
     "logistic-regression": {"test": 0.5, "val": 0.2},
 }
 FIGURES = (
-    "  baselines majority 0.300, each client's own commonest class 0.400, "
+    "  baselines commonest class 0.300, each client's own commonest class 0.400, "
     "logistic regression on features alone 0.500\n"
 )
 REGRESSION = "not better than logistic regression on features alone"
@@ -489,7 +489,7 @@ def test_baselines_that_are_not_there_are_not_named(tmp_path: Path) -> None:
     result = writing(tmp_path / "run", report(1)).finish({**FINAL, "baselines": given})
     assert result["baselines"]["logistic-regression"]["test"] is None
     text = describe_result("quickstart", result, tmp_path)
-    assert "majority 0.300, logistic regression on features alone skipped: 7\n" in text
+    assert "commonest class 0.300, logistic regression on features alone skipped: 7\n" in text
     del given["logistic-regression"]["skipped"]
     given["majority"] = nothing
     assert describe_baselines({"baselines": given}) == describe_baselines({}) == []

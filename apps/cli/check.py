@@ -15,9 +15,10 @@ from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import is_file_name, list_configs, load_config, to_dict
 from flower_graph.config.registry import known_apps, method_of
-from flower_graph.data.survey import Survey, lines, survey, survey_graph
+from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.report.result import baseline_figures
 from flower_graph.report.rounds import format_bytes
 from flower_graph.storage.files import new_folder, write_json
 
@@ -45,9 +46,15 @@ def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Say in a few lines which data a run has, and separately what to beware of."""
     method = method_of(config)
     found = survey_graph(method.as_graph(config))
-    nodes, _, *others = lines(found)  # notes say of features what was done to them
-    clients = f"{method.num_clients(config):,} {method.clients}"
-    return [f"{clients}: {nodes}", *others], found.warnings
+    graph, _, *others = lines(found)  # notes say of features what was done to them
+    said = [f"the graph: {graph}", f"clients: {method.holdings(config)}", *others]
+    return said, [*found.warnings, *_warnings(config, found)]
+
+
+def _warnings(config: RunConfig, found: Survey) -> list[str]:
+    """Say what of a graph is known to hurt the method."""
+    known = method_of(config).heterophily
+    return [known] if known and is_heterophilous(found.figures) else []
 
 
 def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
@@ -83,6 +90,8 @@ def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
     result = {
         "notes": notes,
         "clients": method.num_clients(config),
+        "holdings": method.holdings(config),
+        "warnings": _warnings(config, found),
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
@@ -94,30 +103,16 @@ def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
 
 
 def _lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
-    method, sizes = method_of(config), result["figures"]
-    shown = [f"{result['clients']:,} {method.clients}"]
-    if "fewest-nodes" in sizes and sizes["fewest-nodes"] < sizes["most-nodes"]:
-        shown.append(f"{sizes['fewest-nodes']:,.0f} to {sizes['most-nodes']:,.0f} nodes each")
-    elif "nodes-per-client" in sizes:
-        shown.append(f"{sizes['nodes-per-client']:,.0f} nodes each")
-    shown += [
-        f"{key.replace('-per-client', '')} {sizes[key]:,.1f} each"
-        for key in ("train-per-client", "val-per-client", "test-per-client")
-        if key in sizes
-    ]
     first, each = result["seconds"]["first-round"], result["seconds"]["per-round"]
     whole = first + (config.rounds - 1) * each
-    guesses = [
-        f"{guess} {figures['test']:.3f}"
-        for guess, figures in result["baselines"].items()
-        if isinstance(figures.get("test"), float)
-    ]
+    figures = baseline_figures(result["baselines"] or {})
     return [
-        f"  clients    {', '.join(shown)}",
+        f"  clients    {result['holdings']}",
         *(f"  note       {note}" for note in result["notes"]),
-        f"  without    {', '.join(guesses) or 'nothing to hold an accuracy against'} (test)",
+        f"  baselines  {', '.join(figures) or 'none'} (test, without the method)",
         f"  cost       {each:.2g} s a round, the first {first:.2g} s: about {whole:.0f} s for "
         f"{config.rounds} rounds; {format_bytes(result['memory-bytes'])} of memory",
+        *(f"  warning    {warning}" for warning in result["warnings"]),
     ]
 
 

@@ -112,7 +112,7 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
     names, sizes = y[train].unique(), [part.y.numel() for part in parts]
     nothing: dict[str, Any] = dict.fromkeys(JUDGED, math.nan)
     if not names.numel():
-        return nothing
+        return {**nothing, SKIPPED: "nobody has training nodes"}
     fold = _folds(parts)
     used = sum(_used(part.x, part.masks["train"]) for part in parts)
     work = used * names.numel() * (1 + int(fold.max()))

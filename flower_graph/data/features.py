@@ -21,7 +21,11 @@ from flower_graph.data.graph import Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
 
-CHANGES = ("made 0 or 1", "row-normalised", "standardised")  # how notes of changes begin
+CHANGES = (
+    "features made 0 or 1",
+    "features row-normalised",
+    "features standardised",
+)  # how notes of changes begin
 SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
 
 
@@ -47,13 +51,14 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
     treatment = Treatment(how, features[0].size(1))
     if how in (PRESENCE, PRESENCE_ROW):
         found.check_presence()
-        notes.append(f"made 0 or 1 (presence); {found}")
+        notes.append(f"features made 0 or 1; before: {found}")
     if how in (ROW, PRESENCE_ROW):
-        notes.append(f"row-normalised; {found}")
+        notes.append(f"features row-normalised; before: {found}")
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
         notes.append(
-            f"standardised over all nodes; {found}" + (f"; {constant} constant" * bool(constant))
+            f"features standardised over all nodes; before: {found}"
+            + (f"; {constant} constant" * bool(constant))
         )
     return Prepared([treatment.apply(x) for x in features], tuple(notes), treatment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from flower_graph.config.common import AS_IS, RunConfig
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.graph import Graph
-from flower_graph.data.partition.statistics import PARTS, counts
+from flower_graph.data.partition.statistics import counts
 from flower_graph.data.sources.datasets import load_graph
 
 DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
 FEW = 0.5  # share of labelled nodes below which a warning says so
+FAR_LESS = 0.8  # share of what chance has, below which neighbours are mostly of other classes
 LEAST = 100  # nodes below which accuracies are coarse
 
 
@@ -50,14 +52,15 @@ def survey_graph(graph: Graph) -> Survey:
     both = known[source] & known[target]
     same = (graph.y[source] == graph.y[target])[both]
     shares = sizes / sizes.sum()
-    parts = {part: getattr(graph, f"{part}_mask") for part in PARTS}
+    parts = component_sizes(graph.edge_index, n)
     figures = {
         "nodes": n,
         "edges": source.numel() // 2,
         "neighbours": float(degree.double().mean()),
         "most-neighbours": int(degree.max()),
         "isolated": int((degree == 0).sum()),
-        "components": count_components(graph.edge_index, n),
+        "components": parts.numel(),
+        "largest-component": int(parts.max()),
         "features": graph.x.size(1),
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
@@ -66,7 +69,6 @@ def survey_graph(graph: Graph) -> Survey:
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
         "homophily-by-chance": float((shares**2).sum()),
-        **{part: int(mask.sum()) for part, mask in parts.items() if mask is not None},
     }
     distributions = {
         "neighbours of a node": counts(degree),
@@ -80,8 +82,14 @@ def survey_graph(graph: Graph) -> Survey:
     return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
 
 
-def count_components(edge_index: Tensor, n: int) -> int:
-    """Count the parts of a graph between which there are no edges; isolated nodes are parts too."""
+def is_heterophilous(figures: Mapping[str, Any]) -> bool:
+    """Tell whether edges join nodes of one class far less often than chance would."""
+    alike = figures["homophily"]
+    return alike is not None and bool(alike < FAR_LESS * figures["homophily-by-chance"])
+
+
+def component_sizes(edge_index: Tensor, n: int) -> Tensor:
+    """Count the nodes of each part of a graph that no edge leaves; an isolated node is one too."""
     # edge_index [2, e], both directions
     source, target = edge_index
     label = torch.arange(n)
@@ -89,7 +97,8 @@ def count_components(edge_index: Tensor, n: int) -> int:
         lower = label.scatter_reduce(0, target, label[source], "amin")
         lower = lower[lower]  # so that a long path takes few steps
         if torch.equal(lower, label):
-            return int(label.unique().numel())
+            sizes: Tensor = label.unique(return_counts=True)[1]
+            return sizes
         label = lower
 
 
@@ -97,7 +106,7 @@ def lines(found: Survey) -> list[str]:
     """Say in a few lines what was found."""
     f, sizes = found.figures, found.figures["classes"]
     total = max(1, f["labelled"])
-    shown = [f"{name} {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
+    shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
     more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
     alike = "no edge has two labelled ends"
     if f["homophily"] is not None:
@@ -105,14 +114,14 @@ def lines(found: Survey) -> list[str]:
             f"{_percent(f['homophily'])} of the edges join nodes of one class "
             f"({_percent(f['homophily-by-chance'])} by chance)"
         )
-    split = ", ".join(f"{part} {f[part]:,}" for part in PARTS if part in f)
+    parts = f"in {f['components']:,} parts, the largest of {f['largest-component']:,} nodes"
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
-        f"({f['most-neighbours']:,} at most, {f['isolated']:,} nodes without)",
+        f"({f['most-neighbours']:,} at most, {f['isolated']:,} nodes without), "
+        + (parts if f["components"] > 1 else "all connected"),
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
-        f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes"
-        + (f"; {split}" if split else ""),
+        f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes",
         alike,
     ]
 
@@ -126,17 +135,18 @@ def _warnings(f: dict[str, Any], x: Tensor) -> list[str]:
     name, most = max(f["classes"].items(), key=lambda one: one[1])
     share, labelled = most / max(1, f["labelled"]), f["labelled"] / f["nodes"]
     alike, chance = f["homophily"], f["homophily-by-chance"]
-    weak = alike is not None and alike < 1.2 * chance
+    is_far_less = is_heterophilous(f)
+    weak = alike is not None and alike < 1.2 * chance and not is_far_less
+    said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
     said = {
         f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
         "often right": share >= DOMINANT,
         f"{_percent(1 - labelled)} of the nodes have no label: they are neither trained on nor "
         "judged": labelled < FEW,
         "neighbours are hardly more often of one class than chance: edges may not help": weak,
+        f"neighbours are far less often of one class than chance ({said_less}): the graph is "
+        "heterophilous, and methods that smooth over edges do poorly": is_far_less,
         "all nodes have the same features: they tell nothing": bool((x == x[:1]).all()),
-        f"the graph falls into {f['components']:,} parts without an edge between them": (
-            f["components"] > 1
-        ),
         f"{f['nodes']} nodes are few: one test node more or less changes an accuracy a lot": (
             f["nodes"] < LEAST
         ),

@@ -19,7 +19,7 @@ from flower_graph.storage.files import plain, write_json
 
 # What `baselines` has, as people read it
 GUESSES = {
-    "majority": "majority",
+    "majority": "commonest class",
     "majority-per-client": "each client's own commonest class",
 }
 REGRESSION = "logistic regression on features alone"
@@ -191,15 +191,22 @@ def tested(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
+def baseline_figures(baselines: Mapping[str, Any]) -> list[str]:
+    """Name the baselines with their test accuracies, and why there is none where it is known."""
+    known = tested({"baselines": baselines}).items()
+    figures = [f"{name} {value:.3f}" for name, value in known]
+    if why := baselines.get("logistic-regression", {}).get("skipped"):
+        figures.append(f"{REGRESSION} skipped: {why}")
+    return figures
+
+
 def describe_baselines(result: Mapping[str, Any]) -> list[str]:
     """Say what is reached without the method, and in words where the method is not better."""
     # A line of figures and, where there is something to say, one of words; none without figures.
     known = tested(result)
     if not known:
         return []
-    figures = [f"{name} {value:.3f}" for name, value in known.items()]
-    if why := result["baselines"].get("logistic-regression", {}).get("skipped"):
-        figures.append(f"{REGRESSION} skipped: {why}")
+    figures = baseline_figures(result["baselines"])
     # Means over clients of equal shares may differ in their last digits.
     accuracy = _mean(result.get("test-accuracy-at-best-val")) - 1e-9
     words = [

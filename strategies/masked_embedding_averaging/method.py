@@ -81,6 +81,10 @@ class FedSCem(GraphMethod):
     schema = FedSCemConfig
     graph = EgoNetwork
     client, clients = "ego-network", "ego-networks"
+    heterophily = (
+        "FedSCem's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.32 "
+        "where logistic regression on good features has 0.84 (docs/results/heat-map)"
+    )
     tables = ("fedscem",)
 
     def build_strategy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
 from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
+from flower_graph.config.registry import known_apps, method_named, method_of
+from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders import client_folder
 from flower_graph.data.graph import PARTS, Graph, to_undirected
-from flower_graph.data.survey import count_components, survey_graph
+from flower_graph.data.survey import component_sizes, lines, survey_graph
+from flower_graph.report.result import baseline_figures
 
 Captured = pytest.CaptureFixture[str]
 # A path of four nodes, and one node alone; node 3 has no label
@@ -34,10 +37,20 @@ def test_figures_of_a_graph_by_hand() -> None:
     found = survey_graph(path_graph(notes=("a note",)))
     assert found.figures == {
         **{"nodes": 5, "edges": 3, "neighbours": 1.2, "most-neighbours": 2, "isolated": 1},
-        **{"components": 2, "features": 1, "least-feature": -1.0, "largest-feature": 2.0},
+        **{
+            "components": 2,
+            "largest-component": 4,
+            "features": 1,
+            "least-feature": -1.0,
+            "largest-feature": 2.0,
+        },
         **{"non-zero-share": 0.4, "labelled": 4, "classes": {"0": 2, "1": 2}},
         **{"homophily": 0.5, "homophily-by-chance": 0.5},
     }
+    assert (
+        "3 edges, 1.2 neighbours a node (2 at most, 1 nodes without), in 2 parts" in lines(found)[0]
+    )
+    assert not any("parts" in warning for warning in found.warnings)
     assert found.distributions["neighbours of a node"] == {0: 1, 1: 2, 2: 2}
     # Nodes 0 to 2 have labelled neighbours: of node 1 one of two is of its class.
     assert found.distributions["neighbours of its own class (%)"] == {0: 1, 50: 1, 100: 1}
@@ -48,8 +61,8 @@ def test_figures_of_a_graph_by_hand() -> None:
 def test_components_of_paths_and_of_no_edges(n: int) -> None:
     line = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
     shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(n))[line]
-    assert count_components(to_undirected(shuffled, n), n) == 1
-    assert count_components(torch.empty(2, 0, dtype=torch.int64), n) == n
+    assert component_sizes(to_undirected(shuffled, n), n).tolist() == [n]
+    assert component_sizes(torch.empty(2, 0, dtype=torch.int64), n).tolist() == [1] * n
 
 
 @pytest.mark.parametrize(
@@ -57,9 +70,9 @@ def test_components_of_paths_and_of_no_edges(n: int) -> None:
     [
         ({"y": torch.tensor([0, 0, 0, 0, 0])}, "class 0 has 100 % of the labelled nodes"),
         ({"y": torch.tensor([0, 1, -1, -1, -1])}, "60 % of the nodes have no label"),
-        ({"y": torch.tensor([0, 1, 0, 1, 0])}, "hardly more often of one class than chance"),
+        ({"y": torch.tensor([0, 1, 0, 1, 0])}, "heterophilous"),
+        ({"y": torch.tensor([0, 0, 1, -1, 1])}, "hardly more often of one class than chance"),
         ({"x": torch.ones(5, 3)}, "all nodes have the same features"),
-        ({}, "falls into 2 parts"),
         ({}, "5 nodes are few"),
     ],
 )
@@ -116,7 +129,8 @@ def test_a_run_says_first_which_data_it_has(
     monkeypatch.chdir(tmp_path)
     assert main(["run", "own.yaml", "rounds=1", "--out", "a"]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("data  30 users: 30 nodes, 30 edges")
+    assert said.startswith("data  the graph: 30 nodes, 30 edges")
+    assert "\ndata  clients: 30 users of a node each; train " in said
     assert said.index("data  warning: 30 nodes are few") < said.index("round 1/1")
     assert main(["run", "own.yaml", "rounds=1", "--out", "b", "--quiet"]) == 0
     quiet = capsys.readouterr().err.splitlines()
@@ -162,7 +176,8 @@ def test_a_run_says_first_how_many_nodes_its_clients_train_on(
     method: Any = method_of(config)
     trained = sum(int(graph.train_mask.sum()) for graph in method.graphs(config))
     monkeypatch.setattr(client_folder, "read_clients", lambda *_: pytest.fail("read again"))
-    assert f"labelled nodes; train {trained}, val " in " ".join(short_form(config)[0])
+    graph, clients, *_ = short_form(config)[0]
+    assert f"; train {trained}, val " in clients and "train" not in graph
 
 
 def test_estimates_are_within_a_factor_of_what_a_run_takes(
@@ -177,3 +192,58 @@ def test_estimates_are_within_a_factor_of_what_a_run_takes(
     # Processor time is shared with other tests: a factor of twenty tells milliseconds from seconds.
     ratio = record["seconds"]["per-round"] / result["seconds"]["per-round-median"]
     assert 0.05 < ratio < 20
+
+
+def chequered(n: int = 120) -> dict[str, torch.Tensor]:
+    """Give a ring in which neighbours are never of one class."""
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    x = torch.rand(n, 8, generator=torch.Generator().manual_seed(0))
+    return {"x": x, "edge_index": ring, "y": torch.arange(n) % 2}
+
+
+def test_of_a_heterophilous_graph_each_method_says_what_it_does_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(chequered(), "ring.pt")
+    config = "fedgls/own-graph"
+    words = ["data.name=ring.pt", "device=cpu", "partition.method=random", "partition.clients=3"]
+    assert main(["check", config, *words]) == 0
+    shown = capsys.readouterr().out
+    assert "warning    neighbours are far less often of one class than chance (0 %" in shown
+    assert "hardly more often" not in shown
+    assert "warning    FedGLS's GCN smooths over edges" in shown
+    for app in known_apps():
+        method = method_named(app)
+        assert method.heterophily
+        if app in ("nfedgnn", "fedgls"):
+            own = words if app == "fedgls" else words[:2]
+            assert method.heterophily in short_form(load_config(f"{app}/own-graph", own))[1]
+    monkeypatch.setattr(type(method_named("fedgls")), "heterophily", "")
+    assert not any("smooths" in said for said in short_form(load_config(config, words))[1])
+
+
+def test_check_counts_what_clients_hold_and_nothing_that_no_client_uses(
+    capsys: Captured,
+) -> None:
+    assert main(["check", "fedgls/cora-linqs", "device=cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "2,708 nodes, 5,278 edges" in shown and "1,625" not in shown
+    assert (
+        "clients    8 communities of 137 to 386 nodes, 4 of them without edges: 1,646 nodes"
+        in shown
+    )
+    assert "; train 988, val 329, test 329\n" in shown
+    assert "commonest class 0.234" in shown and "majority" not in shown
+    graph, clients, *_ = short_form(load_config("fedscem/cora-linqs"))[0]
+    assert graph.startswith("the graph: 2,708 nodes, 5,278 edges")
+    assert "1,475 different nodes, 6,931 in all" in clients and "train 4,157, val" in clients
+    assert not short_form(load_config("fedscem/cora-linqs"))[1]
+
+
+def test_a_baseline_that_does_not_exist_says_why() -> None:
+    y, nobody = torch.tensor([0, 1, 1]), torch.zeros(3, dtype=torch.bool)
+    masks = {"train_mask": nobody, "val_mask": nobody, "test_mask": ~nobody}
+    graph = SimpleNamespace(x=torch.eye(3), y=y, **masks)
+    *_, regression = baseline_figures(client_baselines([graph]))
+    assert regression.endswith("skipped: nobody has training nodes")

@@ -452,35 +452,39 @@ SIGNED = torch.tensor([[0.0, -1], [0, 0], [0, 0]])
             DENSE,
             "row",
             DENSE / torch.tensor([[3.0], [7.0]]),
-            ["row-normalised; largest value 4, 100 % of the entries non-zero"],
+            ["features row-normalised; before: largest value 4, 100 % of the entries non-zero"],
         ),
         (
             SPARSE_COUNTS,
             "presence",
             (SPARSE_COUNTS != 0).float(),
-            ["made 0 or 1 (presence); largest value 6, 25 % of the entries non-zero"],
+            ["features made 0 or 1; before: largest value 6, 25 % of the entries non-zero"],
         ),
         (
             SPARSE_COUNTS,
             "presence-row",
             torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0.5]]),
             [
-                "made 0 or 1 (presence); largest value 6, 25 % of the entries non-zero",
-                "row-normalised; largest value 6, 25 % of the entries non-zero",
+                "features made 0 or 1; before: largest value 6, 25 % of the entries non-zero",
+                "features row-normalised; before: largest value 6, 25 % of the entries non-zero",
             ],
         ),
         (
             DENSE,
             "standardise",
             torch.tensor([[-1.0, -1], [1, 1]]),
-            ["standardised over all nodes; largest value 4, 100 % of the entries non-zero"],
+            [
+                "features standardised over all nodes; before: "
+                "largest value 4, 100 % of the entries non-zero"
+            ],
         ),
         (
             torch.tensor([[5.0, 1], [5, 3]]),
             "standardise",
             torch.tensor([[0.0, -1], [0, 1]]),
             [
-                "standardised over all nodes; largest value 5, 100 % of the entries non-zero; "
+                "features standardised over all nodes; before: "
+                "largest value 5, 100 % of the entries non-zero; "
                 "1 constant"
             ],
         ),
@@ -498,7 +502,8 @@ SIGNED = torch.tensor([[0.0, -1], [0, 0], [0, 0]])
             torch.tensor([[-1.0, -1], [1, 1]]),
             [
                 "data.features=auto chose standardise: more than a third of the entries are not 0",
-                "standardised over all nodes; largest value 4, 100 % of the entries non-zero",
+                "features standardised over all nodes; before: "
+                "largest value 4, 100 % of the entries non-zero",
             ],
         ),
     ],
@@ -549,7 +554,7 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) 
         load_folder(tmp_path, RATIOS, seed=0, features="presence")
     assert str(caught.value).endswith(
         "client 0: it has no edges, and all its 6 nodes have the same features once they are made "
-        "0 or 1 (presence) (data.features=as-is leaves them): no graph can be learnt"
+        "0 or 1 (data.features=as-is leaves them): no graph can be learnt"
     )
 
 

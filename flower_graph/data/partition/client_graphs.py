@@ -234,7 +234,7 @@ def check_client_graph(graph: ClientGraph, notes: Sequence[str] = ()) -> None:
         raise DataError(f"client {graph.client}: none of its {nodes} nodes is for training")
     if graph.is_graphless and _rows_are_equal(graph.x):
         done = [note for note in notes if note.startswith(CHANGES)]
-        how = ", ".join(note.partition(";")[0] for note in done)
+        how = ", ".join(note.partition(";")[0].removeprefix("features ") for note in done)
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(
             f"client {graph.client}: it has no edges, and all its {nodes} nodes have the same "

@@ -1,0 +1,50 @@
+"""What the clients of a run hold, in one line for people, beside that for the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flower_graph.data.graph import Graph
+from flower_graph.data.partition.statistics import PARTS
+
+AGAIN = "a node counts at each client that has it"
+
+
+def nodes_held(graph: Graph, clients: int, called: str) -> str:
+    """Describe clients that share one graph, such as one for each node, by the graph's split."""
+    each = " of a node each" if clients == graph.num_nodes else ""
+    counts = {part: getattr(graph, f"{part}_mask") for part in PARTS}
+    roles = _roles({part: int(mask.sum()) for part, mask in counts.items() if mask is not None})
+    return "; ".join(filter(None, [f"{clients:,} {called}{each}", roles]))
+
+
+def graphs_held(graphs: Sequence[Any], called: str, *, is_cut: bool) -> str:
+    """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers of one whole graph's."""
+    sizes = [graph.y.numel() for graph in graphs]
+    least, most, total = min(sizes), max(sizes), sum(sizes)
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    without = sum(graph.edge_index is None or not graph.edge_index.numel() for graph in graphs)
+    some = f", {without:,} of them without edges" if without else ""
+    held = torch.cat([graph.nodes for graph in graphs]).unique().numel() if is_cut else total
+    nodes = f"{held:,} nodes" if held == total else f"{held:,} different nodes, {total:,} in all"
+    counts = {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in PARTS}
+    said = [f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {_edges(graphs, is_cut)}"]
+    said += filter(None, [_roles(counts)])
+    return "; ".join(said) + (f" ({AGAIN})" if held < total else "")
+
+
+def _edges(graphs: Sequence[Any], is_cut: bool) -> str:
+    """Count the edges that some client has, those of one whole graph once."""
+    linked = [graph for graph in graphs if graph.edge_index is not None]
+    if not linked or not is_cut:
+        return f"{sum(graph.edge_index.size(1) for graph in linked) // 2:,} edges"
+    n = 1 + max(int(graph.nodes.max()) for graph in linked)
+    ends = torch.cat([graph.nodes[graph.edge_index] for graph in linked], 1)  # [2, e]
+    return f"{(ends[0] * n + ends[1]).unique().numel() // 2:,} edges"
+
+
+def _roles(counts: dict[str, int]) -> str:
+    return ", ".join(f"{part} {count:,}" for part, count in counts.items() if count)
