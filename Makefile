@@ -1,7 +1,7 @@
 # Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
 # from the package registry that pip is set up for.
 .POSIX:
-.PHONY: install run test test-slow test-versions lint types check bench deploy-demo dist clean
+.PHONY: install run test test-slow test-all test-versions lint types check bench deploy-demo dist clean
 
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -47,10 +47,15 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope
 check: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-# Deployments, runs on Ray, benchmarks, the wheel, what is frozen, all hostile replies, and what
-# needs FLOWER_GRAPH_DATA: everything that `make test` leaves out.
+# Deployments, runs on Ray, benchmarks, the wheel, samples of what is frozen and of hostile replies,
+# and what needs FLOWER_GRAPH_DATA: what CI runs besides `make test`.
 test-slow: $(STAMP)
-	$(PYTEST) -m slow --durations=25
+	$(PYTEST) -m "slow and not release" --durations=25
+
+# All tests, before a release: thousands of parties, all that is frozen, every fault, lie and reply.
+test-all: $(STAMP)
+	$(PYTEST) --durations=25
+	$(BIN)/python tests/hostile/run_corpus.py --out build/hostile.json
 
 # What touches Flower, with the oldest and the newest Flower, each in an environment of its own.
 test-versions: $(STAMP)

@@ -57,7 +57,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what starts processes of Flower's or needs data from outside the package.
 
-    Of the former one test each is marked ``fast``: `make test` has it too.
+    Of the former one test each is marked ``fast``: `make test` has it too. What is marked
+    ``release`` is slow as well, and `make test-slow` leaves it out.
     """
     for item in items:
         starts = item.get_closest_marker("flwr") or item.get_closest_marker("deployment")
@@ -65,7 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         assert not starts or one_after_another(item.nodeid), item.nodeid
         if starts and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))  # of their processes, on a busy machine
-        if needs or (starts and not item.get_closest_marker("fast")):
+        only_released = item.get_closest_marker("release")
+        if needs or only_released or (starts and not item.get_closest_marker("fast")):
             item.add_marker(pytest.mark.slow)
 
 

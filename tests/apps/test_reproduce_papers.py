@@ -443,7 +443,9 @@ def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedscem", "fedgls", "ppfl"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("fedscem", marks=pytest.mark.release), "fedgls", "ppfl"]
+)
 def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = small_comparison(name, tmp_path)
     for r in made:

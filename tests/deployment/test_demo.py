@@ -18,7 +18,10 @@ from flower_graph.apps.cli.launch import end_processes, marked_processes
 MARK = "FLOWER_GRAPH_TEST_MARK"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.release)],
+)
 def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -37,11 +37,27 @@ client_app = app
 server_app = ServerApp()
 
 
+class Enough(BaseException):
+    pass
+
+
+class Short(LyingGrid):
+    # Ends the run once so many lies were told; 0: it tells all
+
+    def push_messages(self, messages):
+        if len(self.said) >= self.most > 0:
+            raise Enough
+        return super().push_messages(messages)
+
+
 @server_app.main()
 def lie(grid: Grid, context: Context) -> None:
-    lying = LyingGrid(grid, FEDSCEM)
+    lying = Short(grid, FEDSCEM)
+    lying.most = context.run_config["lies"]
     try:
         main(lying, context)
+    except Enough:
+        pass
     finally:
         Path(context.run_config["said"]).write_text(json.dumps(lying.said))
 """
@@ -70,6 +86,7 @@ overrides = ""
 output-dir = ""
 server-folder = ""
 said = ""
+lies = 0
 """
 
 
@@ -106,19 +123,41 @@ def start_parties(deployment: Loopback, prepared: Prepared, registry: Path) -> l
     return names
 
 
+def lied_to(
+    deployment: Loopback, folder: Path, lies: int
+) -> tuple[Prepared, dict[str, str | None], str, list[str]]:
+    """Run the server that lies; give the run, what was answered, its log and the SuperNodes."""
+    prepared = prepare(SIX, folder / "parties", DISTRUSTS)
+    registry = make_registry(prepared)
+    names = start_parties(deployment, prepared, registry)
+    said = prepared.folder / "said.json"
+    words = {"said": str(said), "lies": lies}
+    settings = prepared.settings("deployed", f"strategy.registry={registry}", **words)
+    deployment.start_run("lying", settings, lying_app(folder / "liar"))
+    log = deployment.wait("lying", 2 * TIMEOUT)
+    assert said.is_file(), log
+    return prepared, json.loads(said.read_text()), log, names
+
+
+def test_parties_know_each_other_by_their_registry_and_refuse_the_first_lies(
+    deployment: Loopback, tmp_path: Path
+) -> None:
+    """An alignment and the list of parties, by identities and a registry as users make them."""
+    _, found, log, _ = lied_to(deployment, tmp_path, 5)
+    assert len(found) == 5, log
+    told = [lie for lie in FEDSCEM if lie.kind in found]
+    assert len(told) == 5
+    for lie in told:
+        assert re.search(lie.says, found[lie.kind] or ""), (lie.kind, found[lie.kind])
+
+
+@pytest.mark.release
 @pytest.mark.timeout(1800)
 def test_a_server_that_lies_is_refused_and_the_run_goes_on_without_its_lies(
     deployment: Loopback, tmp_path: Path
 ) -> None:
-    prepared = prepare(SIX, tmp_path / "parties", DISTRUSTS)
-    registry = make_registry(prepared)
-    names = start_parties(deployment, prepared, registry)
-    said = prepared.folder / "said.json"
-    settings = prepared.settings("deployed", f"strategy.registry={registry}", said=str(said))
-    deployment.start_run("lying", settings, lying_app(tmp_path / "liar"))
-    log = deployment.wait("lying", 2 * TIMEOUT)  # a hundred messages, a process each
-    assert said.is_file(), log
-    found = json.loads(said.read_text())
+    # A hundred messages, a process each
+    prepared, found, log, names = lied_to(deployment, tmp_path, 0)
     assert unrefused(found, FEDSCEM) == {}, log
     assert found[SIGNED] is None
     logs = "\n".join(deployment.log(name) for name in names)

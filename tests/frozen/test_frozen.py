@@ -18,11 +18,19 @@ HERE = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+def test_every_fifth_run_in_process_and_all_that_show_settings() -> None:
+    sample = [run for n, run in enumerate(in_process()) if n % 5 == 0 or run.command == "show"]
+    assert compare(sample) == []
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1200)
 def test_runs_in_process() -> None:
     assert compare(in_process()) == []
 
 
-@pytest.mark.slow
+# Besides: tests/test_launch.py and tests/contracts/test_predictions.py
+@pytest.mark.release
 @pytest.mark.flwr
 @pytest.mark.timeout(1800)
 def test_runs_on_ray() -> None:

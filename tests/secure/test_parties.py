@@ -10,6 +10,8 @@ from flower_graph.secure.sum.epoch import Epoch
 from flower_graph.secure.sum.party import Party
 from flower_graph.secure.sum.round import Skipped
 
+MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
+
 
 @pytest.mark.parametrize("n", [5, 6, 12, 30])
 def test_sums_are_exact_over_rounds(n, tmp_path):
@@ -91,22 +93,22 @@ def test_points_are_declared_for_all_clients_or_none(tmp_path):
         Party(world.server.run_id, [0, 1], world.parties[1000].trust, {0: 16})
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_thousand_parties(tmp_path):
-    world = PartyWorld.make(1_000, tmp_path, corrupt=0.0)
+@pytest.mark.parametrize("n", [MANY, pytest.param(1_000, marks=pytest.mark.release)])
+def test_many_parties(n, tmp_path):
+    world = PartyWorld.make(n, tmp_path, corrupt=0.0)
     world.begin()
-    gone = (1000 + np.random.default_rng(0).permutation(1_000)[:300]).tolist()
-    left = set(range(1_000)) - {node - 1000 for node in gone}
+    gone = (1000 + np.random.default_rng(0).permutation(n)[: 3 * n // 10]).tolist()
+    left = set(range(n)) - {node - 1000 for node in gone}
     for number, stage in enumerate(("prepare", "mask", "sign", "unmask")):
         result = world.round(number, **{stage: gone})
-        world.check(result, left if stage in ("prepare", "mask") else range(1_000))
+        world.check(result, left if stage in ("prepare", "mask") else range(n))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("trusted", [True, False])
-def test_two_thousand_of_whom_some_are_lost_at_each_stage(trusted):
+@pytest.mark.parametrize("n", [MANY, pytest.param(2_000, marks=pytest.mark.release)])
+def test_many_of_whom_some_are_lost_at_each_stage(n, trusted):
     """As the benchmark does with 10,000: it raises unless the sum is that of the vectors."""
-    found = secure_whole.measure(2_000, 0.0, trusted, apart=False)
+    found = secure_whole.measure(n, 0.0, trusted, apart=False)
     assert len(found["lost"][0]) == (3 if trusted else 4)

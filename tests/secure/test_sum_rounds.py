@@ -156,11 +156,17 @@ def test_later_clients_join():
     world.check(world.round(1), range(6))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ten_thousand_clients():
-    """With 3,000 absent at a large host, and 100 clients elsewhere."""
-    world = World.make(10_000, 9_900, dropout=0.3, corrupt=0.0)
-    absent = np.random.default_rng(0).permutation(9_900)[:3_000].tolist()
+@pytest.mark.parametrize(
+    "m",
+    [
+        pytest.param(500, marks=pytest.mark.slow),
+        pytest.param(10_000, marks=pytest.mark.release),
+    ],
+)
+def test_many_clients(m):
+    """With three in ten absent at a large host, and 100 clients elsewhere."""
+    world = World.make(m, m - 100, dropout=0.3, corrupt=0.0)
+    absent = np.random.default_rng(0).permutation(m - 100)[: 3 * m // 10].tolist()
     result = world.round(0, Lost(clients=absent))
-    world.check(result, sorted(set(range(10_000)) - set(absent)))
+    world.check(result, sorted(set(range(m)) - set(absent)))
