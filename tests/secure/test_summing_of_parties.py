@@ -128,6 +128,20 @@ def test_bad_input(parties):
             make(parties, **options)
 
 
+@pytest.mark.parametrize(("count", "dropout"), [(9, 0.2), (5, 0.0), (12, 0.1)])
+def test_a_sum_begins_where_fewer_may_vanish_than_the_registry_allows(tmp_path, count, dropout):
+    registry, keys = write_keys(count, tmp_path)
+
+    def client_fn(context):
+        place = context.node_config["partition-id"]
+        context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
+        return Numbered(context, [2 * place, 2 * place + 1])
+
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=count)
+    _, secure = make((grid, registry), dropout=dropout)
+    assert secure.sum(1, 2).contributors.tolist() == of(*range(count))
+
+
 # Registries that change in mid-run ----------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ class Epoch:
     @cached_property
     def plan(self) -> tuple[int, int]:
         """Number of partners, and threshold."""
-        return plan(self.parties.size, self.dropout, self.corrupt, BROKEN / MOST_LISTS)[:2]
+        return plan_of(self.parties.size, self.dropout, self.corrupt)
 
     @property
     def threshold(self) -> int:
@@ -151,6 +151,18 @@ class Epoch:
         """Write what a party signs about a round, for its identity's ``sign``."""
         lists = np.packbits(ready).tobytes(), np.packbits(listed).tobytes()
         return self.digest, struct.pack("<q", number), *lists
+
+
+def plan_of(parties: int, dropout: float, corrupt: float) -> tuple[int, int]:
+    """Choose partners and threshold of an epoch with so many parties."""
+    return plan(parties, dropout, corrupt, BROKEN / MOST_LISTS)[:2]
+
+
+def fewest_in_a_sum(parties: int, dropout: float, corrupt: float, least: int) -> int:
+    """Say how many parties a sum of an epoch needs, where the registry asks for `least`."""
+    # Each that is in a sum has as many partners there as the threshold, which may be as high as
+    # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
+    return max(least, plan_of(parties, dropout, corrupt)[1] + 1)
 
 
 def check_list(

@@ -16,7 +16,7 @@ from flower_graph.messages.fields import RUN_BYTES, Bytes
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.identity import MOST_BLOCK, SIGNATURE_BYTES, Binding
 from flower_graph.secure.registry import Registry
-from flower_graph.secure.sum.epoch import MASKS, Epoch, commit
+from flower_graph.secure.sum.epoch import MASKS, Epoch, commit, fewest_in_a_sum
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MaskedReply,
@@ -174,7 +174,7 @@ class PartyServer:
             self._number,
             self.dropout,
             self.corrupt,
-            self.minimum,
+            fewest_in_a_sum(len(parties), self.dropout, self.corrupt, self.minimum),
             numbers,
             rows,
             np.array(sorted(points), np.int64).reshape(-1, 2),
@@ -209,7 +209,7 @@ class PartyServer:
             seeds,
             self.dropout,
             self.corrupt,
-            self.minimum,
+            request.minimum,
             request.declared,
         )
         self._rounds = {}
