@@ -241,8 +241,11 @@ def _read_text(name: str) -> str:
             raise ConfigError(f"config file {name}: {reason}") from error
     configs = list_configs()
     if name not in configs:
-        close = suggest(name, configs, "/")
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(configs)}"
+        app = name.partition("/")[0]
+        own = [config for config in configs if config.startswith(f"{app}/")]
+        # Another method's config of a like name is not what was meant.
+        close = suggest(name, own or configs, "/")
+        hint = f"did you mean {close}?" if close else f"there are {', '.join(own or configs)}"
         raise ConfigError(
             f"config {name!r}: unknown; {hint} (a file of your own must end in .yaml or .yml)"
         )

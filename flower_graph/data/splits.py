@@ -69,7 +69,8 @@ def random_split(
     if rest.numel() < num_val + num_test:
         raise DataError(
             f"{rest.numel()} labelled nodes are left after {chosen.numel()} training nodes, fewer "
-            f"than data.num_val + data.num_test = {num_val} + {num_test}"
+            f"than data.num_val + data.num_test = {num_val} + {num_test}; set them lower, or "
+            "data.ratios=[0.6,0.2,0.2]"
         )
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
@@ -82,7 +83,7 @@ def _of_each_class(y: Tensor, num_classes: int, count: int, generator: torch.Gen
         if 0 < members.numel() < count:
             raise DataError(
                 f"class {label} has {members.numel()} nodes, fewer than "
-                f"data.train_per_class = {count}"
+                f"data.train_per_class = {count}; set it lower, or data.ratios=[0.6,0.2,0.2]"
             )
         order = torch.randperm(members.numel(), generator=generator)
         chosen.append(members[order[:count]])

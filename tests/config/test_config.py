@@ -47,6 +47,13 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
+def test_nfedgnn_has_the_settings_of_quickstart_and_hints_are_of_the_same_method() -> None:
+    assert load_config("nfedgnn/cora-linqs") == load_config("quickstart")
+    for name in ("nfedgnn/lastfm-asia", "fedgta/cora-linqs-gat", "fedpub/flickr"):
+        with pytest.raises(ConfigError, match=rf"did you mean {name.partition('/')[0]}/"):
+            load_config(name)
+
+
 def test_shipped_configs_load_and_say_what_they_are_for() -> None:
     names = list_configs()
     assert {"quickstart"} | {f"nfedgnn/{name}" for name in PAPER_SETS} <= set(names)

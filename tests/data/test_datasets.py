@@ -276,3 +276,14 @@ def test_unfit_graphs_of_the_user_are_refused(
     torch.save(own_graph(**changes), path)
     with pytest.raises(DataError, match=message):
         load_data(DataConfig(name=str(path)))
+
+
+def test_what_is_said_of_a_small_set_without_a_split_works() -> None:
+    config = DataConfig(name="KarateClub")
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            load_graph(config)
+        assert "data.ratios=[0.6,0.2,0.2]" in str(caught.value)
+        config.split = "random"  # alone, which classes of 4 to 13 nodes do not stand
+    config.ratios = [0.6, 0.2, 0.2]
+    assert describe(load_graph(config))["train"] == 20

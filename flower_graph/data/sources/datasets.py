@@ -131,8 +131,8 @@ def _split(
     if config.split != "auto":
         raise DataError(
             f"data set {config.name!r} has no public split: use data.split=random "
-            "(with data.train_per_class, data.num_val and data.num_test, or data.ratios), or "
-            "data.split=auto"
+            "data.ratios=[0.6,0.2,0.2] (or, of a large graph, data.train_per_class, data.num_val "
+            "and data.num_test), or data.split=auto"
         )
     if there:
         missing = ", ".join(part for part in PARTS if part not in there)
