@@ -24,3 +24,45 @@ def test_every_table_has_the_command_that_makes_it() -> None:
     for line in re.findall(r"^- .*/table\.md\).*$", PAGE.read_text("utf-8"), re.MULTILINE):
         table = re.findall(r"\]\((\S+?)/table\.md\)", line)[0]
         assert f"--out docs/results/{table}" in line or "own rounds" in line
+
+
+def test_the_page_begins_with_what_to_try_and_what_it_must_beat() -> None:
+    _, table, *_ = PAGE.read_text("utf-8").split("\n\n")
+    head, _, *lines = table.splitlines()
+    assert head == "| your situation | try | it must beat |" and len(lines) >= 6
+    rivals = ("local training", "commonest class", "logistic regression", "label propagation")
+    assert all(rival in table for rival in rivals)
+
+
+def test_a_method_has_one_paragraph_of_at_most_120_words() -> None:
+    for section in PAGE.read_text("utf-8").split("\n## ")[1:]:
+        heading, *parts = section.split("\n\n")
+        prose = [part for part in parts if not part.startswith("- [")]
+        assert [len(part.split()) <= 120 for part in prose] == [True], heading
+
+
+def test_what_does_not_stand_is_not_said() -> None:
+    """Each was on a page, and what the tables have is otherwise."""
+    text = {one: " ".join(one.read_text("utf-8").split()) for one in PAGE.parent.rglob("*.md")}
+    for page, words in text.items():
+        for claim in (
+            "what the paper ran, we do not know",
+            "In few rounds FedSCem leads",
+            "two rounds have most of the gain for a GAT",
+            "on Chameleon lambda = 0 is better",
+            "| FED, 22 rounds | paper |",
+            "a paired t test does not tell from it",
+        ):
+            assert claim not in words, page
+    fedscem, nfedgnn = (text[PAGE.parent / name / "README.md"] for name in ("fedscem", "nfedgnn"))
+    assert "github.com/Oxfordblue7/FedSCem" in fedscem
+    assert "890" in nfedgnn and "2,223" in nfedgnn, "the published sizes"
+
+
+def test_tables_tell_corrected_chances_and_runs_that_ended_in_their_best_round() -> None:
+    fedscem = (PAGE.parent / "fedscem" / "table.md").read_text("utf-8")
+    assert "p 0.049, Holm 1," in fedscem
+    assert "| FedSCem, best in the last round with seed 2 | 0.872 ± 0.013 |" in fedscem
+    nfedgnn = (PAGE.parent / "nfedgnn" / "table.md").read_text("utf-8")
+    for data in ("Chameleon", "Chameleon-filtered", "Squirrel", "Squirrel-filtered"):
+        assert f"| {data} | CNFGNN |" in nfedgnn
