@@ -185,6 +185,8 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
     parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
+    help_again = "run cells of this folder's table.json again, and say which come out as they were"
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help=help_again)
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -259,6 +261,12 @@ def _reproduce(args: argparse.Namespace) -> int:
     from flower_graph.apps.reproduce.command import main as reproduce
 
     out = args.out or default_folder(f"reproduce-{args.paper}")
+    if args.again:
+        from flower_graph.apps.reproduce.again import main as run_again
+
+        if args.rounds is not None:
+            raise ConfigError("--rounds: --again takes the rounds of the table")
+        return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
     reproduce(args.paper, out, only=only, seeds=args.seeds, rounds=args.rounds)
     return 0
 

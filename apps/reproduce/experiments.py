@@ -259,7 +259,7 @@ def _is_kept(path: Path, run: Run) -> bool:
     """Say whether a run is there, and of today's shipped config."""
     if not path.exists():
         return False
-    return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(_config(run)))
+    return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(config_of(run)))
 
 
 def is_same(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -283,7 +283,8 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _config(run: Run) -> RunConfig:
+def config_of(run: Run) -> RunConfig:
+    """Load a run's config."""
     experiment, seed, rounds = run
     config = loaded(experiment.config, experiment.overrides)
     config = replace(config, seed=seed, rounds=rounds)
@@ -324,7 +325,7 @@ def _short(value: Any) -> Any:
 
 
 def _run(run: Run, path: Path, centralised: TrainCentralised | None) -> float:
-    config, started = _config(run), time.perf_counter()
+    config, started = config_of(run), time.perf_counter()
     if run.experiment.centralised:
         assert centralised is not None, "centralised experiments need somebody to train them"
         curves = plain_curves(centralised(config))

@@ -281,7 +281,7 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
     """The shipped config may have changed since; its name has not."""
     run = asked_of("fedgls").runs()[0]
     path = experiments._path(tmp_path, run)
-    settings = experiments.settings_of(experiments._config(run))
+    settings = experiments.settings_of(experiments.config_of(run))
     for stored, is_missing in (
         (settings, False),
         ({}, False),  # older versions did not say

@@ -1,0 +1,189 @@
+"""Whether committed rows come out again on this machine, and how chaotic each of them is.
+
+Processors round differently, and a long training may amplify that: how far, a row's own runs tell
+that begin at weights which differ by 1e-7.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from flower_graph.apps.reproduce.experiments import (
+    Curves,
+    Experiment,
+    Run,
+    config_of,
+    curves_of,
+    one_thread,
+    steps_of,
+    workers_for,
+)
+from flower_graph.apps.reproduce.rows import FIGURES, TEST, Row
+from flower_graph.apps.run import simulate_whole
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.rng import generator
+from flower_graph.storage.files import write_json, write_text
+
+SIZE = 1e-7  # of a change of the initial weights: about one rounding of a number near 1
+DRAWS = 3  # changed runs of each cell
+LEAST = 0.001  # that is tolerated of a row whose changed runs agree
+METRICS = (TEST, "micro-f1")
+# Functions that draw initial weights: PyTorch's, and PyG's for its layers
+DRAWN_BY = (
+    ("torch.nn.init", ("xavier_uniform_", "kaiming_uniform_")),
+    ("torch_geometric.nn.inits", ("glorot",)),
+)
+
+
+def main(
+    paper: str, folder: Path, out: Path, only: Mapping[str, Sequence[str]], seeds: Sequence[int]
+) -> bool:
+    """Run cells of a folder's table again; write what came out; say whether all are near."""
+    path = folder / "table.json"
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
+    cells = cells_of(json.loads(path.read_text(encoding="utf-8")), only, seeds)
+    if not cells:
+        raise ConfigError(f"--only, --seeds: no row of {path} that can be run again is so")
+    found: list[Row] = []
+    runs = [(run, draw) for run in cells for draw in range(DRAWS + 1)]
+    print(f"{len(cells)} cells, each run {DRAWS + 1} times", flush=True)
+    with ProcessPoolExecutor(
+        workers_for([run for run, _ in runs]), get_context("spawn"), initializer=one_thread
+    ) as pool:
+        tasks = {one: pool.submit(_figures, *one, cells[one[0]]) for one in runs}
+        for run, rows in cells.items():
+            given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]
+            for row, *values in zip(rows, *given, strict=True):
+                found.append(judged(row, run.seed, values))
+                print(_line(found[-1]), flush=True)
+            write(out, paper, found)
+    print(f"table in {out}")
+    return all(one["near"] for one in found)
+
+
+def cells_of(
+    rows: Sequence[Row], only: Mapping[str, Sequence[str]], seeds: Sequence[int]
+) -> dict[Run, list[Row]]:
+    """Give the runs behind the rows that are asked for, each with the rows that it gives."""
+    found: dict[Run, list[Row]] = {}
+    for row in rows:
+        how = row["settings"]
+        asked = all(str(row.get(key, "")) in values for key, values in only.items())
+        if row["metric"] not in METRICS or how["centralised"] or "client" in row or not asked:
+            continue
+        one = Experiment(
+            row["data"], row["model"], row["method"], how["config"], tuple(how["overrides"])
+        )
+        for seed in seeds or row["seeds"][:1]:
+            if seed in row["seeds"]:
+                found.setdefault(Run(one, seed, how["rounds"]), []).append(row)
+    return found
+
+
+def judged(row: Row, seed: int, values: Sequence[float | None]) -> Row:
+    """Hold a row's figure against the one that is committed, by what the changed runs give.
+
+    The first of ``values`` is of the run as it is, the others are of the changed runs; None where
+    no weights were changed.
+    """
+    committed, again = row["values"][row["seeds"].index(seed)], values[0]
+    assert again is not None
+    changed = [one for one in values[1:] if one is not None]
+    spread = max((abs(one - again) for one in changed), default=None)
+    tolerance = LEAST + 2 * (spread or 0.0)
+    keys = ("table", "data", "model", "method", "metric", "classifier", "iteration")
+    return {key: row[key] for key in keys if key in row} | {
+        "seed": seed,
+        "settings": row["settings"],
+        "committed": committed,
+        "again": again,
+        "changed": changed,
+        "spread": spread,
+        "tolerance": tolerance,
+        "seeds_deviate": stdev(row["values"]) if len(row["values"]) > 1 else None,
+        "near": abs(again - committed) <= tolerance,
+    }
+
+
+def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
+    """Do a run, changed if ``draw`` is above 0, and give the figure of each row."""
+    config = config_of(run)
+    with perturbed(run.seed, draw) as count:
+        curves: Curves = curves_of(*simulate_whole(config), *steps_of(config))
+        is_changed = draw == 0 or count() > 0
+    return [FIGURES[row["metric"]](curves, row, config) if is_changed else None for row in rows]
+
+
+@contextmanager
+def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
+    """Add normal noise of 1e-7 to all weights drawn inside the block; draw 0 adds none.
+
+    Gives a function that says how many tensors were drawn until then.
+    """
+    import importlib
+
+    import torch
+
+    rng, drawn = generator(seed, "again", draw), [0]
+
+    def noisy(function: Callable[..., Any]) -> Callable[..., Any]:
+        def fill(tensor: Any, *args: Any, **others: Any) -> Any:
+            result = function(tensor, *args, **others)
+            if tensor is not None:
+                drawn[0] += 1
+                with torch.no_grad():
+                    tensor += (SIZE * (draw > 0)) * torch.randn(tensor.shape, generator=rng)
+            return result
+
+        return fill
+
+    before = []
+    for module, names in DRAWN_BY:
+        place = importlib.import_module(module)
+        before += [(place, name, getattr(place, name)) for name in names]
+    try:
+        for place, name, function in before:
+            setattr(place, name, noisy(function))
+        yield lambda: drawn[0]
+    finally:
+        for place, name, function in before:
+            setattr(place, name, function)
+
+
+def write(out: Path, paper: str, found: Sequence[Row]) -> None:
+    """Write what came out so far, as JSON and as a table."""
+    out.mkdir(parents=True, exist_ok=True)
+    machine = {"machine": platform.machine(), "processor": processor()}
+    write_json(out / "again.json", {"paper": paper, **machine, "rows": list(found)})
+    head = "| table | data | method | metric | seed | committed | again | changed by 1e-7: apart "
+    head += "by at most | tolerance | deviation over seeds | |\n|" + "---|" * 11
+    write_text(out / "again.md", "\n".join([head, *map(_line, found)]) + "\n")
+
+
+def processor() -> str:
+    """Name the processor, which decides how numbers are rounded."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _line(one: Row) -> str:
+    method = f"{one['method']} ({one['model']})"
+    metric = ", ".join([one["metric"], *([one["classifier"]] if "classifier" in one else [])])
+    figures = (one[key] for key in ("committed", "again", "spread", "tolerance", "seeds_deviate"))
+    shown = ["no weights drawn" if value is None else f"{value:.4f}" for value in figures]
+    verdict = "near" if one["near"] else "**not near**"
+    words = (one["table"], one["data"], method, metric, str(one["seed"]), *shown, verdict)
+    return f"| {' | '.join(words)} |"
