@@ -44,6 +44,7 @@ FOLDER = Path("build/own-graph")
 GRID_SEED, SEEDS = 10, (0, 1, 2)  # one chooses; on the others is judged what it chose
 MOST_NODES = 5000  # of graphs that have all three
 PATIENCE = "patience=20"
+TO_THE_END = "patience=0"  # where validation stands still for longer at first
 FORMS = {  # that make something else of features than they are
     WORDS: ("as-is", "row", "standardise"),
     COUNTS: ("as-is", "row", "presence", "standardise"),
@@ -102,7 +103,7 @@ BASELINES = {
     LOCAL_GNN: Tried("fedgls/own-graph", ("strategy.name=local-gnn-knn", EDGES)),
     FED_GNN: Tried("fedgls/own-graph", ("strategy.name=fed-gnn", EDGES)),
     LOCAL_EGO: Tried("fedscem/own-graph", ("strategy.name=self-training",)),
-    FED_EGO: Tried("fedscem/own-graph", ("strategy.name=fedavg",)),
+    FED_EGO: Tried("fedscem/own-graph", ("strategy.name=fedavg", TO_THE_END)),
     LOCAL_GAT: Tried("ppfl/own-graph", ("strategy.name=local", *JUDGED_ONCE), GAT_STEPS),
     CNFGNN: Tried("nfedgnn/own-graph", ("strategy.average_every=1",), RELAY),
 }

@@ -127,6 +127,13 @@ class Method:
         """Count the gradient steps of a client in a round; NaN where nobody says."""
         return float(getattr(config.strategy, "local_epochs", math.nan))
 
+    def caveat(self, baselines: Figures) -> str:
+        """Say why clients may reach more alone where a run has such baselines; by default nothing.
+
+        ``flower-graph check`` prints it; ``docs/results/own-graph.md`` has where it was measured.
+        """
+        return ""
+
     def steadying(self, config: Any) -> Sequence[str]:
         """Name the settings to turn down when the loss rises: the learning rate and another."""
         return [key for key in STEADYING if hasattr(config.strategy, key.partition(".")[2])]

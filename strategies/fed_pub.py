@@ -43,6 +43,7 @@ from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting
+from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.module_method import ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
@@ -210,6 +211,10 @@ class FedPUBMethod(ModuleMethod):
         """Give what makes a GCN, with masks if there are any."""
         make = super().module(config, features, classes)
         return (lambda: Masked(make(), config.strategy.l1)) if config.strategy.masks else make
+
+    def caveat(self, baselines: Figures) -> str:
+        """Say that clients may reach more alone where a community is nearly of one class."""
+        return says_one_class(baselines)
 
     def local(self, config: FedPUBConfig) -> tuple[str, ...]:
         """Keep the masks at the clients."""

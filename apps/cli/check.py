@@ -87,11 +87,12 @@ def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
     except (ConfigError, DataError) as error:
         print(f"{name}\n  cannot     {error}", flush=True)
         return {"refused": str(error)}
+    caveat = method.caveat(cut.baselines or {})
     result = {
         "notes": notes,
         "clients": method.num_clients(config),
         "holdings": method.holdings(config),
-        "warnings": _warnings(config, found),
+        "warnings": _warnings(config, found) + ([caveat] if caveat else []),
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,

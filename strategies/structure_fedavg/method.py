@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.baselines import client_baselines
+from flower_graph.data.baselines import Figures, client_baselines, says_one_class
 from flower_graph.data.folders.client_files import clients_path, is_one_graph
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import RunData, graph_data
@@ -193,6 +193,10 @@ class FedGLS(GraphMethod):
             return {}
         same = row[0] == config.partition.clients
         return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
+
+    def caveat(self, baselines: Figures) -> str:
+        """Say that clients may reach more alone where a community is nearly of one class."""
+        return says_one_class(baselines)
 
     def local_steps(self, config: FedGLSConfig) -> float:
         """Count the steps: one an epoch, and FedGLS's graph learners take one more a round."""
