@@ -41,6 +41,9 @@ from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 
+# A trial's rounds at most, the seconds after which it is over, and of a round after which it is
+TRIED, TRIED_SECONDS, LONG_ROUND = 8, 3.0, 20.0
+
 
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     """Build the ClientApp of a run."""
@@ -95,13 +98,25 @@ def run_server(
     engine: str,
     resume: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
     folder: RunFolder | None = None,
+    title: str = "",
 ) -> dict[str, Any]:
-    """Run the method over a grid and write every output."""
+    """Run the method over a grid and write every output.
+
+    ``on_wait`` is told before a round that takes longer than the others what it does; ``title``
+    names the config.
+    """
     last = partial(checkpoint.last_round, out / CHECKPOINTS)
     if resume:
         last()  # without one, data are not read for nothing
     method = method_of(config)
+
+    def announce(server_round: int) -> None:
+        work = method.long_work(config, server_round)
+        if work and on_wait is not None and server_round <= config.rounds:
+            on_wait(f"round {server_round}: {work}")
+
     # What is refused here leaves no folder.
     strategy = method.build_strategy(with_registry(config, grid, folder), out, folder)
     # With a folder nobody has the data of all.
@@ -112,6 +127,7 @@ def run_server(
         resume_round=last if resume else None,
         draw=method.draw,
         steadying=method.steadying(config),
+        title=title,
     )
     try:
         announce_privacy(config, measures=method.measures)
@@ -121,7 +137,9 @@ def run_server(
             writer.write_round(entry)
             if on_round is not None:
                 on_round(entry)
+            announce(entry.round + 1)
 
+        announce(last() + 1 if resume else 1)
         kept = {"save": config.save, "keep": config.keep, "every": config.every}
         strategy.start(
             grid,
@@ -195,10 +213,13 @@ def run(
     supernodes: int | None = None,
     resume: bool = False,
     progress: Callable[[RoundReport], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    title: str = "",
 ) -> dict[str, Any]:
     """Run a config in this process and write every output."""
+    how: dict[str, Any] = {"on_round": progress, "on_wait": on_wait, "title": title}
     with _grid(config, supernodes, out) as grid:
-        return run_server(config, grid, out, engine="in-process", resume=resume, on_round=progress)
+        return run_server(config, grid, out, engine="in-process", resume=resume, **how)
 
 
 def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundReport]:
@@ -224,12 +245,17 @@ class _EnoughError(Exception):
 
 
 def first_rounds(config: RunConfig) -> list[RoundReport]:
-    """Run the first two rounds and write nothing; only the first if it takes more than 20 s."""
+    """Run the first rounds and write nothing: eight, or as many as fit into some seconds.
+
+    There are two at least, but one alone if it takes very long.
+    """
+    # The second round may still load and reserve what all later ones have.
     reports: list[RoundReport] = []
 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
-        if len(reports) == 2 or report.seconds > 20:
+        later = sum(one.seconds for one in reports[1:])
+        if len(reports) == TRIED or later > TRIED_SECONDS or report.seconds > LONG_ROUND:
             raise _EnoughError
 
     with _grid(config, None, None) as grid, suppress(_EnoughError):

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flower_graph.apps.run import run_server
 from flower_graph.client.state import forget_run
+from flower_graph.config.load import title_of
 from flower_graph.config.of_app import configured
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import server_folder
@@ -32,6 +33,8 @@ def main(grid: Grid, context: Context) -> None:
     def on_round(report: RoundReport) -> None:
         log.info(format_round(report, config.rounds, clients))
 
+    # Each process of a SuperNode imports torch and reads its data before it answers.
+    log.info("waiting for SuperNodes, which start and read their data; then round 1 begins")
     try:
         result = run_server(
             config,
@@ -40,7 +43,9 @@ def main(grid: Grid, context: Context) -> None:
             engine="flwr",
             resume=resume,
             on_round=on_round,
+            on_wait=log.info,
             folder=folder,
+            title=title_of(str(context.run_config.get("config", ""))),
         )
         accuracy = result["test-accuracy-at-best-val"]  # None where clients withhold theirs
         if accuracy is not None:

@@ -142,6 +142,10 @@ class Method:
         """Cut the data into clients; with `true_edges`, folders have those that clients lack."""
         raise NotImplementedError
 
+    def long_work(self, config: Any, server_round: int) -> str:
+        """Say what a round does that makes it longer than the others; "" of an ordinary one."""
+        return ""
+
     def default_supernodes(self, config: Any) -> int | None:
         """Say how many SuperNodes a run has that does not say it; None: any number will do."""
         return None

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -75,7 +76,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
 
 
 def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
-    """Cut the clients, run two rounds, print what came out, and return it."""
+    """Cut the clients, run the first rounds, print what came out, and return it."""
     method = method_of(config)
     try:
         check_run(config)
@@ -96,7 +97,7 @@ def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
-        "seconds": {"first-round": seconds[0], "per-round": seconds[-1]},
+        "seconds": {"first-round": seconds[0], "per-round": median(seconds[1:] or seconds)},
         "memory-bytes": memory.peak,
     }
     print(f"{name}\n" + "\n".join(_lines(config, result)), flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import is_file_name, load_config, to_dict
+from flower_graph.config.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.report.result import describe_result, summarise
@@ -68,7 +68,7 @@ def run_command(args: argparse.Namespace) -> int:
         return 1
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
-    print(describe_result(jobs[0].name, figures, top, called), flush=True)
+    print(describe_result(title_of(jobs[0].name), figures, top, called), flush=True)
     return 0
 
 
@@ -225,6 +225,8 @@ def _run_here(job: Job, args: Options, resume: bool) -> dict[str, Any]:
             supernodes=_supernodes(job, args, 1),
             resume=resume,
             progress=printer,
+            on_wait=printer.wait,
+            title=title_of(job.name),
         )
     return result
 
@@ -236,6 +238,7 @@ def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, Any]:
         if not args.quiet:
             print(line, file=sys.stderr, flush=True)
 
+    echo("Flower's engine starts, with processes of its own: half a minute until round 1, or more")
     try:
         result: dict[str, Any] = flwr_run(
             str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
@@ -292,6 +295,13 @@ class RoundPrinter:
             refresh=False,
         )
         self._bar.update(report.round - self._bar.n)
+
+    def wait(self, work: str) -> None:
+        """Say what is being done while nothing else is shown."""
+        if self._bar is not None:
+            self._bar.write(work, file=sys.stderr)
+        elif not self._quiet:
+            print(work, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the bar's line."""

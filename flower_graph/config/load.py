@@ -34,6 +34,7 @@ from flower_graph.errors import ConfigError, brief
 PARENT = "defaults"
 # To another setting, and to nothing else
 _REFERENCE = re.compile(r"\$\{\.*\w+(\.\w+)*\}", re.ASCII)
+RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 TABLES = "reproduce/"  # Folder of the papers' tables, which `flower-graph reproduce` reads
 
 
@@ -159,6 +160,18 @@ def describe_config(name: str) -> str:
     lines = _shipped(name).read_text(encoding="utf-8").splitlines()
     comment = (line.lstrip("# ") for line in takewhile(lambda line: line.strip("# "), lines))
     return re.split(r"(?<=\.)\s", " ".join(comment))[0]
+
+
+def title_of(name_or_path: str) -> str:
+    """Give what people know a config by: of a run's own file, the config that it was run with."""
+    if not is_file_name(name_or_path):
+        return name_or_path
+    try:
+        with Path(name_or_path).open(encoding="utf-8") as stream:
+            first = stream.readline(1000)
+    except (OSError, UnicodeDecodeError):  # reading it will say so
+        return name_or_path
+    return first.removeprefix(RUN_OF).strip() if first.startswith(RUN_OF) else name_or_path
 
 
 def is_file_name(name_or_path: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from flower_graph.config.common import CHECKPOINTS
+from flower_graph.config.load import RUN_OF
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.client import IN_RUN
@@ -48,12 +49,13 @@ class RunWriter:
         resume_round: int | Callable[[], int] | None = None,
         draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
         steadying: Sequence[str] = (),
+        title: str = "",
     ) -> None:
         self._made = missing_folders(Path(out).expanduser().absolute())
         self.out = prepare_folder(out, may_exist=resume_round is not None)
         with saying(self.out):
             self._lock = FolderLock(self.out)
-        self.config = plain(config)
+        self.config, self._title = plain(config), title
         self._draw_more = draw  # the method's own pictures: folder, reports, title
         self._steadying = " or ".join(steadying)  # keys to turn when the loss rises
         self._has_warned = False
@@ -135,7 +137,7 @@ class RunWriter:
                 temporary.write_bytes(b"")
                 for report in self.reports:
                     append_line(temporary, report.to_record())
-        write_config(self.out, self.config)
+        write_config(self.out, self.config, self._title)
 
     def _warn_of_loss(self, report: RoundReport) -> None:
         """Say once that the loss rises tenfold or is no number, and what to turn then."""
@@ -156,10 +158,15 @@ class RunWriter:
             LOG.warning(text, report.round, report.loss, earlier[0], first, advice)
 
 
-def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write a run's settings as ``load_run`` reads them, for their owner alone."""
+def write_config(folder: Path, config: Mapping[str, Any], title: str = "") -> None:
+    """Write a run's settings as ``load_run`` reads them, for their owner alone.
+
+    ``title`` is the config that they are of, which a first line names: a comment.
+    """
+    head = f"{RUN_OF}{' '.join(title.split())}\n" if title else ""
     with saying(folder / CONFIG), replaced(folder / CONFIG) as part:
-        part.write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))), encoding="utf-8")
+        text = OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+        part.write_text(head + text, encoding="utf-8")
 
 
 def write_data_form(folder: Path, form: DataForm | None) -> None:

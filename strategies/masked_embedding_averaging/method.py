@@ -165,6 +165,13 @@ class FedSCem(GraphMethod):
         """Name the settings to turn down when the loss rises."""
         return "strategy.learning_rate", "strategy.mu"
 
+    def long_work(self, config: FedSCemConfig, server_round: int) -> str:
+        """Say that clients align their nodes before the first round."""
+        if server_round > 1 or config.strategy.name != FEDSCEM:
+            return ""
+        keys = "exchange keys and " if config.masks_sums else ""
+        return f"first clients {keys}find the nodes that they share ({config.strategy.alignment})"
+
     def local_steps(self, config: FedSCemConfig) -> float:
         """Count the steps, the mean over the clients: each loss's, one a batch."""
         how, egos = config.strategy, self.graphs(config)

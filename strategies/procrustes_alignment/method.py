@@ -163,6 +163,15 @@ class PPFL(GraphMethod):
         other = "epochs" if config.model.name == DEEPWALK else "beta"
         return f"{config.model.name}.learning_rate", f"{config.model.name}.{other}"
 
+    def long_work(self, config: PPFLConfig, server_round: int) -> str:
+        """Say that the last round judges by an MLP too."""
+        if server_round < config.rounds or not config.judge.mlp:
+            return ""
+        return (
+            "the last one, in which an MLP too judges the embeddings: it takes several times as "
+            "long (judge.mlp=false leaves it out)"
+        )
+
     def local_steps(self, config: PPFLConfig) -> float:
         """Count the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
         return (config.gat if config.model.name == GAT else config.deepwalk).epochs
