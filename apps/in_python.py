@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.apps.cli.run import Options, run_all
+from flower_graph.config.foreign import OWN
 from flower_graph.config.load import as_overrides
 from flower_graph.outputs.run import Run, load_run
 
@@ -59,4 +60,4 @@ def run(
         supernodes=supernodes,
         quiet=quiet,
     )
-    return load_run(run_all(options)[0])
+    return load_run(run_all(options)[0], trust=OWN)

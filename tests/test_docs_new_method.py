@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,17 @@ def test_its_keys_are_checked_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["run", "my.yaml", "strategy.alpha=2"]) != 0
     said = "strategy.alpha: 2.0 is not allowed; it must be above 0 and at most 1"
     assert said in capsys.readouterr().err
+
+
+def test_it_goes_on_and_predicts_only_where_it_is_given(package: Path) -> None:
+    script = Path(sys.executable).with_name("flower-graph")
+    words = ["run", "my.yaml", "--out", "kept", "rounds=1", "checkpoint_every=1", "device=cpu"]
+    assert main(words) == 0
+    given = ["--app", "my_methods/fed_amp.py"]
+    for more, code in (([], 2), (given, 0)):
+        again = [script, "run", "--resume", "kept", "rounds=2", *more]
+        # In a process of its own: here the method is imported already
+        assert subprocess.run(again, check=False, capture_output=True).returncode == code
+    table = [script, "predict", "kept", "--client", "3", *given, "--out", "three.csv"]
+    subprocess.run(table, check=True, capture_output=True)
+    assert (package / "three.csv").is_file()

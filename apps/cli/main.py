@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from flower_graph import __version__, errors
 from flower_graph.config.load import describe_config, list_configs, load_config, to_yaml
-from flower_graph.config.registry import known_apps
+from flower_graph.config.registry import give_file, known_apps
 from flower_graph.errors import ConfigError
 
 # All named errors are told in one line, without a traceback: a user can act on them.
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = getattr(args, "seeds", None)
         args.seeds = None if given is None else parse_seeds(given)
+        for file in getattr(args, "app", None) or ():
+            give_file(file.expanduser())
         module, _, function = _COMMANDS[args.command].partition(":")
         status: int = getattr(import_module(module), function)(args)
         return status
@@ -98,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="list apps, configs and data sets")
     show = commands.add_parser("show", help="print a config, complete and resolved")
     _add_config(show)
+    _add_app(show)
     _add_check(commands.add_parser("check", help="show what data are, and what methods can do"))
     _add_partition(commands.add_parser("partition", help="show which client gets what"))
     _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
@@ -112,6 +115,14 @@ def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> No
     parser.add_argument("config", metavar="CONFIG", nargs=nargs, help=help_config)
     help_overrides = "settings that differ, such as rounds=100 model.name=gat"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
+
+
+def _add_app(parser: argparse.ArgumentParser, *, trusts: bool = False) -> None:
+    help_app = "file of a method of your own, which app: then names by METHOD.name; repeatable"
+    parser.add_argument("--app", action="append", type=Path, metavar="FILE", help=help_app)
+    if trusts:
+        help_trust = "import whatever a run's folder names; it is said before"
+        parser.add_argument("--trust-code", action="store_true", help=help_trust)
 
 
 def _add_out(parser: argparse._ActionsContainer, name: str) -> None:
@@ -139,6 +150,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     help_every = "write curves of each client, a point every N rounds: the setting every=N"
     parser.add_argument("--every", metavar="N", help=help_every)
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
+    _add_app(parser, trusts=True)
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +164,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="FILE", help=help_data)
     help_out = "table to write; default: it is printed"
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help=help_out)
+    _add_app(parser, trusts=True)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -161,6 +174,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
     help_out = "folder for check.json and a picture; default: nothing is written"
     parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    _add_app(parser)
 
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +185,7 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
     help_edges = "FedGLS: put true edges into the folders of clients without edges too"
     parser.add_argument("--true-edges", action="store_true", help=help_edges)
+    _add_app(parser)
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +216,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help=help_alone)
     help_page = "run nothing: write one page of the audits in the folder's sub-folders"
     parser.add_argument("--page", type=Path, metavar="DIR", help=help_page)
+    _add_app(parser)
 
 
 def _add_identity(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ from flower_graph.storage.files import write_text
 def predict_command(args: argparse.Namespace) -> int:
     """Write or print a table of predictions."""
     logging.getLogger("flower_graph").setLevel(logging.INFO)  # what is done to the data is said
-    run = load_run(args.run) if args.data_folder is None else latest_in(args.data_folder)
+    of_party, trust = args.data_folder, args.trust_code
+    run = load_run(args.run, trust=trust) if of_party is None else latest_in(of_party, trust=trust)
     if args.data is None:
         found = run.predictions(args.client)
     else:

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, count
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
 from flower_graph.config.common import RunConfig
+from flower_graph.config.foreign import Trust
 from flower_graph.config.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
@@ -38,6 +40,8 @@ class Options:
     supernodes: int | None = None
     engine: str = "in-process"
     quiet: bool = False
+    app: Sequence[Path] | None = None  # imported by now
+    trust_code: bool = False
 
 
 class EngineFailedError(RuntimeError):
@@ -116,14 +120,21 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
         name = name or _config_in(args.resume)
     if name is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
+    of_run, trust = args.config is None or name != args.config, Trust(code=args.trust_code)
+    load = partial(load_config, name, of_run=of_run, trust=trust)
+    if args.engine == "flwr" and (args.app or args.trust_code):
+        raise ConfigError(
+            "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
+            "and install its method or put it on Python's path"
+        )
     top = Path(args.resume or args.out or default_folder(name)).expanduser().absolute()
     jobs = []
     if not seeds:
-        return top, [Job(name, overrides, load_config(name, overrides), top)]
+        return top, [Job(name, overrides, load(overrides), top)]
     for seed in seeds:
         mine = [*overrides, f"seed={seed}"]
         out = top / f"seed-{seed}" if len(seeds) > 1 else top
-        jobs.append(Job(name, mine, load_config(name, mine), out))
+        jobs.append(Job(name, mine, load(mine), out))
     return top, jobs
 
 

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from flower_graph.config.common import RunConfig, moved
+from flower_graph.config.foreign import NOBODY, Trust, as_text, is_of_run
 from flower_graph.config.registry import DEFAULT, schema_of
 from flower_graph.config.rules import one_line, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
@@ -44,6 +45,8 @@ def load_config(
     *,
     allowed: Collection[str] | None = None,
     environment: bool = True,
+    of_run: bool = False,
+    trust: Trust = NOBODY,
 ) -> RunConfig:
     """Build the settings of a run from a YAML file and overrides.
 
@@ -60,6 +63,11 @@ def load_config(
     environment : bool
         Whether values may have what is not in the settings, such as ``${oc.env:HOME}``; those of
         others may not.
+    of_run : bool
+        Whether the file is a run's: it then names no method that the user does not have, and its
+        ``${...}`` is text. A ``config.yaml`` beside what runs leave always is.
+    trust : Trust
+        Whether a run's file may name other methods.
 
     Returns
     -------
@@ -71,14 +79,16 @@ def load_config(
     ConfigError
         If a config, key or value is unknown, of the wrong type or impossible.
     """
-    layers = [
-        (_located(settings, source), f" (in {source})")
-        for source, settings in read_chain(name_or_path)
-    ]
-    layers += [(_located(read_override(override), ""), "") for override in overrides]
+    layers = [(_located(settings, source), source) for source, settings in read_chain(name_or_path)]
+    given = [(_located(read_override(override), ""), "") for override in overrides]
+    runs = {
+        source for _, source in layers if is_of_run(source) or (of_run and source == name_or_path)
+    }
     if not environment:
-        for settings, where in layers:
-            _refuse_interpolation(settings, where)
+        for settings, source in (*layers, *given):
+            if source not in runs:
+                _refuse_interpolation(settings, f" (in {source})" * bool(source))
+    layers = [*_foreign(layers, runs, given, trust), *given]
     schema = _schema((settings for settings, _ in layers), allowed)
     tree = OmegaConf.structured(schema)
     for settings, where in layers:
@@ -113,6 +123,26 @@ def _refuse_interpolation(settings: dict[str, Any], where: str) -> None:
                 f"{key}: {brief(value)} is not allowed in a run config: there ${{...}} may name "
                 f"other settings, as ${{strategy.name}}, and nothing else{where}"
             )
+
+
+Layer = tuple[dict[str, Any], str]  # settings by dotted key, and where they stand
+
+
+def _foreign(
+    layers: Sequence[Layer], runs: Collection[str], given: Sequence[Layer], trust: Trust
+) -> list[Layer]:
+    """Say where each layer stands; take what a run's file says for text, and as its author's."""
+    result: list[Layer] = []
+    for number, (settings, source) in enumerate(layers):
+        where = f" (in {source})"
+        if source in runs:
+            if number:
+                raise ConfigError(f"{PARENT}: a run's file names no other file{where}")
+            later = {key for other, _ in (*layers[1:], *given) for key in other}
+            trust.admit_settings({k: v for k, v in settings.items() if k not in later}, where)
+            settings = as_text(settings)
+        result.append((settings, where))
+    return result
 
 
 def _located(settings: dict[str, Any], source: str) -> dict[str, Any]:

@@ -1,20 +1,24 @@
 """The methods that there are: what ``app`` in a YAML names, and the module that has its ``METHOD``.
 
-``app`` names, in this order, a method that ships, one that an installed package announces by the
-entry-point group ``flower_graph.methods``, or a module of somebody else's (``package.module``).
+``app`` names, in this order, a method that ships, one whose file was given (``--app FILE``), one
+that an installed package announces by the entry-point group ``flower_graph.methods``, or a module
+of somebody else's (``package.module``).
 Names and module strings only: a process that answers one message imports one method.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
-from functools import lru_cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from flower_graph.config.boundary import told
 from flower_graph.config.common import RunConfig
+from flower_graph.config.known import GIVEN, SHIPPED, announced
 from flower_graph.config.rules import nearest, show
 from flower_graph.errors import ConfigError
 
@@ -22,32 +26,21 @@ if TYPE_CHECKING:
     from flower_graph.method import Method
 
 DEFAULT = "nfedgnn"  # of settings that name no method
-GROUP = "flower_graph.methods"  # of entry points, each of a module that has METHOD
-
-
-# Looked up first: looking through entry points would cost every deployed message. Where the schema
-# is, which is read without the rest of the method; a package has its METHOD in `method` beside it.
-_SHIPPED = {
-    "nfedgnn": "split_gradient_relay.config:NFedGNNConfig",
-    "fedscem": "masked_embedding_averaging.config:FedSCemConfig",
-    "fedgls": "structure_fedavg.config:FedGLSConfig",
-    "ppfl": "procrustes_alignment.config:PPFLConfig",
-    "fedgta": "fed_gta:FedGTAConfig",
-    "fedpub": "fed_pub:FedPUBConfig",
-}
 
 
 def known_apps() -> tuple[str, ...]:
     """Name the methods that ship, and those that installed packages announce."""
-    return (*_SHIPPED, *(name for name in sorted(_announced()) if name not in _SHIPPED))
+    return (*SHIPPED, *(name for name in sorted(announced()) if name not in SHIPPED))
 
 
 def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfig]:
     """Import the schema of a method; of unknown modules only those allowed (None: any)."""
-    if app in _SHIPPED:
+    if app in SHIPPED:
         module, name = _shipped(app)
         return cast("type[RunConfig]", getattr(import_module(module), name))
-    if app not in _announced() and allowed is not None and app not in allowed:
+    if app in GIVEN:
+        return method_named(app).schema
+    if app not in announced() and allowed is not None and app not in allowed:
         raise _not_allowed(app, allowed)
     return method_named(app).schema
 
@@ -59,25 +52,47 @@ def method_of(config: RunConfig) -> Method:
 
 def method_named(app: str) -> Method:
     """Import a method; ``ConfigError`` if there is none or it is unfit."""
-    if app in _SHIPPED:
+    if app in SHIPPED:
         module = _shipped(app)[0].replace(".config", ".method")
         return cast("Method", import_module(module).METHOD)
-    announced = _announced()
-    return _read(app, announced.get(app, app), is_announced=app in announced)
+    if app in GIVEN:
+        return cast("Method", GIVEN[app].METHOD)
+    found = announced()
+    return _read(app, found.get(app, app), is_announced=app in found)
+
+
+def give_file(path: Path) -> str:
+    """Take the method of a file of the user's; return what ``app`` names it by."""
+    from flower_graph.method import Method
+
+    spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"--app {path}: not a Python file (.py) that is there")
+    if path.stem in sys.modules:  # such as json.py, or a second file of this name
+        known = sys.modules[path.stem]
+        if str(getattr(known, "__file__", None)) != str(path.absolute()):
+            raise ConfigError(f"--app {path}: a module {path.stem} is there already; rename it")
+    module = sys.modules.get(path.stem) or module_from_spec(spec)
+    sys.modules[path.stem] = module  # where dataclasses look their own annotations up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's module does when it is imported
+        del sys.modules[path.stem]
+        raise _broken(str(path), path.stem, error) from error
+    method = getattr(module, "METHOD", None)
+    if not isinstance(method, Method):
+        del sys.modules[path.stem]
+        raise ConfigError(f"--app {path}: it has no METHOD that is a flower_graph.method.Method")
+    if method.name in SHIPPED:
+        raise ConfigError(f"--app {path}: METHOD.name {method.name!r} is a method that ships")
+    GIVEN[method.name] = module
+    return method.name
 
 
 def _shipped(app: str) -> tuple[str, str]:
     """Give module and name of a schema."""
-    module, _, name = _SHIPPED[app].partition(":")
+    module, _, name = SHIPPED[app].partition(":")
     return f"flower_graph.strategies.{module}", name
-
-
-@lru_cache(maxsize=1)
-def _announced() -> dict[str, str]:
-    """Look through the entry points: module by name."""
-    from importlib.metadata import entry_points
-
-    return {one.name: one.module for one in entry_points(group=GROUP)}
 
 
 def _read(app: str, name: str, *, is_announced: bool) -> Method:

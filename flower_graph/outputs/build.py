@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from flower_graph.config.foreign import OTHERWISE
+from flower_graph.config.known import code_of_methods
 from flower_graph.errors import OutputError
+from flower_graph.outputs.declared import DECLARED, check_arguments
 
 if TYPE_CHECKING:
     from flower_graph.outputs.files import SavedModels
 
+# Where the classes are that ship
+SHIPPED = re.compile(r"flower_graph\.(outputs|strategies\.[a-z_]+)\.modules", re.ASCII)
+
 
 def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
-    """Build one client's model, in evaluation mode; with one client, or one model, that is it."""
+    """Build one client's model, in evaluation mode; with one client, or one model, that is it.
+
+    Its class ships, or is defined in the code of a method that the user has; others need trust.
+    """
     client = saved.clients[0] if client is None else client
-    place, _, name = saved.module.rpartition(".")
+    kind, state = _class_of(saved), saved.state_dict(client)
     try:
-        kind = getattr(import_module(place), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise OutputError(f"the model is a {saved.module}, which is not there: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
-    state = saved.state_dict(client)
-    try:
+        if saved.module in DECLARED:
+            check_arguments(saved.module, saved.arguments)
+            _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)
         module.load_state_dict(state)
     except (TypeError, RuntimeError) as error:
@@ -33,3 +40,38 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
             f"the weights are not those of a {saved.module}: {reason:.300}"
         ) from error
     return module.eval()
+
+
+def _class_of(saved: SavedModels) -> Any:
+    """Find the class; nothing is imported that the user does not have, unless it is trusted."""
+    place, _, name = str(saved.module).rpartition(".")
+    try:
+        if SHIPPED.fullmatch(place):
+            import_module(place)  # which declares
+            found = getattr(import_module(place), name) if saved.module in DECLARED else None
+        else:
+            module = code_of_methods(place)
+            found = getattr(module, name, None)
+            # What a method's module has imported of others, such as PyG's Sequential, is not its.
+            is_own = module is not None and getattr(found, "__module__", "") == module.__name__
+            found = found if is_own else None
+        if found is None:
+            said = f"the model is a {saved.module}, which is neither a class that ships nor one of"
+            refusal = OutputError(f"{said} a method that you have. {OTHERWISE}")
+            saved.trust.admit(saved.module, refusal)
+            found = getattr(import_module(place), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"the model is a {saved.module}, which is not there: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
+    return found
+
+
+def _check_shapes(kind: Any, arguments: dict[str, Any], state: dict[str, Tensor]) -> None:
+    """Refuse arguments that the weights do not fit, before memory is taken for any."""
+    with torch.device("meta"):
+        wanted = {name: value.shape for name, value in kind(**arguments).state_dict().items()}
+    if wanted != {name: value.shape for name, value in state.items()}:
+        raise RuntimeError(f"they have other names or shapes than its own with {arguments}")

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
+from flower_graph.outputs.declared import SHARE, WIDTH, built_with
+
 __all__ = ["GCN"]
 
 
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class GCN(nn.Module):
     """Two-layer GCN (Kipf and Welling, ICLR 2017).
 

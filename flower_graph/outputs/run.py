@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flower_graph.config.foreign import CONFIG, NOBODY, Trust
 from flower_graph.config.load import load_config
 from flower_graph.config.registry import method_of
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 
-CONFIG, RESULT, SUMMARY = "config.yaml", "result.json", "summary.json"
+RESULT, SUMMARY = "result.json", "summary.json"
 METRICS, DATA, CLIENTS, OUTPUTS = "metrics.jsonl", "data.json", "clients", "outputs"
 T = TypeVar("T", Predictions, Embeddings)
 SHOWN = 8  # clients that an error lists
@@ -64,14 +66,14 @@ class Run:
         The run of each seed; of a single run this one by its own seed.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str, trust: Trust = NOBODY) -> None:
+        self.path, self._trust = Path(path), trust
         folders = {
             int(one.name.removeprefix("seed-")): one
             for one in self.path.glob("seed-*")
             if one.name.removeprefix("seed-").isdigit() and one.is_dir()
         }
-        self._several = {seed: Run(folders[seed]) for seed in sorted(folders)}
+        self._several = {seed: Run(folders[seed], trust) for seed in sorted(folders)}
 
     def __repr__(self) -> str:
         """Name the folder."""
@@ -95,7 +97,7 @@ class Run:
         place = next(iter(self._several.values()), self).path / CONFIG
         if not place.is_file():
             raise OutputError(f"{place}: there is no such file, so nobody knows what the run was")
-        return load_config(str(place))
+        return load_config(str(place), of_run=True, trust=replace(self._trust, reads=True))
 
     @cached_property
     def metrics(self) -> Rounds:
@@ -262,7 +264,8 @@ class Run:
 
     @cached_property
     def _models(self) -> list[SavedModels]:
-        return [one for place in self._places for one in read_models(place)]
+        found = (one for place in self._places for one in read_models(place))
+        return [replace(one, trust=self._trust) for one in found]
 
     def all_saved(self) -> list[SavedModels]:
         """Give the models of all; ``OutputError`` if there is none."""
@@ -327,7 +330,7 @@ class Run:
         return f": clients keep them where they live (save={save})"
 
 
-def load_run(path: Path | str) -> Run:
+def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
     """Read what a run left.
 
     Parameters
@@ -335,6 +338,8 @@ def load_run(path: Path | str) -> Run:
     path : Path or str
         The output folder of a run, or of several seeds; or a folder in which a SuperNode keeps what
         its clients have, such as ``<data-folder>/outputs/<run>``.
+    trust : bool
+        Whether its files may name code that you do not have; what is imported is logged before.
 
     Returns
     -------
@@ -349,14 +354,14 @@ def load_run(path: Path | str) -> Run:
     place = Path(path).expanduser()
     if not place.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
-    run = Run(place)
+    run = Run(place, trust if isinstance(trust, Trust) else Trust(code=trust))
     names = (CONFIG, RESULT, METRICS, "predictions.npz", "model.json", "models.json")
     if not run._several and not any((place / name).is_file() for name in names):
         raise OutputError(f"{path}: no run; it has none of {', '.join(names[:3])}")
     return run
 
 
-def latest_in(data_folder: Path | str) -> Run:
+def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
     """Read what a SuperNode's clients keep, in ``<data-folder>/outputs``, of their last run."""
     place = Path(data_folder).expanduser()
     if not place.is_dir():
@@ -364,7 +369,7 @@ def latest_in(data_folder: Path | str) -> Run:
     runs = [one for one in (place / OUTPUTS).glob("*") if one.is_dir()]
     if not runs:
         raise OutputError(f"data folder {data_folder}: its clients keep no run (no {OUTPUTS}/)")
-    return load_run(max(runs, key=lambda one: (one.stat().st_mtime_ns, one.name)))
+    return load_run(max(runs, key=lambda one: (one.stat().st_mtime_ns, one.name)), trust=trust)
 
 
 def _read_json(path: Path, hint: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Models of clients as they are saved: what all have in common once, and what each has of its own.
 
-This file needs PyTorch alone.
+This file needs neither Flower nor PyTorch Geometric.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.errors import OutputError
 
 
@@ -67,6 +68,8 @@ class SavedModels:
         The others, stacked: ``[c, ...]``.
     rows : SparseRows or None
         What of ``shared[rows.name]`` each client has otherwise.
+    trust : Trust
+        Whether the class may be one that the user does not have.
     """
 
     module: str
@@ -75,6 +78,7 @@ class SavedModels:
     shared: dict[str, Tensor]
     own: dict[str, Tensor]
     rows: SparseRows | None = None
+    trust: Trust = NOBODY
 
     def state_dict(self, client: int) -> dict[str, Tensor]:
         """Give one client's weights, plain and dense, as its module takes them."""

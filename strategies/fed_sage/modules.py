@@ -10,9 +10,17 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from flower_graph.ops.mending import mended_edges, slots
+from flower_graph.outputs.declared import COUNT, SEED, WIDTH, Arguments, Rule, built_with
 from flower_graph.rng import generator
 
 __all__ = ["NeighbourGenerator", "SageModel"]
+
+# What a generator may be made with, besides the numbers of a node
+GENERATOR: dict[str, Rule] = {
+    **dict.fromkeys(("encoder_hidden", "latent", "hidden", "code"), WIDTH),
+    "neighbours": COUNT,
+    "seed": SEED,
+}
 
 
 class NeighbourGenerator(nn.Module):
@@ -63,6 +71,7 @@ class NeighbourGenerator(nn.Module):
         return torch.tanh(self.lin3(codes)), slot.parent
 
 
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, generator=Arguments(GENERATOR))
 class SageModel(nn.Module):
     """A classifier on a graph that its generator has mended.
 

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
+from flower_graph.outputs.declared import WIDTH, built_with
+
 __all__ = ["EgoGCN"]
 
 
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, projection=WIDTH)
 class EgoGCN(nn.Module):
     """FedSCem's model: a GCN of two layers, a linear classifier and a projection head.
 

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
+from flower_graph.outputs.declared import HEADS, SHARE, WIDTH, built_with
+
 __all__ = ["GAT"]
 
 
+@built_with(features=WIDTH, dimension=WIDTH, classes=WIDTH, heads=HEADS, dropout=SHARE)
 class GAT(nn.Module):
     """Two-layer GAT (Velickovic et al., ICLR 2018) whose hidden layer is the embedding.
 

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+from flower_graph.outputs.declared import FLAG, HEADS, SHARE, WIDTH, built_with
+
 __all__ = ["ServerGAT", "ServerGCN", "ServerSAGE", "UserModel"]
 
 
+@built_with(features=WIDTH, latent_size=WIDTH, bias=FLAG)
 class UserModel(nn.Module):
     """A user's half: a linear map of its features.
 
@@ -46,6 +49,7 @@ class _Bias(nn.Module):
         return x + self.bias
 
 
+@built_with(hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class ServerGCN(nn.Module):
     """The server's half of a two-layer GCN.
 
@@ -72,6 +76,7 @@ class ServerGCN(nn.Module):
         return self.conv2(x, edge_index)  # type: ignore[no-any-return]
 
 
+@built_with(hidden=WIDTH, heads=HEADS, classes=WIDTH, dropout=SHARE)
 class ServerGAT(nn.Module):
     """The server's half of a two-layer GAT.
 
@@ -98,6 +103,7 @@ class ServerGAT(nn.Module):
         return self.conv2(x, edge_index)  # type: ignore[no-any-return]
 
 
+@built_with(hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class ServerSAGE(nn.Module):
     """The server's half of a two-layer GraphSAGE with the mean of the neighbours.
 

@@ -19,11 +19,34 @@ from flower_graph.ops.graph_learner import (
     symmetric_pattern,
 )
 from flower_graph.ops.similarity import Rows, SparseRows, kept_similarity, nearest
+from flower_graph.outputs.declared import (
+    COUNT,
+    FLAG,
+    LAYERS,
+    SHARE,
+    WIDTH,
+    Arguments,
+    OneOf,
+    Rule,
+    built_with,
+)
 from flower_graph.outputs.modules import GCN
 
 __all__ = ["MLP", "GraphLearner", "StructureModel"]
 
+# What a graph learner may be made with, besides the numbers of a node
+LEARNER: dict[str, Rule] = {
+    "encoder": OneOf(("attentive", "mlp")),
+    "layers": LAYERS,
+    "width": WIDTH,
+    "similarity": OneOf(("cosine", "euclidean", "inner")),
+    "neighbours": COUNT,
+    "weighted": FLAG,
+    "hidden": FLAG,
+}
 
+
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class MLP(nn.Module):
     """Two-layer MLP, called as a GNN is.
 
@@ -47,6 +70,7 @@ class MLP(nn.Module):
         return self.lin2(x)  # type: ignore[no-any-return]
 
 
+@built_with(features=WIDTH, **LEARNER)
 class GraphLearner(nn.Module):
     """Makes a graph of features (FedGLS, equations 5 and 13 to 18), without gradients.
 
@@ -121,6 +145,14 @@ class GraphLearner(nn.Module):
         return mlp_encode(Adjacency(entries, entries), first.contiguous(), rest, [0, shape[0]])
 
 
+@built_with(
+    features=WIDTH,
+    hidden=WIDTH,
+    classes=WIDTH,
+    dropout=SHARE,
+    encoder=FLAG,
+    learner=Arguments(LEARNER, optional=True),
+)
 class StructureModel(nn.Module):
     """What a client of FedGLS has: GNN, feature encoder, and a graph learner if it has no edges.
 

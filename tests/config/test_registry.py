@@ -75,7 +75,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield place
     for name in [name for name in sys.modules if name.partition(".")[0] == "strangers"]:
         del sys.modules[name]
-    registry._announced.cache_clear()
+    registry.announced.cache_clear()
     of_app._configuration.cache_clear()
 
 
@@ -85,7 +85,7 @@ def announce(place: Path, name: str, value: str) -> None:
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(f"[flower_graph.methods]\n{name} = {value}\n")
-    registry._announced.cache_clear()
+    registry.announced.cache_clear()
 
 
 def small_yaml(folder: Path, app: str = "strangers.mine") -> str:
@@ -130,8 +130,8 @@ def test_a_shipped_name_is_never_looked_for_elsewhere(
     announce(strangers, "fedgls", "strangers.mine")
     assert registry.method_named("fedgls").clients == "communities"
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "_announced", lambda: pytest.fail("looked through"))
-        for app in registry._SHIPPED:
+        patched.setattr(registry, "announced", lambda: pytest.fail("looked through"))
+        for app in registry.SHIPPED:
             assert registry.schema_of(app, frozenset()) is registry.method_named(app).schema
             assert registry.method_named(app).name == app
 

@@ -1,0 +1,96 @@
+"""Which code the files of a run may name: one rule for all that reads a run.
+
+A run's folder may come from anybody, so what stands in it makes this process import nothing but
+classes that ship and methods that the user has: those that ship, that installed packages announce,
+that are given by file (``--app FILE``), and that the process has imported already. Anything else
+needs trust in the whole folder, and what is then imported is said before it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_graph.config.known import has_method
+from flower_graph.config.rules import show
+from flower_graph.data.sources.cache import data_root
+from flower_graph.errors import ConfigError
+
+LOG = logging.getLogger(__name__)
+CONFIG = "config.yaml"  # of a run's folder
+# What a run leaves beside its settings; by one of these a folder is known to be a run's
+LEFT = (
+    *("metrics.jsonl", "result.json", "data.json", "checkpoints"),
+    *("predictions.npz", "embeddings.npz", "model.json", "models.json", "clients"),
+)
+OTHERWISE = (
+    "Install its package, give its file (--app FILE), or import it first; trust=True "
+    "(--trust-code) imports whatever the folder names: only for a folder whose author you trust"
+)
+
+
+def _warn(text: str) -> None:
+    LOG.warning("%s", text)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whether a run's files may name code that the user does not have.
+
+    Attributes
+    ----------
+    code : bool
+        Whether they may.
+    say : callable
+        What is told before something is imported.
+    reads : bool
+        Whether the settings are only read: no data are then loaded by them.
+    """
+
+    code: bool = False
+    say: Callable[[str], None] = _warn
+    reads: bool = False
+
+    def admit(self, name: str, refusal: Exception) -> None:
+        """Say what is imported, or raise the refusal where the folder is not trusted."""
+        if not self.code:
+            raise refusal
+        self.say(f"trusted: importing {name}, which a file of the run names")
+
+    def admit_settings(self, settings: Mapping[str, Any], where: str) -> None:
+        """Refuse what a run's settings name that could run code: ``ConfigError``."""
+        app, root = settings.get("app"), settings.get("data.root")
+        if isinstance(app, str) and not has_method(app):
+            said = f"app: {show(app)} is no method that you have, and a run imports none{where}"
+            self.admit(app, ConfigError(f"{said}. {OTHERWISE}"))
+        if root is None or self.reads or self.code or root == str(data_root(None)):
+            return
+        # Raw files of data sets are pickles, which run code where they are read.
+        raise ConfigError(
+            f"data.root: {show(root)} may hold pickles, and a run does not choose where they are "
+            f"read from{where}. Name it yourself (data.root=DIR), or trust the run (--trust-code)"
+        )
+
+
+NOBODY = Trust()
+OWN = Trust(code=True, say=lambda text: None)  # what this process has just written itself
+
+
+def is_of_run(name: str) -> bool:
+    """Say whether a file is the settings of a run: ``config.yaml`` beside what runs leave."""
+    path = Path(name).expanduser()
+    return path.name == CONFIG and any((path.parent / one).exists() for one in LEFT)
+
+
+def as_text(value: Any) -> Any:
+    """Write a value so that OmegaConf takes ``${...}`` in it for text."""
+    if isinstance(value, str):
+        # A backslash before it is one that escapes, unless it is itself doubled.
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {key: as_text(one) for key, one in value.items()}
+    return [as_text(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,55 @@
+"""Names of the methods that the user has, and the modules that their code is in.
+
+Names and module strings only, apart from what is given by file or imported already.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+
+GROUP = "flower_graph.methods"  # of entry points, each of a module that has METHOD
+
+# Looked up first: looking through entry points would cost every deployed message. Where the schema
+# is, which is read without the rest of the method; a package has its METHOD in `method` beside it.
+SHIPPED = {
+    "nfedgnn": "split_gradient_relay.config:NFedGNNConfig",
+    "fedscem": "masked_embedding_averaging.config:FedSCemConfig",
+    "fedgls": "structure_fedavg.config:FedGLSConfig",
+    "ppfl": "procrustes_alignment.config:PPFLConfig",
+    "fedgta": "fed_gta:FedGTAConfig",
+    "fedpub": "fed_pub:FedPUBConfig",
+}
+GIVEN: dict[str, ModuleType] = {}  # modules of the files that the user gave, by their app
+
+
+@lru_cache(maxsize=1)
+def announced() -> dict[str, str]:
+    """Look through the entry points: module by name."""
+    from importlib.metadata import entry_points
+
+    return {one.name: one.module for one in entry_points(group=GROUP)}
+
+
+def has_method(app: str) -> bool:
+    """Say whether the user has a method, so that naming it brings no code that is not theirs."""
+    if app in SHIPPED or app in GIVEN or app in announced():
+        return True
+    return "METHOD" in vars(sys.modules.get(app) or ModuleType(app))  # imported already
+
+
+def code_of_methods(place: str) -> ModuleType | None:
+    """Import a module if it is of a method that the user has and that does not ship; else None.
+
+    Of an announced method that is its package; of a given or imported one its module alone.
+    """
+    if place in GIVEN:
+        return GIVEN[place]
+    if given := next((one for one in GIVEN.values() if one.__name__ == place), None):
+        return given
+    packages = {one.partition(".")[0] for one in announced().values()} - {"flower_graph"}
+    if place in announced().values() or place.partition(".")[0] in packages:
+        return import_module(place)
+    return sys.modules[place] if place and has_method(place) else None
