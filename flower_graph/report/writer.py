@@ -36,7 +36,7 @@ from flower_graph.storage.files import (
 )
 
 LOG = logging.getLogger(__name__)
-RISE = 10  # times the lowest loss so far: a run that is above that, and above its first, diverges
+RISE = 10  # times the lowest loss so far: one above that, and above its first, is warned of
 
 
 class RunWriter:
@@ -154,9 +154,13 @@ class RunWriter:
                 LOG.warning(text, report.round, report.loss, advice)
         elif earlier and report.loss > max(earlier[0], RISE * min(earlier)):
             self._has_warned = True
-            text = "round %d: the loss is %.4g, of %.4g in round %d: training diverges%s"
+            # The first steps may overshoot and come back, as those of `quickstart` do.
+            text = "round %d: the loss rose to %.4g from %.4g in round %d"
             first = self.reports[0].round
-            LOG.warning(text, report.round, report.loss, earlier[0], first, advice)
+            advice = f"; if it does not fall again, turn {self._steadying} down"
+            LOG.warning(
+                text + advice * bool(self._steadying), report.round, report.loss, earlier[0], first
+            )
 
 
 def write_config(folder: Path, config: Mapping[str, Any], title: str = "") -> None:
