@@ -185,9 +185,9 @@ class Method:
         Returns
         -------
         dict
-            By name (``majority``, ``majority-per-client``, ``logistic-regression``) and role
-            (``test``, ``val``): accuracies, summed as the method's own; NaN where there are no
-            labels. ``flower_graph.data.baselines`` says what each is.
+            By name (``majority``, ``majority-per-client``, ``logistic-regression``,
+            ``label-propagation``) and role (``test``, ``val``): accuracies, summed as the method's
+            own; NaN where there are no labels. ``flower_graph.data.baselines`` says what each is.
         """
         return graph_baselines(cached_data(config))
 

@@ -1,12 +1,15 @@
-"""What is reached without federation and without edges: figures to hold an accuracy against.
+"""What is reached without training a GNN: figures to hold an accuracy against.
 
 They are judged as the methods judge themselves: of each client the share of its labelled nodes that
 are right, and the mean of that over the clients that have such nodes (one graph counts as one
-client). Three guesses:
+client):
 
 * ``majority``: the commonest class of all training nodes;
 * ``majority-per-client``: each client's own; of a client without training nodes, that of all;
-* ``logistic-regression``: on the features alone, trained on all clients' training nodes.
+* ``logistic-regression``: on the features alone, trained on all clients' training nodes;
+* ``label-propagation``: each client's training labels spread over its own edges, features unused;
+  what no label reaches is of the client's commonest class, as above. In nFedGNN the graph is one,
+  and the server holds its edges and these labels: no user has to answer.
 
 A node that trains at one client and is judged at another is predicted by a regression that was
 fitted without it: nodes are dealt to ``FOLDS`` parts then, and each part is predicted by a fit to
@@ -24,15 +27,18 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.graph import row_entries, take_rows
-from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.logistic_regression import fit, scores
 
 JUDGED = ("test", "val")
 MAJORITY, OWN_MAJORITY, REGRESSION = "majority", "majority-per-client", "logistic-regression"
+PROPAGATION = "label-propagation"
 SKIPPED = "skipped"  # beside a regression's figures: why there are none
 FOLDS = 5
 # scikit-learn's C for features of variance 1; the better one by validation, the first without
 STRENGTHS = (1.0, 10.0)
+# Shares of the neighbours in each step of label propagation: the best one by validation
+KEPT, STEPS = (0.9, 0.95, 0.99), 50
 LARGEST = 10_000_000  # non-zero features of training nodes times classes: some seconds
 Figures = dict[str, dict[str, Any]]
 # What clients' commonest classes reach where those that train alone may reach more: methods were
@@ -48,6 +54,7 @@ class Labelled(NamedTuple):
     train_y: Tensor  # [n] classes to train on: wrong ones under label noise
     masks: dict[str, Tensor]  # bool [n] by role, of labelled nodes only
     names: Sequence[int | str] | None  # by which clients name the same node; None: no other has it
+    edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
     def of(cls, graph: Any) -> Labelled:
@@ -57,23 +64,31 @@ class Labelled(NamedTuple):
             mask = getattr(graph, f"{role}_mask", None)
             masks[role] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask & (y >= 0)
         train_y = getattr(graph, "train_y", y)
-        return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None))
+        edges = getattr(graph, "edge_index", None)
+        if edges is None or getattr(graph, "is_graphless", False):
+            edges = torch.empty(2, 0, dtype=torch.int64)
+        return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
 
 
 def client_baselines(graphs: Sequence[Any]) -> Figures:
-    """Give the three figures of a run whose clients hold graphs, by name and by role."""
+    """Give the four figures of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
     return {
         MAJORITY: _majority(parts, is_own=False),
         OWN_MAJORITY: _majority(parts, is_own=True),
         REGRESSION: _regression(parts),
+        PROPAGATION: _propagation(parts),
     }
 
 
 def graph_baselines(graph: Any) -> Figures:
-    """Give the two figures of a run on one graph with masks: there are no clients to guess."""
+    """Give the three figures of a run on one graph with masks: there are no clients to guess."""
     parts = [Labelled.of(graph)]
-    return {MAJORITY: _majority(parts, is_own=False), REGRESSION: _regression(parts)}
+    return {
+        MAJORITY: _majority(parts, is_own=False),
+        REGRESSION: _regression(parts),
+        PROPAGATION: _propagation(parts),
+    }
 
 
 def says_one_class(baselines: Figures) -> str:
@@ -139,6 +154,48 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
             part.y == names[local] for part, local in zip(parts, guess.split(sizes), strict=True)
         ]
         found.append({role: _accuracy(parts, role, right) for role in JUDGED})
+    return _best(found)
+
+
+def _propagation(parts: Sequence[Labelled]) -> dict[str, Any]:
+    """Spread each client's training labels over its edges; of three shares the best validates."""
+    whole, sizes = _commonest(parts, "train"), [part.y.numel() for part in parts]
+    nothing: dict[str, Any] = dict.fromkeys(JUDGED, math.nan)
+    if whole is None:
+        return nothing
+    own = [_commonest([part], "train") for part in parts]
+    known = torch.tensor([whole if guess is None else guess for guess in own])
+    fallback = known.repeat_interleave(torch.tensor(sizes))  # [n] of all clients' nodes
+    train = torch.cat([part.masks["train"] for part in parts])
+    y = torch.cat([part.train_y for part in parts])
+    classes, count = 1 + int(y[train].max()), sum(part.edge_index.shape[1] for part in parts)
+    if count * classes > LARGEST:
+        return {**nothing, SKIPPED: f"too large: {count:,} edges and {classes} classes"}
+    start = torch.zeros(y.numel(), classes)
+    start[train, y[train]] = 1
+    first = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    edges = torch.cat([one.edge_index + at for one, at in zip(parts, first, strict=False)], 1)
+    found = []
+    for rows in _spread(start, gcn_adjacency(edges, y.numel()).matrix):
+        guess = torch.where(rows.sum(1) > 0, rows.argmax(1), fallback)
+        right = [part.y == local for part, local in zip(parts, guess.split(sizes), strict=True)]
+        found.append({role: _accuracy(parts, role, right) for role in JUDGED})
+    return _best(found)
+
+
+def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
+    """Propagate rows over a graph, with each share of the neighbours."""
+    result = []  # [n, k] each
+    for kept in KEPT:
+        rows = start
+        for _ in range(STEPS):
+            rows = kept * (matrix @ rows) + (1 - kept) * start
+        result.append(rows)
+    return result
+
+
+def _best(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Take what validates best, of equals and without validation the first."""
     return max(found, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
 
 

@@ -23,7 +23,8 @@ GUESSES = {
     "majority-per-client": "each client's own commonest class",
 }
 REGRESSION = "logistic regression on features alone"
-BASELINES = {**GUESSES, "logistic-regression": REGRESSION}
+PROPAGATION = "label propagation"
+BASELINES = {**GUESSES, "logistic-regression": REGRESSION, "label-propagation": PROPAGATION}
 
 
 def make_result(
@@ -195,8 +196,9 @@ def baseline_figures(baselines: Mapping[str, Any]) -> list[str]:
     """Name the baselines with their test accuracies, and why there is none where it is known."""
     known = tested({"baselines": baselines}).items()
     figures = [f"{name} {value:.3f}" for name, value in known]
-    if why := baselines.get("logistic-regression", {}).get("skipped"):
-        figures.append(f"{REGRESSION} skipped: {why}")
+    for key, name in BASELINES.items():
+        if why := baselines.get(key, {}).get("skipped"):
+            figures.append(f"{name} skipped: {why}")
     return figures
 
 
@@ -211,7 +213,11 @@ def describe_baselines(result: Mapping[str, Any]) -> list[str]:
     accuracy = _mean(result.get("test-accuracy-at-best-val")) - 1e-9
     words = [
         f"not better than {what}"
-        for what, names in (("guessing", GUESSES.values()), (REGRESSION, (REGRESSION,)))
+        for what, names in (
+            ("guessing", [*GUESSES.values()]),
+            (REGRESSION, [REGRESSION]),
+            (PROPAGATION, [PROPAGATION]),
+        )
         if any(accuracy <= known[name] for name in names if name in known)
     ]
     return [", ".join(figures), *(["; ".join(words)] if words else [])]
