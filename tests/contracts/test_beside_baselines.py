@@ -21,13 +21,16 @@ def figures_of(done: Done) -> dict[str, float]:
     return {name: one["test"] for name, one in written.items() if one["test"] is not None}
 
 
+OF_ALL = ("logistic-regression", "label-propagation")
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_a_result_has_baselines(name: str, tmp_path: Path) -> None:
     setup = METHODS[name]
     done = setup.run(tmp_path / "run", "rounds=1")
     found = figures_of(done)
     alone = {"majority-per-client"} if name == "nfedgnn" else set()  # a client is one node
-    assert found.keys() == {"majority", "majority-per-client", "logistic-regression"} - alone
+    assert found.keys() == {"majority", "majority-per-client", *OF_ALL} - alone
     config = setup.load("rounds=1")
     assert found["majority"] == method_of(config).baselines(config)["majority"]["test"]
 

@@ -61,7 +61,7 @@ def test_of_equally_common_classes_it_is_the_first() -> None:
 
 def test_one_graph_has_no_clients_that_guess() -> None:
     found = graph_baselines(SECOND)
-    assert found.keys() == {"majority", "logistic-regression"}
+    assert found.keys() == {"majority", "logistic-regression", "label-propagation"}
     assert found["majority"] == pytest.approx({"test": 2 / 3, "val": 0.0})
 
 
@@ -142,8 +142,36 @@ def test_what_is_too_large_is_skipped_in_words(monkeypatch: pytest.MonkeyPatch) 
     assert client_baselines(graphs)["majority"]["test"] == pytest.approx((1 / 3 + 2 / 3) / 2)
 
 
+def chained(number: int, y: list[int], roles: str, edges: list[list[int]]) -> SimpleNamespace:
+    """Give a toy whose nodes are joined in both directions."""
+    ends = torch.tensor(edges).t()
+    graph = vars(toy(number, [[1.0]] * len(y), y, roles=roles))
+    return SimpleNamespace(**{**graph, "edge_index": torch.cat([ends, ends.flip(0)], 1)})
+
+
+def test_labels_spread_over_each_clients_own_edges() -> None:
+    # 0 - 3 and 1 - 4 are joined, nothing reaches 5: it is of the client's commonest class, 0
+    first = chained(0, [0, 1, 0, 0, 1, 0], "ttteee", [[0, 3], [1, 4]])
+    second = chained(1, [1, 2, 1, 2], "ttee", [[0, 2], [1, 3]])
+    assert client_baselines([first, second])["label-propagation"]["test"] == 1.0
+    assert graph_baselines(first)["label-propagation"]["test"] == 1.0
+    bare = SimpleNamespace(**vars(second), is_graphless=True)  # its edges are not for it to use
+    found = client_baselines([first, bare])["label-propagation"]["test"]
+    assert found == pytest.approx((1 + 1 / 2) / 2)  # 1, the first of its equals, for 1 and 2
+
+
+def test_a_graph_too_large_to_spread_over_is_skipped_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = chained(0, [0, 1, 0, 1], "ttee", [[0, 2], [1, 3]])
+    monkeypatch.setattr(baselines, "LARGEST", 4 * 2 - 1)
+    found = graph_baselines(graph)["label-propagation"]
+    assert math.isnan(found["test"]) and "4 edges" in found[baselines.SKIPPED]
+
+
 def test_the_smallest_set_that_ships_has_the_known_figures() -> None:
     """Cora's public split: logistic regression is known to reach 57 % or a little more."""
     found = method_of(config := load_config("quickstart", [])).baselines(config)
     assert found["majority"]["test"] == pytest.approx(0.119)
     assert 0.56 < found["logistic-regression"]["test"] < 0.61
+    assert found["label-propagation"]["test"] == pytest.approx(0.669)
