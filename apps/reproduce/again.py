@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import stdev
 from typing import Any
+from unittest.mock import patch
 
 from flower_graph.apps.reproduce.experiments import (
     Curves,
@@ -36,11 +37,6 @@ SIZE = 1e-7  # of a change of the initial weights: about one rounding of a numbe
 DRAWS = 3  # changed runs of each cell
 LEAST = 0.001  # that is tolerated of a row whose changed runs agree
 METRICS = (TEST, "micro-f1")
-# Functions that draw initial weights: PyTorch's, and PyG's for its layers
-DRAWN_BY = (
-    ("torch.nn.init", ("xavier_uniform_", "kaiming_uniform_")),
-    ("torch_geometric.nn.inits", ("glorot",)),
-)
 
 
 def main(
@@ -125,38 +121,32 @@ def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
 
 @contextmanager
 def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
-    """Add normal noise of 1e-7 to all weights drawn inside the block; draw 0 adds none.
+    """Add normal noise of 1e-7 to all that is drawn uniformly inside the block; draw 0 adds none.
+
+    These are initial weights, and few other numbers, which hardly feel it.
 
     Gives a function that says how many tensors were drawn until then.
     """
-    import importlib
-
     import torch
 
     rng, drawn = generator(seed, "again", draw), [0]
 
     def noisy(function: Callable[..., Any]) -> Callable[..., Any]:
-        def fill(tensor: Any, *args: Any, **others: Any) -> Any:
-            result = function(tensor, *args, **others)
-            if tensor is not None:
-                drawn[0] += 1
+        def draw_it(*args: Any, **others: Any) -> Any:
+            result = function(*args, **others)
+            drawn[0] += 1
+            if draw:
                 with torch.no_grad():
-                    tensor += (SIZE * (draw > 0)) * torch.randn(tensor.shape, generator=rng)
+                    noise = torch.randn(result.shape, generator=rng, dtype=result.dtype)
+                    result += SIZE * noise.to(result.device)
             return result
 
-        return fill
+        return draw_it
 
-    before = []
-    for module, names in DRAWN_BY:
-        place = importlib.import_module(module)
-        before += [(place, name, getattr(place, name)) for name in names]
-    try:
-        for place, name, function in before:
-            setattr(place, name, noisy(function))
+    # PyTorch's and PyG's initialisations draw by the first, and a method of its own by either.
+    uniform, rand = noisy(torch.Tensor.uniform_), noisy(torch.rand)
+    with patch.object(torch.Tensor, "uniform_", uniform), patch.object(torch, "rand", rand):
         yield lambda: drawn[0]
-    finally:
-        for place, name, function in before:
-            setattr(place, name, function)
 
 
 def write(out: Path, paper: str, found: Sequence[Row]) -> None:
