@@ -9,9 +9,13 @@ from typing import Any
 from flower_graph.apps.cli.run import Options, run_all
 from flower_graph.config.foreign import OWN
 from flower_graph.config.load import as_overrides
+from flower_graph.data.given import with_saved_graphs
+from flower_graph.engine.threads import waiting_threads
 from flower_graph.outputs.run import Run, load_run
 
 __all__ = ["run"]
+
+GRAPHS = "graphs"  # folder of graphs that Python gave
 
 
 def run(
@@ -21,7 +25,7 @@ def run(
     seed: int | Sequence[int] | None = None,
     out: Path | str | None = None,
     supernodes: int | None = None,
-    quiet: bool = True,
+    quiet: bool = False,
 ) -> Run:
     """Train with a config in this process, as ``flower-graph run`` does, with the same checks.
 
@@ -31,7 +35,8 @@ def run(
         A shipped config, such as ``"fedgls/cora-linqs"``, or the path of a YAML file.
     overrides : mapping or sequence of str, optional
         Settings that differ, nested or by dotted key: ``{"rounds": 20, "model.name": "gat"}``; or
-        words as the command takes them: ``["rounds=20"]``.
+        words as the command takes them: ``["rounds=20"]``. For ``data.name`` also a PyG ``Data``,
+        which is written to the folder ``graphs`` beside the run's folder.
     seed : int or sequence of int, optional
         Of the run, or of several; default: the config's.
     out : Path or str, optional
@@ -39,7 +44,8 @@ def run(
     supernodes : int, optional
         SuperNodes that the clients are assigned over.
     quiet : bool
-        Whether rounds are shown on stderr.
+        Whether nothing is shown: by default a bar in a terminal or notebook, elsewhere a line for
+        each round, on stderr.
 
     Returns
     -------
@@ -51,6 +57,9 @@ def run(
     ConfigError, DataError, OutputError
         As the command says them.
     """
+    if isinstance(overrides, Mapping):
+        folder = Path("runs") if out is None else Path(out).expanduser().parent
+        overrides = with_saved_graphs(overrides, folder / GRAPHS)
     seeds = [seed] if isinstance(seed, int) else seed
     options = Options(
         config=config,
@@ -60,4 +69,5 @@ def run(
         supernodes=supernodes,
         quiet=quiet,
     )
-    return load_run(run_all(options)[0], trust=OWN)
+    with waiting_threads():
+        return load_run(run_all(options)[0], trust=OWN)

@@ -3,7 +3,14 @@
 What an app of one's own needs is here by short names, each imported on first use.
 """
 
+import os
+import sys
 from pathlib import Path
+
+# OpenMP reads it when torch loads. Threads that spin while they wait take the cores from each
+# other, and on a busy machine a round of 15 ms then takes ten times as long.
+torch_was_loaded = "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
 
@@ -155,3 +162,7 @@ def __getattr__(name: str) -> object:
     from flower_graph.lazy import attach
 
     return attach(__name__)(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,6 +31,10 @@ class NoClientsError(RuntimeError):
     """No client could be reached, or none gave a usable reply, before the deadline."""
 
 
+class ClientBugError(NoClientsError):
+    """All clients of a simulation fail at the same line; the message has one's traceback."""
+
+
 class StateLostError(RuntimeError):
     """What a client kept between rounds is gone or belongs to another round."""
 

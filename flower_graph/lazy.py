@@ -7,6 +7,7 @@ alone: importing the package, or one of its modules, then costs nothing but that
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -15,16 +16,19 @@ from typing import Any
 
 
 def attach(package: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package, which imports what stands under ``TYPE_CHECKING``."""
+    """Make the ``__getattr__`` of a package, which imports what stands under ``TYPE_CHECKING``.
+
+    ``dir`` of the package has these names too, so that a notebook completes them.
+    """
+    there = vars(sys.modules[package])
+    there.setdefault("__dir__", lambda: sorted({*there, *declared(package)}))
 
     def getattr_(name: str) -> Any:
         if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, there = declared(package)[name]
+        module, own = declared(package)[name]
         found = import_module(module)
-        return (
-            getattr(found, there) if hasattr(found, there) else import_module(f"{module}.{there}")
-        )
+        return getattr(found, own) if hasattr(found, own) else import_module(f"{module}.{own}")
 
     return getattr_
 

@@ -61,6 +61,8 @@ class InProcessGrid(Grid):
     ----------
     contexts : dict[int, Context]
         The context of each node, with its state, by node id.
+    tracebacks : dict[int, str]
+        Of the last error of each node that failed, by node id.
 
     Raises
     ------
@@ -92,6 +94,7 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._numbers = itertools.count(1)
         self.contexts: dict[int, Context] = {}
+        self.tracebacks: dict[int, str] = {}
         for partition in range(num_supernodes):
             # 64 bits, so that nobody takes it for the partition id
             digest = hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest()
@@ -191,6 +194,7 @@ class InProcessGrid(Grid):
         except Exception as error:
             context.state = state  # Flower's engines keep the old context too
             LOG.debug("ClientApp failed on node %d", context.node_id, exc_info=True)
+            self.tracebacks[context.node_id] = "".join(traceback.format_exception(error))
             last = traceback.extract_tb(error.__traceback__)[-1]  # the line that raised it
             said = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, said), reply_to=message)

@@ -33,9 +33,6 @@ _OTHER_DATA = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
     args = _parse(argv)
-    # Read when torch loads. Threads that spin while they wait take the cores from each other, and
-    # on a busy machine a round of 15 ms then takes ten times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         given = getattr(args, "seeds", None)
@@ -45,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _, function = _COMMANDS[args.command].partition(":")
         status: int = getattr(import_module(module), function)(args)
         return status
+    except errors.ClientBugError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except OUR_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

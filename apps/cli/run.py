@@ -279,7 +279,7 @@ def _paths(config: RunConfig) -> list[str]:
 
 
 class RoundPrinter:
-    """Shows each round on stderr: a bar in a terminal, one line each elsewhere."""
+    """Shows each round: a bar in a terminal or notebook, one line each on stderr elsewhere."""
 
     def __init__(
         self, total: int, *, label: str, clients: str = "clients", quiet: bool = False
@@ -291,11 +291,11 @@ class RoundPrinter:
         """Show one round."""
         if self._quiet:
             return
-        if not sys.stderr.isatty():
+        if not (sys.stderr.isatty() or in_notebook()):
             print(format_round(report, self._total, self._clients), file=sys.stderr, flush=True)
             return
         if self._bar is None:
-            from tqdm import tqdm
+            from tqdm.auto import tqdm
 
             # A resumed run does not start at round 1; its speed counts from where it starts.
             before = report.round - 1
@@ -318,6 +318,11 @@ class RoundPrinter:
         """End the bar's line."""
         if self._bar is not None:
             self._bar.close()
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this, which shows a bar although stderr is no terminal."""
+    return "ipykernel" in sys.modules
 
 
 def _interrupted(job: Job, top: Path) -> str:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flower_graph.errors import OutputError
+from flower_graph.outputs.frames import ROLES, Framed
 from flower_graph.outputs.weights import SavedModels, SparseRows
 from flower_graph.storage.files import private_folder, replaced, saying
 
@@ -39,7 +40,6 @@ __all__ = [
     "write_outputs",
 ]
 
-ROLES = ("none", "train", "val", "test")
 NO_CLIENT = -1  # whose predictions are the server's own
 SERVER = "server"  # what a table says in place of the number of no client
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
@@ -50,8 +50,8 @@ Numbers = NDArray[Any]
 T = TypeVar("T")
 
 
-@dataclass
-class Predictions:
+@dataclass(repr=False)
+class Predictions(Framed):
     """What nodes were predicted to be; one row for each node of each client.
 
     Attributes

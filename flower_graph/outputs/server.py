@@ -62,6 +62,7 @@ class BestRound:
     number: int = 0
     accuracy: float = -math.inf
     last: int = 0  # round that was reported
+    any_used: bool = False  # whether in any round something was aggregated
     # What was the best as of each checkpoint that may be gone on from
     protected: list[int] = field(default_factory=list)
 
@@ -75,7 +76,8 @@ class BestRound:
 
     def saving(self) -> dict[str, Any]:
         """Return what a checkpoint holds that is about to be completed."""
-        return {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
+        best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
+        return {**best, "any-used": self.any_used}
 
     def saved(self) -> None:
         """Note that it was."""
@@ -86,6 +88,7 @@ class BestRound:
         self.number = int(state.get("number", 0))
         self.accuracy = float(state.get("accuracy", -math.inf))
         self.protected = list(state.get("protected", []))
+        self.any_used = bool(state.get("any-used", True))  # older ones do not say it
 
     def _saved(self) -> list[int]:
         held = [one for one in self.protected if one != self.number]

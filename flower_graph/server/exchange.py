@@ -28,6 +28,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID
+from flower_graph.server.failures import Failures
 from flower_graph.server.ledger import ByteLedger, count_bytes, size_of, too_large
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
@@ -147,12 +148,13 @@ class Exchange:
     Parameters
     ----------
     grid : Grid
-        Flower's grid, of any kind.
+        Of any kind.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.ledger = ByteLedger()
+        self.failures = Failures(grid)
         self._unanswered: dict[str, Unanswered] = {}
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
@@ -240,6 +242,8 @@ class Exchange:
 
         Raises
         ------
+        ClientBugError
+            If all nodes of a simulation fail at the same line, and none has trained yet.
         ValueError
             If an argument is impossible.
         """
@@ -260,11 +264,13 @@ class Exchange:
         for reply in self._pull(gathering.open, timeout):
             size = size_of(reply)
             self.ledger.count_wire("up", size)
+            self.failures.note(reply, gathering.open)
             gathering.take(reply, size, self._unanswered)
         for node_id in gathering.open.values():
             gathering.reject(node_id, f"no reply within {timeout:g} s")
         self._remember(gathering.open, server_round)
         replies = gathering.replies.in_order(requests)
+        self.failures.check(requests)
         log_rejected(LOG, server_round, called, replies.rejected)
         log_rejected(LOG, server_round, "ignored", replies.strays)
         return replies
@@ -291,6 +297,7 @@ class Exchange:
             Whatever came, but for replies to messages of earlier exchanges.
         """
         waiting, replies = self._sent(list(messages)), []
+        asked = {*waiting.values()}
         for reply in self._pull(waiting, timeout):
             answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if (late := self._unanswered.pop(answers, None)) is not None:
@@ -298,10 +305,12 @@ class Exchange:
                 why = f"late: round {late.server_round}, expected {server_round}"
                 log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
                 continue
+            self.failures.note(reply, waiting)
             if reply.has_error() or waiting.get(answers) == sender:
                 waiting.pop(answers, None)
             replies.append(reply)
         self._remember(waiting, server_round)
+        self.failures.check(asked)
         return replies
 
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:

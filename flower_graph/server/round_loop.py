@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_graph.config.common import LAST, NOTHING
 from flower_graph.config.rules import at_least
+from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.server import BestRound, KeptOutputs, Wanted
 from flower_graph.report.rounds import RoundReport, format_round
@@ -176,7 +177,8 @@ class RoundLoop(Strategy):
         Raises
         ------
         NoClientsError
-            If no client is there, or none gives a usable answer before the deadline.
+            If no client is there, none gives a usable answer before the deadline, or all rounds
+            were skipped; ``ClientBugError`` if all clients of a simulation fail at one line.
         AlignmentError
             If clients cannot be brought to one order of the nodes that they share.
         DivergedError
@@ -199,7 +201,7 @@ class RoundLoop(Strategy):
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
-        result = Result()
+        result, why = Result(), "no round was reported"
         while not self._is_over(done, patience):
             done += 1
             report = self._reported(done, result, evaluate_fn)
@@ -208,12 +210,16 @@ class RoundLoop(Strategy):
             # In this order a run can be stopped anywhere: a checkpoint's rounds are reported, and
             # its best round is held.
             (on_round or self._log)(report)
+            self.best.any_used |= not report.skipped
+            why = report.skipped
             self._outputs.reported(report)
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 self._end_after(done)
         self._outputs.finish()
         self.finish(self.session.rounds)
+        if not self.best.any_used:
+            raise NoClientsError(f"all rounds were skipped, so nothing was learnt: {why}")
         result.arrays = self.learnt()
         return result
 

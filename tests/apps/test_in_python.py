@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import networkx
 import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import from_networkx
 
 import flower_graph as fg
 from flower_graph.config.load import as_overrides, load_config
-from flower_graph.errors import ConfigError, OutputError
+from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.report.writer import RunWriter
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
     "rounds": 1,
     "data": {"name": "csbm", "nodes": 40, "classes": 2, "num_features": 8, "active": 3},
@@ -78,3 +86,74 @@ def test_a_folder_that_holds_something_is_refused() -> None:
     Path("out/notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="exists and is not empty"):
         fg.run("fedgta/cora-linqs", SMALL, out="out")
+
+
+def given_graph() -> Any:
+    """Make a graph with the attributes that ``from_networkx`` finds at its nodes and edges."""
+    graph = networkx.connected_caveman_graph(4, 8)
+    for node, found in graph.nodes(data=True):
+        found.update(label=node // 16, age=float(node % 16), income=float(node // 16))
+    networkx.set_edge_attributes(graph, 1.0, "weight")
+    return from_networkx(graph)
+
+
+def test_a_graph_that_python_has_is_saved_and_read_again() -> None:
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "partition": {"clients": 2, "method": "random"},
+        "data.split": "random",
+        "data.ratios": [0.4, 0.3, 0.3],
+        "data.features": "as-is",
+        "model.hidden": 4,
+    }
+    data = given_graph()
+    run = fg.run("fedgta/cora-linqs", {**settings, "data.name": data}, out="one/run")
+    (file,) = Path("one/graphs").glob("*.pt")
+    assert run.config.data.name == str(file.absolute())
+    assert len(fg.load_run(run.path).predictions().node) == 32
+    x = torch.stack([data.age, data.income], 1)
+    assert run.predict(x, data.edge_index, client=0).shape == (32, 2)
+    nested = {**settings, "data": {"name": Data(x=x, edge_index=data.edge_index, y=data.label)}}
+    again = fg.run("fedgta/cora-linqs", nested, out="one/again")
+    assert again.metrics[-1]["loss"] == run.metrics[-1]["loss"]
+    with pytest.raises(DataError, match="has no y"):
+        fg.run("fedgta/cora-linqs", {"data.name": Data(x=x, edge_index=data.edge_index)})
+
+
+def test_a_notebook_completes_names_and_shows_little(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"run", "load_run", "Run"} <= set(dir(fg)) and "load_graph" in dir(fg.data)
+    run = fg.run("fedgta/cora-linqs", {**SMALL, "rounds": 2})
+    assert "round 2/2" in capsys.readouterr().err
+    shown = [repr(one) for one in (run.metrics, run.predictions(), run.predictions(1))]
+    assert all(len(one) < 120 for one in shown), shown
+    assert "2 rounds" in shown[0] and "40 nodes, 2 clients" in shown[1]
+    pytest.importorskip("pandas")
+    assert len(run.metrics.to_pandas()) == 2
+    frame = run.predictions().to_pandas()
+    assert len(frame) == 40 and set(frame["role"]) <= {"none", "train", "val", "test"}
+    assert "<table" in run.predictions()._repr_html_() and "<table" in run.metrics._repr_html_()
+
+
+CODE = """
+{first}
+import flower_graph as fg, torch
+before = torch.get_num_threads()
+torch.set_num_threads(2)
+from flower_graph.engine.threads import waiting_threads
+with waiting_threads():
+    print(torch.get_num_threads())
+print(torch.get_num_threads())
+import os
+print(os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.parametrize(("first", "threads"), [("import torch", 1), ("", 2)])
+def test_threads_do_not_spin_in_python_either(first: str, threads: int) -> None:
+    """A run has one thread where torch's would spin, and all where they were told to wait."""
+    environment = {key: one for key, one in os.environ.items() if not key.startswith("OMP_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    code = [sys.executable, "-c", CODE.format(first=first)]
+    done = subprocess.run(code, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == [str(threads), "2", "passive"]
+    assert ("one thread" in done.stderr) == (threads == 1)

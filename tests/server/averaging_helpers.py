@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.errors import NoClientsError
 from flower_graph.messages.averaging import Enrolment
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
@@ -98,6 +101,7 @@ class Run:
         extra: Any = None,
         app: ClientApp | None = None,
         make_grid: Callable[..., InProcessGrid] = InProcessGrid,
+        skipped: bool = False,  # whether no round is of use, which ends a run with an error
         **how: Any,
     ) -> None:
         self.log: Log = []
@@ -107,9 +111,10 @@ class Run:
         app = app or app_of(hosted, self.log, bad, extra)
         self.grid = make_grid(app, num_supernodes=len(hosted))
         self.ids = list(self.grid.contexts)
-        self.result = strategy.start(
-            self.grid, start(), rounds, 0.05, on_round=self.reports.append, **how
-        )
+        with pytest.raises(NoClientsError) if skipped else nullcontext():
+            self.result = strategy.start(
+                self.grid, start(), rounds, 0.05, on_round=self.reports.append, **how
+            )
 
     @property
     def model(self) -> list[float]:

@@ -1,0 +1,77 @@
+"""A graph that Python has, as a file that a run reads: what ``fg.run`` takes for ``data.name``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from flower_graph.data.graph import Graph
+from flower_graph.errors import DataError
+from flower_graph.storage.files import replaced
+
+SECTION, KEY = "data", "name"
+# Attributes of nodes that are no features, as columns of `nodes.csv` are none
+NAMED = {"x", "y", "label", "name", "split", "client", "identity", "train_mask", "val_mask"}
+NAMED |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "classes"}
+
+
+def with_saved_graphs(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write a graph that is given for ``data.name`` into a folder, and name its file instead."""
+    found = dict(settings)
+    for key, value in settings.items():
+        if key == SECTION and isinstance(value, Mapping):
+            found[key] = {name: _named(name, one, folder) for name, one in value.items()}
+        else:
+            found[key] = _named(key.removeprefix(f"{SECTION}."), value, folder)
+    return found
+
+
+def _named(key: str, value: Any, folder: Path) -> Any:
+    """Save a graph; leave any other value as it is."""
+    if isinstance(value, Graph):
+        value = value.to_data()
+    return str(save_graph(value, folder)) if key == KEY and isinstance(value, Data) else value
+
+
+def save_graph(data: Data, folder: Path) -> Path:
+    """Save a graph by a name of its content, so that equal graphs have one file."""
+    content = BytesIO()
+    torch.save(Data.from_dict(_as_read(data)), content)
+    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
+    path = folder.expanduser().absolute() / f"{digest}.pt"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as part:
+            part.write_bytes(content.getvalue())
+    return path
+
+
+def _as_read(data: Data) -> dict[str, Any]:
+    """Give a graph's entries as files have them; of ``from_networkx`` each is an attribute."""
+    found = {key: value for key, value in data.cpu().to_dict().items() if value is not None}
+    n = data.num_nodes
+    if "y" not in found and "label" in found:
+        found["y"] = found.pop("label")
+    columns = {key: one for key, one in found.items() if _is_column(key, one, n)}
+    if "x" not in found and columns:
+        found = {key: value for key, value in found.items() if key not in columns}
+        found["x"] = torch.cat([one.float().reshape(n, -1) for one in columns.values()], 1)
+    if "y" not in found:
+        raise DataError(
+            f"data.name: the graph has no y and no label, but {', '.join(sorted(found))}; give "
+            "each node a class, -1 for none, such as data.y = ..."
+        )
+    return found
+
+
+def _is_column(key: str, value: Any, n: int | None) -> bool:
+    """Whether an entry is a number, or several, for each node, and stands for a feature."""
+    is_rows = isinstance(value, Tensor) and value.dim() in (1, 2) and value.size(0) == n
+    return is_rows and key not in NAMED and not key.startswith("edge_")

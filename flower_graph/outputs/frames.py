@@ -1,0 +1,54 @@
+"""What a notebook shows of a run: a short text, or a data frame where pandas is there."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+ROLES = ("none", "train", "val", "test")
+SHOWN = 10  # rows and columns of a table in a notebook
+
+
+class Framed:
+    """Arrays with a row for each node of each client, shown in short."""
+
+    node: Any
+    client: Any
+    role: Any
+    classes: tuple[str, ...] | None
+
+    def __repr__(self) -> str:
+        """Say how much there is."""
+        count = f"{len(self.node)} nodes, {len(np.unique(self.client))} clients"
+        return f"<{type(self).__name__.lower()}: {count}; .to_pandas() has all>"
+
+    def _repr_html_(self) -> str | None:
+        """Show a table in a notebook, if pandas is there."""
+        return html_of(self)
+
+    def to_pandas(self) -> Any:
+        """Give a data frame with a line for each row; roles and classes by their names."""
+        found = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        found["role"] = np.asarray(ROLES)[self.role]
+        if self.classes:
+            names = np.asarray([*self.classes, None], object)  # the last where it is -1
+            found |= {name: names[found[name]] for name in ("predicted", "label")}
+        return pandas_module().DataFrame(found)
+
+
+def pandas_module() -> Any:
+    """Import pandas, which nothing else needs."""
+    try:
+        return import_module("pandas")
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+
+
+def html_of(shown: Any) -> str | None:
+    """Write a short table as HTML; None, so that the short text is shown, without pandas."""
+    try:
+        return str(shown.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
+    except ImportError:
+        return None

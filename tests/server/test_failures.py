@@ -1,0 +1,119 @@
+"""A fault that all clients have stops a simulation; a run without a usable round is no success."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flower_graph.apps.cli.main import main
+from flower_graph.apps.run import simulate
+from flower_graph.config.load import load_config
+from flower_graph.errors import ClientBugError, NoClientsError
+from flower_graph.server.failures import fault_of
+
+METHOD = """
+from dataclasses import dataclass
+
+from flower_graph.client.module_client import ModuleClient
+from flower_graph.config.module import ModuleRunConfig
+from flower_graph.module_method import ModuleMethod
+
+
+@dataclass
+class Config(ModuleRunConfig):
+    app: str = "faulty"
+
+
+class Client(ModuleClient):
+    def loss(self, module, graph):
+        if FAULTY(graph):
+            graph.train_mask
+        return super().loss(module, graph)
+
+
+class Faulty(ModuleMethod):
+    name, schema, client_class = "faulty", Config, Client
+
+
+METHOD = Faulty()
+"""
+SETTINGS = [
+    "app=faulty",
+    "rounds=3",
+    "device=cpu",
+    "data.name=csbm",
+    "data.nodes=60",
+    "data.classes=2",
+    "data.num_features=8",
+    "data.active=3",
+    "data.split=random",
+    "data.ratios=[0.4,0.3,0.3]",
+    "partition.clients=3",
+    "partition.method=random",
+    "model.hidden=4",
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Write a method that fails at every client, and a config for it."""
+    text = METHOD.replace("FAULTY(graph)", "True")
+    (tmp_path / "faulty.py").write_text(text, encoding="utf-8")
+    (tmp_path / "faulty.yaml").write_text("app: faulty\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield str(tmp_path / "faulty.yaml")
+    sys.modules.pop("faulty", None)
+
+
+def test_the_command_stops_with_the_clients_traceback(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", config, *SETTINGS[1:], "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert "AttributeError" in said and "graph.train_mask" in said and 'faulty.py", line' in said
+    assert not (out / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_so_it_does_through_flower(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", config, *SETTINGS[1:], "--out", str(out), "--engine", "flwr"]) == 1
+    said = capsys.readouterr().err
+    assert "ClientBugError" in said and "graph.train_mask" in said
+    assert not (out / "result.json").exists()
+
+
+def test_one_clients_fault_stops_nobody_else(config: str) -> None:
+    first = "self.outputs._context.node_config['partition-id'] == 0"
+    text = METHOD.replace("FAULTY(graph)", first)
+    Path(config).with_name("faulty.py").write_text(text, encoding="utf-8")
+    reports = simulate(load_config(config, SETTINGS[1:]), supernodes=3)
+    assert len(reports) == 3
+    assert all(not report.skipped and len(report.rejected) == 1 for report in reports)
+
+
+def test_where_tracebacks_stay_with_clients_a_run_of_skipped_rounds_still_fails(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A deployment's grid has no tracebacks of its nodes.
+    monkeypatch.setattr("flower_graph.server.failures.Failures._traceback", lambda *_: "")
+    with pytest.raises(NoClientsError) as caught:
+        simulate(load_config(config, SETTINGS[1:]), supernodes=3)
+    assert not isinstance(caught.value, ClientBugError) and "skipped" in str(caught.value)
+
+
+def test_faults_at_one_line_are_one_whatever_their_values() -> None:
+    said = 'Traceback (most recent call last):\n  File "a.py", line {}, in loss\n    x[i]\n{}: {}\n'
+    first = fault_of(said.format(3, "IndexError", "271"))
+    assert first == ("IndexError", "a.py", "3")
+    assert fault_of(said.format(3, "IndexError", "268")) == first
+    assert fault_of(said.format(4, "IndexError", "271")) != first
+    assert fault_of(said.format(3, "KeyError", "271")) != first
+    assert fault_of("no reply") is None
