@@ -13,7 +13,7 @@ import pytest
 from flower_graph.apps.cli.main import main
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "new-method.md"
-FILES = re.compile(r"`([\w/]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
+FILES = re.compile(r"`([\w/-]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +68,20 @@ def test_it_goes_on_and_predicts_only_where_it_is_given(package: Path) -> None:
     table = [script, "predict", "kept", "--client", "3", *given, "--out", "three.csv"]
     subprocess.run(table, check=True, capture_output=True)
     assert (package / "three.csv").is_file()
+
+
+def test_the_pages_table_is_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ["--out", "table", "--rounds", "1", "--seeds", "0"]
+    assert main(["reproduce", "my-table.yaml", *short]) == 0
+    assert {row["method"] for row in json.loads((package / "table/table.json").read_text())} == {
+        "FedAMP",
+        "without pull",
+    }
+    page = (package / "table/table.md").read_text()
+    assert re.search(r"^\| without pull.*\| 0\.\d{3}", page, re.MULTILINE), page
+    text = (package / "my-table.yaml").read_text()
+    (package / "other.yaml").write_text(text + "page:\n  - {rows: {table: FedAPM}, columns: []}\n")
+    assert main(["reproduce", "other.yaml", *short]) == 2
+    assert "no row" in capsys.readouterr().err
+    (package / "none.yaml").write_text(text.replace("    - table: FedAMP\n", "    []\n"))
+    assert main(["reproduce", "none.yaml", *short]) == 2

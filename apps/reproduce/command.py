@@ -104,6 +104,11 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     run_stages(stages, folder, write, in_one_piece(asked))
     if measured := measured_rows(asked):
         write(measured)
+    if "\n| " not in (out / "table.md").read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"page: no row of {out / 'table.json'} matches what it lists; the tables are "
+            f"{', '.join(sorted({group.part.table for group in asked.groups()}))}"
+        )
     print(f"tables and pictures in {out}")
 
 

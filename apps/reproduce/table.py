@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -20,6 +20,7 @@ from flower_graph.errors import ConfigError
 PRIVACY = "privacy"  # Name of the table that is a curve
 FIRST, GRID = "first", "grid"  # Whose validation accuracy chooses
 MOST_TRIED = 4  # settings of a method
+USUAL_ROWS = ("test-accuracy-at-best-val", "best-val-accuracy")  # of a file that names no figures
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class Table:
     name: str
     title: str
     config: str  # Template of the shipped config's name
-    only: tuple[str, ...]  # What can be asked for
     seeds: tuple[int, ...]
     data: Mapping[str, Choice]
     models: Mapping[str, Choice]
     methods: Mapping[str, Choice]
     tables: Mapping[str, tuple[Part, ...]]
-    page: tuple[Any, ...]
+    only: tuple[str, ...] = ("data", "model", "method", "table")  # What can be asked for
+    page: tuple[Any, ...] = ()  # Without it, `default_page` of each table's name
     pictures: tuple[Any, ...] = ()
     own: tuple[Values, ...] = ()  # Settings of single methods
     grid: Grid | None = None
@@ -153,13 +154,43 @@ def read_table(name: str) -> Table:
     }
     if "grid" in tree:
         tree["grid"] = make(Grid, tree["grid"], "grid")
-    table = make(Table, {"name": Path(name).stem, **tree}, name)
+    table = with_usual(make(Table, {"name": Path(name).stem, **tree}, name))
+    if not any(table.tables.values()) and table.privacy is None:
+        raise ConfigError(f"tables: {name} has none; give each a list of rows, with `table: NAME`")
     for key in table.tables:
         _check_choices(key, table)
     for key, one in table.data.items():
         if one.tries is not None and one.tries < 1:
             raise ConfigError(f"data.{key}: tries is {one.tries}; at least 1 is tried")
     return table
+
+
+def with_usual(table: Table) -> Table:
+    """Give a file that lays out no page one for each table, and figures where it asks for none."""
+    if table.page:
+        return table
+    parts = {
+        key: tuple(replace(one, rows=one.rows or USUAL_ROWS) for one in each)
+        for key, each in table.tables.items()
+    }
+    every = {one.table: one for each in parts.values() for one in each}
+    page = tuple(default_page(one) for one in every.values())
+    return replace(table, tables=parts, page=page)
+
+
+def default_page(part: Part) -> dict[str, Any]:
+    """Lay out a table: a line for each method, columns of each data set's figures."""
+    figures = [one for one in part.rows if isinstance(one, str)]
+    return {
+        "heading": part.table,
+        "text": "Mean ± deviation over seeds {seeds}.",
+        "rows": {"table": part.table},
+        "each": ["model", "method"],
+        "columns": [
+            ["method", "{method} {model}"],
+            *({"for": ["data"], "is": [["{data}, " + one, "accuracy", one]]} for one in figures),
+        ],
+    }
 
 
 def _check_choices(key: str, table: Table) -> None:

@@ -8,7 +8,26 @@ from typing import Any
 import numpy as np
 
 ROLES = ("none", "train", "val", "test")
+SHORT = ("loss", "val-accuracy", "test-accuracy")  # what is shown of a round
 SHOWN = 10  # rows and columns of a table in a notebook
+
+
+class Rounds(list[dict[str, Any]]):
+    """The lines of ``metrics.jsonl``: a mapping for each round."""
+
+    def __repr__(self) -> str:
+        """Say how many there are and what the last one gave."""
+        last = self[-1] if self else {}
+        said = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
+        return f"<{len(self)} rounds; the last: {', '.join(said)}; .to_pandas() has all>"
+
+    def _repr_html_(self) -> str | None:
+        """Show a table in a notebook, if pandas is there."""
+        return html_of(self)
+
+    def to_pandas(self) -> Any:
+        """Give a data frame with a line for each round, nested keys joined by dots."""
+        return pandas_module().json_normalize(list(self))
 
 
 class Framed:

@@ -28,7 +28,7 @@ from flower_graph.outputs.files import (
     read_models,
     read_predictions,
 )
-from flower_graph.outputs.frames import html_of, pandas_module
+from flower_graph.outputs.frames import Rounds
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,26 +40,7 @@ __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 RESULT, SUMMARY = "result.json", "summary.json"
 METRICS, DATA, CLIENTS, OUTPUTS = "metrics.jsonl", "data.json", "clients", "outputs"
 T = TypeVar("T", Predictions, Embeddings)
-SHORT = ("loss", "val-accuracy", "test-accuracy")  # what is shown of a round
 SHOWN = 8  # clients that an error lists
-
-
-class Rounds(list[dict[str, Any]]):
-    """The lines of ``metrics.jsonl``: a mapping for each round."""
-
-    def __repr__(self) -> str:
-        """Say how many there are and what the last one gave."""
-        last = self[-1] if self else {}
-        said = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
-        return f"<{len(self)} rounds; the last: {', '.join(said)}; .to_pandas() has all>"
-
-    def _repr_html_(self) -> str | None:
-        """Show a table in a notebook, if pandas is there."""
-        return html_of(self)
-
-    def to_pandas(self) -> Any:
-        """Give a data frame with a line for each round, nested keys joined by dots."""
-        return pandas_module().json_normalize(list(self))
 
 
 class Run:
