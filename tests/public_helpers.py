@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Context, Message
 from torch import Tensor
@@ -15,6 +17,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.data.folders.party import assigned
+from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -141,21 +144,29 @@ def run(
     supernodes: int | None = None,
     strategy: ProcrustesAlignment | None = None,
     resume: bool = False,
+    skipped: bool = False,
     **client: Any,
 ) -> Outcome:
     """Run members in process, by default one at each SuperNode."""
     grid = make_grid(members, supernodes or len(members), **client)
-    return start(grid, strategy or ProcrustesAlignment(), rounds=rounds, resume=resume)
+    how = {"rounds": rounds, "resume": resume, "skipped": skipped}
+    return start(grid, strategy or ProcrustesAlignment(), **how)
 
 
 def start(
-    grid: InProcessGrid, strategy: ProcrustesAlignment, *, rounds: int = 4, resume: bool = False
+    grid: InProcessGrid,
+    strategy: ProcrustesAlignment,
+    *,
+    rounds: int = 4,
+    resume: bool = False,
+    skipped: bool = False,
 ) -> Outcome:
-    """Run a strategy over a grid."""
+    """Run a strategy over a grid; ``skipped``: all of its rounds are to be skipped."""
     reports = list[RoundReport]()
     how: dict[str, Any] = {"num_rounds": rounds, "timeout": 5.0, "resume": resume}
     try:
-        strategy.start(grid, on_round=reports.append, **how)
+        with pytest.raises(NoClientsError) if skipped else nullcontext():
+            strategy.start(grid, on_round=reports.append, **how)
     finally:
         forget_run(grid.run.run_id)
     return Outcome(reports, strategy.weights(), strategy, grid)

@@ -136,7 +136,7 @@ def test_who_lays_nodes_apart_reads_nothing() -> None:
     members = [still_member(i, np.eye(5)[:, :3].tolist(), range(5)) for i in range(COUNT)]
     grid, strategy = make_distrusting(members, COUNT)
     strategy.mean = lying = LaidApart(0.3)
-    outcome = start(grid, strategy, rounds=1)
+    outcome = start(grid, strategy, rounds=1, skipped=True)
     assert not hasattr(lying, "read")
     reasons = [entry["reason"] for entry in outcome.reports[0].rejected]
     # The first client's places are those of all; the length is not.
@@ -160,7 +160,7 @@ def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:
     held = {1: toy_members(COUNT)[1].public}
     old = sign_claim(trust_of(context).identity, grid.run.run_id + 1, held)
     strategy.clients.claims.signatures = Replayed({1: old})
-    outcome = start(grid, strategy, rounds=1)
+    outcome = start(grid, strategy, rounds=1, skipped=True)
     reasons = {entry["reason"] for entry in outcome.reports[0].rejected}
     assert any("party 1: its claim of public nodes is not signed" in why for why in reasons)
     assert outcome.strategy.contributors == []
