@@ -65,7 +65,7 @@ with every point of the grid: [own-graph.json](own-graph.json).
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=Path, default=FOLDER, help="folder of graphs and runs")
+    parser.add_argument("--runs", type=Path, default=FOLDER, help="folder of the runs")
     parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args(arguments)
     rows = [row for name in METHODS for row in method_rows(given.runs, name)]
