@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.own_graph import Run, grid
 from benchmarks.own_graph_data import (
     COUNTS,
     KINDS,
@@ -44,6 +45,15 @@ def test_a_graph_is_what_its_kind_says_and_auto_treats_it_so(name: str) -> None:
         torch.testing.assert_close(graph.x.sum(1), torch.ones(kind.nodes))
     _, (said, *_), _ = prepare_features([graph.x], "auto")
     assert f"data.features=auto chose {CHOSEN[kind.form]}:" in said
+
+
+def test_committed_runs_are_those_that_are_asked_for() -> None:
+    """Nobody runs again what is there."""
+    for path in (PAGE.parent / "own-graph" / "runs").iterdir():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        run = Run(kept["graph"], kept["name"], tuple(kept["varied"]), kept["seed"])
+        assert run.path(PAGE.parent / "own-graph") == path
+        assert not run.varied or run.varied in grid(run.graph, run.name)
 
 
 @pytest.mark.slow
