@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.engine.memory import keep_freed_memory
+from flower_graph.engine.processor import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")
@@ -46,7 +47,7 @@ def peak_bytes() -> int:
 def machine() -> dict[str, Any]:
     """Describe the machine and the versions, without the name of a host or a path."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory-bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.system(),
@@ -73,15 +74,6 @@ def run_part(module: str, arguments: Sequence[str] = ()) -> Any:
 def say(text: str) -> None:
     """Report progress, apart from the result on standard output."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _version(package: str) -> str | None:

@@ -29,6 +29,7 @@ from flower_graph.apps.reproduce.experiments import (
 )
 from flower_graph.apps.reproduce.rows import FIGURES, TEST, Row
 from flower_graph.apps.run import simulate_whole
+from flower_graph.engine.processor import processor
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.rng import generator
 from flower_graph.storage.files import write_json, write_text
@@ -157,16 +158,6 @@ def write(out: Path, paper: str, found: Sequence[Row]) -> None:
     head = "| table | data | method | metric | seed | committed | again | changed by 1e-7: apart "
     head += "by at most | tolerance | deviation over seeds | |\n|" + "---|" * 11
     write_text(out / "again.md", "\n".join([head, *map(_line, found)]) + "\n")
-
-
-def processor() -> str:
-    """Name the processor, which decides how numbers are rounded."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def _line(one: Row) -> str:

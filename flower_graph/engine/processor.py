@@ -1,0 +1,16 @@
+"""Which processor this machine has; on it depends how numbers are rounded, and how fast."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+
+def processor() -> str:
+    """Name the processor, where the kernel tells; else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
