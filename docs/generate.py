@@ -1,7 +1,8 @@
-"""Write the tables of a page of the documentation from what the code declares.
+"""Write the tables of a page of ``docs/reference/`` from what code and tests declare.
 
     python docs/generate.py configuration
     python docs/generate.py messages
+    python docs/generate.py promises
 
 A page's prose is written by hand. Its tables stand between ``<!-- generated: NAME -->`` and
 ``<!-- end -->`` and are replaced.
@@ -10,6 +11,7 @@ A page's prose is written by hand. Its tables stand between ``<!-- generated: NA
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -25,7 +27,8 @@ from flower_graph.config.schema import Setting, settings_of
 from flower_graph.messages.codec import Field, Part, fields_of
 from flower_graph.messages.fields import Word
 
-DOCS = Path(__file__).resolve().parent
+REFERENCE = Path(__file__).resolve().parent / "reference"
+PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 SECTIONS = ("partition", "model", "strategy")  # the order of keys that several methods have
@@ -203,13 +206,26 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
+def promises(page: str) -> str:
+    """Make the table of one guide: words that promise something, and the tests that attack them."""
+    attacks: dict[str, list[str]] = json.loads(PROMISES.read_text(encoding="utf-8"))[page]
+    lines = ["| words | tests |", "|---|---|"]
+    for words, tests in attacks.items():
+        lines.append(f'| "{words}" | {", ".join(f"`{test}`" for test in tests)} |')
+    return "\n".join([*lines, ""])
+
+
 # page: what makes its tables
-PAGES: dict[str, Callable[[str], str]] = {"configuration": configuration, "messages": messages}
+PAGES: dict[str, Callable[[str], str]] = {
+    "configuration": configuration,
+    "messages": messages,
+    "promises": promises,
+}
 
 
 def generate(page: str) -> str:
     """Give the text of a page with its tables made anew."""
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    text = (REFERENCE / f"{page}.md").read_text(encoding="utf-8")
     return MARKED.sub(lambda found: found[1] + PAGES[page](found[2]) + found[3], text)
 
 
@@ -218,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("page", choices=PAGES)
     page = parser.parse_args().page
-    (DOCS / f"{page}.md").write_text(generate(page), encoding="utf-8")
+    (REFERENCE / f"{page}.md").write_text(generate(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Clients as ``docs/messages.md`` describes them, one for each strategy, with Flower alone.
+"""Clients as `docs/reference/messages.md` describes them: one for each strategy, Flower alone.
 
 Nothing of the library is used: what it would do for a client is written out.
 """

@@ -34,12 +34,12 @@ def generator() -> ModuleType:
 
 def test_pages_are_what_is_generated(generator: ModuleType) -> None:
     for page in generator.PAGES:
-        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         assert generator.generate(page) == text, f"python docs/generate.py {page}"
 
 
 def test_the_configuration_page_has_every_key_of_every_method_and_no_other() -> None:
-    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
     _, _, shared, several, *own = text.split("<!-- generated: ")
     for app, table in zip(known_apps(), own, strict=True):
         ours = [row for row in several.splitlines() if re.search(f"`{app}`[,:]", row)]

@@ -1,4 +1,4 @@
-"""Each strategy with clients that know of this library nothing but ``docs/messages.md``."""
+"""Each strategy with clients that know of this library only `docs/reference/messages.md`."""
 
 from __future__ import annotations
 

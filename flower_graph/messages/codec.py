@@ -9,7 +9,7 @@
 (or ``to_config``, for what ``get_properties`` returns) and ``read`` its answer back; ``to_config``
 and ``from_config``, entries that travel with those of others. What only one message can check is
 its ``check``. Letters in a shape are sizes: the first field that has one sets it, all others are
-held to it. ``says`` is what ``docs/messages.md`` says of a field.
+held to it. ``says`` is what ``docs/reference/messages.md`` says of a field.
 """
 
 from __future__ import annotations

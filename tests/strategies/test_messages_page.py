@@ -1,4 +1,4 @@
-"""docs/messages.md says what really travels: its tables against runs, and against the keys."""
+"""docs/reference/messages.md says what travels: its tables against runs, and against keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from test_docs import anchors
 from flower_graph.messages import keys
 from flower_graph.messages.codec import Message, Part, fields_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "messages.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text(
+    encoding="utf-8"
+)
 # Constants in keys.py that are no keys on the wire, or that stay at the client
 NOT_SENT = {keys.ARRAY_NAMES, keys.SUM_STATE}
 
