@@ -29,7 +29,6 @@ from flower_graph.engine.device import resolve_device
 from flower_graph.engine.memory import refuse_too_large
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable
-from flower_graph.messages.keys import CONFIG as MESSAGE_CONFIG
 from flower_graph.outputs.client import own_outputs
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
@@ -40,6 +39,7 @@ from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
+from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
 # A trial's rounds at most, the seconds after which it is over, and of a round after which it is
 TRIED, TRIED_SECONDS, LONG_ROUND = 8, 3.0, 20.0

@@ -23,10 +23,10 @@ from flwr.app import Context, RecordDict
 from benchmarks.measure import say, summary
 from flower_graph.client.state import forget_run
 from flower_graph.data.sources.generators import csbm_sparse
-from flower_graph.messages.keys import CONFIG
 from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
 from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.keys import CONFIG
 
 SETTINGS = UserSettings(16, False, 0.1, 5e-4, 0, "holders")
 FEATURES, ACTIVE = 500, 50  # as PubMed

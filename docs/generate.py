@@ -24,8 +24,8 @@ from flower_graph.config.of_app import SETTINGS
 from flower_graph.config.registry import DEFAULT, known_apps, schema_of
 from flower_graph.config.rules import Choice, Rule
 from flower_graph.config.schema import Setting, settings_of
-from flower_graph.messages.codec import Field, Part, fields_of
-from flower_graph.messages.fields import Word
+from flower_graph.wire.codec import Field, Part, fields_of
+from flower_graph.wire.fields import Word
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from flower_graph.audit.deviating import Deviation
 from flower_graph.audit.scores import Finding, Floats
 from flower_graph.config.common import RunConfig
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.keys import CONFIG
 from flower_graph.rng import derive_seed
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.keys import CONFIG
 
 NO_NOISE = "privacy.epsilon=null"
 

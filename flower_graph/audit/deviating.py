@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.audit.scores import Finding, guesses, ranking
-from flower_graph.messages.fields import split_rows
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskReply
 from flower_graph.secure.sum.round import SumRound
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.fields import split_rows
 
 NOTES = (
     "*Deviating server*: the same run with a server that lies to its clients, each time in one "

@@ -36,8 +36,11 @@ from flower_graph.flower_compat import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from flower_graph.messages.arrays import decode_array, encode_array
-from flower_graph.messages.keys import (
+from flower_graph.outputs.client import ClientOutputs, count_traffic
+from flower_graph.outputs.messages import KeepReply, KeepRequest
+from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
+from flower_graph.wire.arrays import decode_array, encode_array
+from flower_graph.wire.keys import (
     ARRAY_NAMES,
     ARRAYS,
     CONFIG,
@@ -48,9 +51,6 @@ from flower_graph.messages.keys import (
     NUM_EXAMPLES,
     VERSION,
 )
-from flower_graph.outputs.client import ClientOutputs, count_traffic
-from flower_graph.outputs.messages import KeepReply, KeepRequest
-from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey

@@ -17,10 +17,10 @@ from flower_graph.client.state import StateStore, Tensors, node_name, own_place,
 from flower_graph.config.boundary import AT_HOME, told
 from flower_graph.data.checked import check_clients
 from flower_graph.errors import CheckpointError, StateLostError, brief
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import own_folder
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
     from flwr.app import Context

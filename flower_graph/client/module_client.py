@@ -21,13 +21,13 @@ from flower_graph.client.state import Tensors
 from flower_graph.data.graph import called
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
-from flower_graph.messages.averaging import Enrolment, Measured, RoundRequest, Trained
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import ARRAY_NAMES, EXTRAS
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, role_of
 from flower_graph.outputs.form import form_of
 from flower_graph.rng import seeded
+from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 

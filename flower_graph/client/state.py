@@ -41,8 +41,8 @@ from flower_graph.storage.files import default_folder, own_file, own_folder, rem
 if TYPE_CHECKING:
     from flwr.app import Context
 
-    from flower_graph.messages.fields import Resume
     from flower_graph.storage.sealed import StateKey
+    from flower_graph.wire.fields import Resume
 
 __all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
@@ -191,7 +191,7 @@ class StateStore:
         """Record that one more message has been handled."""
         from flwr.app import ArrayRecord, ConfigRecord
 
-        from flower_graph.messages.arrays import encode_array
+        from flower_graph.wire.arrays import encode_array
 
         version, kind = max(self._found, self.version) + 1, self._kind(tensors)
         record = ConfigRecord({"version": version, "kind": kind})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_graph.data.graph import check_dense_size
 from flower_graph.errors import DataError
-from flower_graph.messages.keys import MAX_CLASSES
+from flower_graph.wire.keys import MAX_CLASSES
 
 DENSE = "They are sparse, and would be made dense: use fewer of them."
 MOST_CLASSES = 1000  # more different labels than these are numbers or names of something else

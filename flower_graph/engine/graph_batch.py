@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flower_graph.messages.keys import MAX_CLASSES
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.grouped import group_sizes, group_sum
+from flower_graph.wire.keys import MAX_CLASSES
 
 ROLES = ("train", "val", "test")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flower_graph.config.common import ALL, LAST
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import Numbers, Said, Whole, Word
-from flower_graph.messages.keys import RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import Numbers, Said, Whole, Word
+from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND
 
 BEGIN, SNAPSHOT, FINISH = ACTIONS = ("begin", "snapshot", "finish")
 TYPE = "query.keep"

@@ -20,11 +20,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from flower_graph.config.common import PrivacyConfig
-from flower_graph.messages.keys import NUM_EXAMPLES
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.local import fresh_noise
 from flower_graph.server.averaging_replies import clients_of
 from flower_graph.server.exchange import Rejected
+from flower_graph.wire.keys import NUM_EXAMPLES
 
 Averaged = tuple[ArrayRecord | None, MetricRecord | None]
 Average = Callable[[int, Iterable[Message]], Averaged]

@@ -48,8 +48,9 @@ from flower_graph.flower_compat import (
     add_gaussian_noise_inplace,
     clip_inputs_inplace,
 )
-from flower_graph.messages.arrays import unpack_integers
-from flower_graph.messages.keys import (
+from flower_graph.privacy.accountant import multiplier_of
+from flower_graph.wire.arrays import unpack_integers
+from flower_graph.wire.keys import (
     CLIENTS,
     CONFIG,
     METRICS,
@@ -58,7 +59,6 @@ from flower_graph.messages.keys import (
     USERS,
     WITH_TARGETS,
 )
-from flower_graph.privacy.accountant import multiplier_of
 
 PROTECTED = "train"  # the kind of message whose reply has the arrays
 # What replies say of themselves and not of the data; any other figure comes from the data.

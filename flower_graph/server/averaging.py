@@ -25,7 +25,6 @@ from torch import Tensor
 
 from flower_graph.config.common import Robust
 from flower_graph.errors import CheckpointError
-from flower_graph.messages.fields import read_not_saved
 from flower_graph.outputs.server import BestRound
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
@@ -34,6 +33,7 @@ from flower_graph.server.exchange import no_content
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
+from flower_graph.wire.fields import read_not_saved
 
 LOG = logging.getLogger(__name__)
 SCALARS = (bool, int, float, str, type(None))

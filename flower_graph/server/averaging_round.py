@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from flower_graph.config.common import Robust
-from flower_graph.messages.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging_replies import (
@@ -35,6 +34,7 @@ from flower_graph.server.exchange import ByteLedger, Rejected, few, log_rejected
 from flower_graph.server.ledger import NOT_CONNECTED
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
+from flower_graph.wire.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
 
 LOG = logging.getLogger(__name__)
 

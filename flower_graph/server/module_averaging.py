@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import nn
 
 from flower_graph.client.module_client import ModuleSettings, first_module
-from flower_graph.messages.arrays import encode_array
-from flower_graph.messages.averaging import Measured
 from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.wire.arrays import encode_array
+from flower_graph.wire.averaging import Measured
 
 __all__ = ["ModuleFedAvg"]
 

@@ -18,9 +18,6 @@ from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import StateLostError
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import ARRAY_NAMES, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings, Scores, Upload
@@ -37,6 +34,9 @@ from flower_graph.strategies.fed_sage.messages import (
     tensors_of,
     write_settings,
 )
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import ARRAY_NAMES, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 SETTINGS = "sage-settings"  # in Context.state
 COUNTERS = ("round", "epoch", "averaged")  # bookkeeping, stays on the CPU

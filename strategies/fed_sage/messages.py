@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor as TorchTensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import FloatArray, IntArray, encode_array
-from flower_graph.messages.codec import Entries, Message, Named, Part, Tensor
-from flower_graph.messages.fields import Exact, Flag, Handled, Numbers, Real, Whole
-from flower_graph.messages.keys import (
+from flower_graph.strategies.fed_sage.cohort import (
+    CLASSIFIER_NAMES,
+    FEATURE_NAMES,
+    SageSettings,
+    Scores,
+)
+from flower_graph.strategies.fed_sage.neighbour_generation import LATENT, NEIGHBOURS
+from flower_graph.wire.arrays import FloatArray, IntArray, encode_array
+from flower_graph.wire.codec import Entries, Message, Named, Part, Tensor
+from flower_graph.wire.fields import Exact, Flag, Handled, Numbers, Real, Whole
+from flower_graph.wire.keys import (
     ARRAYS,
     CLIENTS,
     EPOCH,
@@ -29,13 +36,6 @@ from flower_graph.messages.keys import (
     ROWS,
     SERVER_ROUND,
 )
-from flower_graph.strategies.fed_sage.cohort import (
-    CLASSIFIER_NAMES,
-    FEATURE_NAMES,
-    SageSettings,
-    Scores,
-)
-from flower_graph.strategies.fed_sage.neighbour_generation import LATENT, NEIGHBOURS
 
 Arrays = dict[str, FloatArray]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -13,9 +13,6 @@ import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import CONFIG
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import ByteLedger, reply_bytes, setup_bytes
 from flower_graph.server.membership import Membership
@@ -32,6 +29,9 @@ from flower_graph.strategies.fed_sage.messages import (
     Shapes,
     write_settings,
 )
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

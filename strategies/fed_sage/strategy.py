@@ -38,7 +38,6 @@ from torch import Tensor
 
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import aggregate_arrayrecords
-from flower_graph.messages.keys import CONFIG, NUM_EXAMPLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.exchange import Replies
 from flower_graph.server.ledger import NOT_CONNECTED
@@ -60,6 +59,7 @@ from flower_graph.strategies.fed_sage.server_state import (
     SageServerState,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.wire.keys import CONFIG, NUM_EXAMPLES, RUN_TOKEN, SERVER_ROUND
 
 LOG = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.distrusting import of_parties, of_proved_alignment
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.errors import ConfigError
-from flower_graph.messages import keys
-from flower_graph.messages.arrays import unpack_integers
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
 from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
 from flower_graph.strategies.masked_embedding_averaging.config import FEDSCEM, FedSCemConfig
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import unpack_integers
 
 Identities = Sequence[int | str]
 # How identities are aligned, how vectors are summed

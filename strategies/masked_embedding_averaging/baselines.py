@@ -27,16 +27,6 @@ from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 
 from flower_graph.engine.graph_batch import ROLES
-from flower_graph.messages.averaging import Enrolment
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import (
-    ARRAY_NAMES,
-    CLIENTS,
-    FIRST,
-    NUM_FEATURES,
-    REST,
-    SERVER_ROUND,
-)
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
@@ -60,6 +50,16 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     mean_metrics,
     mean_weights,
     measure,
+)
+from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import (
+    ARRAY_NAMES,
+    CLIENTS,
+    FIRST,
+    NUM_FEATURES,
+    REST,
+    SERVER_ROUND,
 )
 
 

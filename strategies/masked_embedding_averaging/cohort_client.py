@@ -24,17 +24,6 @@ from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import StateLostError, UnreadableSumError
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import (
-    ALIGN_STAGE,
-    ARRAY_NAMES,
-    HANDLED,
-    NOT_SAVED,
-    RUN_TOKEN,
-    SERVER_ROUND,
-    SUMS,
-    TOTAL,
-)
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
@@ -72,6 +61,17 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     measure,
     put_masks,
     read_shared,
+)
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import (
+    ALIGN_STAGE,
+    ARRAY_NAMES,
+    HANDLED,
+    NOT_SAVED,
+    RUN_TOKEN,
+    SERVER_ROUND,
+    SUMS,
+    TOTAL,
 )
 
 LOG = logging.getLogger(__name__)

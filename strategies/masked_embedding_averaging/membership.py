@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.fields import read_handled
 from flower_graph.secure.align.blinded import MAX_CLIENTS, MOST_POINTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
@@ -21,6 +20,7 @@ from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import VERIFIED, EgoEnrolment
+from flower_graph.wire.fields import read_handled
 
 LOG = logging.getLogger(__name__)
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be

@@ -17,9 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages import keys
-from flower_graph.messages.arrays import FloatArray, IntArray, largest_size
-from flower_graph.messages.codec import (
+from flower_graph.secure.channel import framed
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.secure.sum.party_messages import Ready
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import FloatArray, IntArray, largest_size
+from flower_graph.wire.codec import (
     ABSENT,
     Entries,
     Field,
@@ -29,7 +34,7 @@ from flower_graph.messages.codec import (
     Tensor,
     Writing,
 )
-from flower_graph.messages.fields import (
+from flower_graph.wire.fields import (
     Clients,
     Flag,
     NotSaved,
@@ -43,11 +48,6 @@ from flower_graph.messages.fields import (
     Whole,
     Word,
 )
-from flower_graph.secure.channel import framed
-from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.secure.sum.party_messages import Ready
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 # What a client measures, as sums over clients: accuracies with the number of clients that have
 # such nodes, losses with the number of clients that have them.

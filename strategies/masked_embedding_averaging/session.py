@@ -22,8 +22,6 @@ from flwr.app import RecordDict
 
 from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.errors import AlignmentError, NoClientsError
-from flower_graph.messages.arrays import read_array
-from flower_graph.messages.keys import SUMS, TOTAL
 from flower_graph.secure.align.blinded import MOST_POINTS, Bytes2D
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
@@ -53,6 +51,8 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     check_plain_sum,
     meaning_of,
 )
+from flower_graph.wire.arrays import read_array
+from flower_graph.wire.keys import SUMS, TOTAL
 
 LOG = logging.getLogger(__name__)
 

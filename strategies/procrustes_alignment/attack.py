@@ -25,9 +25,9 @@ from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
-from flower_graph.messages import keys
 from flower_graph.strategies.procrustes_alignment.config import LOCAL, SECURE, PPFLConfig
 from flower_graph.strategies.procrustes_alignment.messages import split_rows
+from flower_graph.wire import keys
 
 # Pairs without an edge that are compared with those that have one, at most
 PAIRS = 20_000

@@ -20,9 +20,6 @@ from typing import Annotated
 import numpy as np
 
 from flower_graph.errors import RefusedError
-from flower_graph.messages.arrays import pack_integers
-from flower_graph.messages.codec import Entries, Message
-from flower_graph.messages.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
 from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.registry import Registry
@@ -32,6 +29,9 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     IntArray,
     SumOrder,
 )
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.codec import Entries, Message
+from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
 
 PURPOSE = b"public-nodes"
 DIGEST = hashlib.sha256().digest_size

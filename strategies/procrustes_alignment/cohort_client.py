@@ -17,8 +17,6 @@ from torch import Tensor
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import ROLES, Snapshot
 from flower_graph.storage.files import private_folder, replaced, saying
@@ -36,6 +34,8 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     PublicReply,
     PublicRequest,
 )
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 # Measures the embeddings of all of a client's nodes; is told the round, and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]

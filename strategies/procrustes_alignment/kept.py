@@ -10,9 +10,9 @@ from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.messages.arrays import decode_array
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.strategies.procrustes_alignment.evaluation import Folds, GraphJudge, Judgement
+from flower_graph.wire.arrays import decode_array
 
 JUDGED = "public-node-judged"  # in Context.state: what the judges said last
 

@@ -18,10 +18,10 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
-from flower_graph.messages import keys
-from flower_graph.messages.arrays import decode_array, largest_size, pack_integers
-from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing, take
-from flower_graph.messages.fields import (
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import decode_array, largest_size, pack_integers
+from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing, take
+from flower_graph.wire.fields import (
     Block,
     Bytes,
     Flag,

@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.errors import says_lost
-from flower_graph.messages.keys import RING_WORD
 from flower_graph.report.rounds import RoundReport
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.sum.server import Skipped
@@ -72,6 +71,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     require_nodes,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.wire.keys import RING_WORD
 
 LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from flower_graph.client.state import Tensors
 from flower_graph.errors import RefusedError
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.fields import Resume
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
 from flower_graph.secure.identity import TrustSettings
@@ -53,6 +51,8 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     Floats,
     find_slots,
 )
+from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.fields import Resume
 
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 RUN = "public-run"  # likewise: the run that a SuperNode with a key of its own takes part in

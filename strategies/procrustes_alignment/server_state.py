@@ -16,7 +16,6 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.messages.keys import CONFIG
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.server.exchange import Rejected
 from flower_graph.server.membership import Membership
@@ -28,6 +27,7 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     PublicReply,
     PublicRequest,
 )
+from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients

@@ -38,7 +38,6 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.messages.keys import CHECKPOINT, CONFIG, RUN_TOKEN, SERVER_ROUND
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.report.rounds import RoundReport
 from flower_graph.rng import generator
@@ -55,6 +54,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     mean_of,
     measure_alignment,
 )
+from flower_graph.wire.keys import CHECKPOINT, CONFIG, RUN_TOKEN, SERVER_ROUND
 
 LOG = logging.getLogger(__name__)
 

@@ -32,12 +32,12 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.scores import Finding, Floats, guesses, top
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.messages import keys
-from flower_graph.messages.arrays import unpack_integers
 from flower_graph.ops.adam import BETAS, EPS
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.messages import read_settings
 from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import unpack_integers
 
 # A bag of words: how many different ones a user may have, if its features sum to one
 MOST_WORDS = 40

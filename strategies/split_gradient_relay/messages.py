@@ -11,9 +11,10 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import FloatArray, IntArray
-from flower_graph.messages.codec import Entries, Message, Part, Tensor
-from flower_graph.messages.fields import (
+from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.codec import Entries, Message, Part, Tensor
+from flower_graph.wire.fields import (
     Exact,
     Flag,
     Handled,
@@ -26,8 +27,7 @@ from flower_graph.messages.fields import (
     Whole,
     Word,
 )
-from flower_graph.messages.keys import GRADIENT_ROUND, SERVER_ROUND, USERS
-from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, USERS
 
 MAX_WEIGHTS = 1 << 28  # of one user
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, dense, of_kind
 from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.errors import ConfigError
-from flower_graph.messages import keys
 from flower_graph.strategies.structure_fedavg.config import AVERAGING, FedGLSConfig
+from flower_graph.wire import keys
 
 
 class Truth(NamedTuple):

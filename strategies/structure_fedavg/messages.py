@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.messages.averaging import ClientMean, Measured, Trained
-from flower_graph.messages.codec import Message, Tensor
 from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings
+from flower_graph.wire.averaging import ClientMean, Measured, Trained
+from flower_graph.wire.codec import Message, Tensor
 
 Floats = NDArray[np.float32]
 # What divides the array of a name without this end, where not every client has a part in it

@@ -48,9 +48,6 @@ from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import check_sizes
-from flower_graph.messages.averaging import Enrolment, RoundRequest, mean_of
-from flower_graph.messages.fields import Resume
-from flower_graph.messages.keys import ARRAYS
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
@@ -65,6 +62,9 @@ from flower_graph.strategies.structure_fedavg.messages import (
     StructureTrained,
 )
 from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings, initial_models
+from flower_graph.wire.averaging import Enrolment, RoundRequest, mean_of
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import ARRAYS
 
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flower_graph.apps.cli.audit import audit_run, settings_of
 from flower_graph.audit.attacks import Exchange
 from flower_graph.audit.scores import Finding
-from flower_graph.messages.arrays import encode_array
+from flower_graph.wire.arrays import encode_array
 
 DATA = """
 data:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Exchange
 from flower_graph.audit.scores import Finding
-from flower_graph.messages.arrays import pack_integers
 from flower_graph.strategies.procrustes_alignment import attack as embeddings
 from flower_graph.strategies.procrustes_alignment.attack import Graph
+from flower_graph.wire.arrays import pack_integers
 
 PUBLIC = 40
 

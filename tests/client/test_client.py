@@ -12,7 +12,7 @@ from flwr.clientapp.mod import LocalDpMod, message_size_mod
 
 import flower_graph
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.messages.arrays import encode_array
+from flower_graph.wire.arrays import encode_array
 
 pytestmark = pytest.mark.usefixtures("identity")
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from flower_graph.messages.keys import CONFIG, RING_WORD
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.proofs import public_of
 from flower_graph.secure.align.verified import ProvedEvaluateRequest, ProvedUnionRequest
@@ -37,6 +36,7 @@ from flower_graph.secure.sum.party_messages import (
     RevealRequest,
     Signatures,
 )
+from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)
 Entries = Mapping[str, Any]

@@ -13,10 +13,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flower_graph.apps.run import client_app
 from flower_graph.config.registry import method_of
 from flower_graph.errors import NoClientsError
-from flower_graph.messages.keys import CONFIG
 from flower_graph.secure.identity import new_identity
 from flower_graph.secure.registry import Registry
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.keys import CONFIG
 
 METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
 

@@ -14,8 +14,6 @@ from ego_strategy_helpers import faulty, run, seven_egos
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from flower_graph.errors import AlignmentError
-from flower_graph.messages.arrays import pack_integers
-from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align import blinded, server
 from flower_graph.secure.align.blinded import (
     MAX_CLIENTS,
@@ -30,6 +28,8 @@ from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.align.trials import Trials
 from flower_graph.secure.channel import pieces
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.keys import ALIGN_STAGE
 
 LIAR = 6  # place of a SuperNode among seven
 EVER = range(1, 5)  # rounds

@@ -11,8 +11,8 @@ from public_helpers import Outcome, make_distrusting, start, still_member, toy_m
 from test_deviating_server import LaidApart
 
 from flower_graph.client.trust import trust_of
-from flower_graph.messages.keys import CONFIG, PUBLIC
 from flower_graph.strategies.procrustes_alignment.claims import sign_claim
+from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 6
 Lie = Callable[[dict[str, Any], Any], None]  # changes entries and arrays of a message

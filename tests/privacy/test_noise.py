@@ -22,7 +22,6 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.flower_compat import identify
-from flower_graph.messages.arrays import pack_integers
 from flower_graph.privacy.accountant import accounted, noise_multiplier, spent, spent_until
 from flower_graph.privacy.central import CentralNoise, central_noise
 from flower_graph.privacy.local import (
@@ -36,6 +35,7 @@ from flower_graph.privacy.local import (
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.arrays import pack_integers
 
 # The budget -------------------------------------------------------------------------------------
 

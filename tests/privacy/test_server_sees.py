@@ -19,7 +19,6 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.messages.keys import SUMS, TOTAL
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumServer
@@ -29,6 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging import (
 )
 from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_host
 from flower_graph.strategies.masked_embedding_averaging.messages import Layout
+from flower_graph.wire.keys import SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
 FINE = {"limit": 32.0, "resolution": 2.0**-20}

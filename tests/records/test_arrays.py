@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import (
+from flower_graph.wire.arrays import (
     decode_array,
     encode_array,
     pack_integers,
     read_array,
     unpack_integers,
 )
-from flower_graph.messages.keys import MAX_NUMBER
+from flower_graph.wire.keys import MAX_NUMBER
 
 DTYPES = hnp.floating_dtypes() | hnp.integer_dtypes() | hnp.boolean_dtypes()
 

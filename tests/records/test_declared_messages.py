@@ -11,11 +11,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages import codec, fields
-from flower_graph.messages.arrays import decode_array, encode_array
-from flower_graph.messages.averaging import ClientMean
-from flower_graph.messages.codec import Message, fields_of
-from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.align.verified import ProvedUnionRequest, SignedBlindReply
@@ -28,6 +23,11 @@ from flower_graph.strategies.procrustes_alignment import messages as public
 from flower_graph.strategies.procrustes_alignment.claims import Claims
 from flower_graph.strategies.split_gradient_relay import messages as relay
 from flower_graph.strategies.structure_fedavg import messages as structure
+from flower_graph.wire import codec, fields
+from flower_graph.wire.arrays import decode_array, encode_array
+from flower_graph.wire.averaging import ClientMean
+from flower_graph.wire.codec import Message, fields_of
+from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
 PRIME = 2**31 - 1

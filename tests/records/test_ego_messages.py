@@ -9,7 +9,6 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import (
@@ -20,6 +19,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     PlainEnrolment,
     Sums,
 )
+from flower_graph.wire.arrays import decode_array, encode_array
 
 SETTINGS = EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125, 16)
 RUN = b"0123456789abcdef"

@@ -9,8 +9,6 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import encode_array, pack_integers
-from flower_graph.messages.keys import EPOCH, NUM_EXAMPLES, SERVER_ROUND
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES
 from flower_graph.strategies.fed_sage.messages import (
     Generators,
@@ -19,6 +17,8 @@ from flower_graph.strategies.fed_sage.messages import (
     read_mean,
 )
 from flower_graph.strategies.fed_sage.neighbour_generation import LATENT, initial_weights
+from flower_graph.wire.arrays import encode_array, pack_integers
+from flower_graph.wire.keys import EPOCH, NUM_EXAMPLES, SERVER_ROUND
 
 CLIENTS = np.array([3, 5], dtype=np.int64)
 START = {name: weight.numpy() for name, weight in initial_weights(6, 4, 3, 0).items()}

@@ -9,8 +9,15 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import decode_array, encode_array, pack_integers
-from flower_graph.messages.keys import (
+from flower_graph.strategies.procrustes_alignment.messages import (
+    EmbeddingEnrolment,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
+    fingerprint,
+)
+from flower_graph.wire.arrays import decode_array, encode_array, pack_integers
+from flower_graph.wire.keys import (
     ARRAY_NAMES,
     ARRAYS,
     CLIENTS,
@@ -19,13 +26,6 @@ from flower_graph.messages.keys import (
     METRICS,
     PUBLIC,
     ROWS,
-)
-from flower_graph.strategies.procrustes_alignment.messages import (
-    EmbeddingEnrolment,
-    PublicReply,
-    PublicRequest,
-    SumOrder,
-    fingerprint,
 )
 
 HELLO = EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])

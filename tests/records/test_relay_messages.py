@@ -9,13 +9,13 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import encode_array, pack_integers
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
     RelayReply,
     RelayRequest,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.arrays import encode_array, pack_integers
 
 LATENT = np.array([[1, 2], [3, 4]], np.float32)
 SUM, HOLDERS = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, StateLostError, says_lost
-from flower_graph.messages.fields import Resume, read_handled, read_not_saved
+from flower_graph.wire.fields import Resume, read_handled, read_not_saved
 
 
 def test_there_and_back() -> None:

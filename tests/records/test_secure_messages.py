@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages import keys
-from flower_graph.messages.arrays import pack_integers
-from flower_graph.messages.codec import fields_of
 from flower_graph.secure.align import blinded as align
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
@@ -25,6 +22,9 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.codec import fields_of
 
 RUN = bytes(range(16))
 CLIENTS = np.array([7, 2**40])

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.messages.averaging import mean_of
 from flower_graph.strategies.structure_fedavg.messages import (
     STRUCTURE_NAMES,
     SharedModels,
@@ -24,6 +23,7 @@ from flower_graph.strategies.structure_fedavg.networks import (
     OWN,
     StructureSettings,
 )
+from flower_graph.wire.averaging import mean_of
 
 
 def settings(graphs: str) -> StructureSettings:

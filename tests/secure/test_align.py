@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
-from flower_graph.messages.arrays import pack_integers
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import PublishedTokens, peel
 from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.wire.arrays import pack_integers
 
 # Every form of alignment
 

@@ -11,8 +11,8 @@ from align_helpers import DATA as THREE
 from align_helpers import Alignment
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.messages.arrays import pack_integers
-from flower_graph.messages.keys import ALIGN_STAGE
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.keys import ALIGN_STAGE
 
 DATA = {client: [client, client + 1, 100] for client in range(6)}
 NODES = [[0, 1], [2, 3], [4, 5]]

@@ -8,7 +8,6 @@ from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.keys import RING_WORD
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.sum.carried import as_record
 from flower_graph.secure.sum.masking_client import SecureSumClient
@@ -18,6 +17,7 @@ from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.keys import RING_WORD
 
 
 class Numbered(SecureSumClient):

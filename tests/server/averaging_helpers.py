@@ -15,11 +15,11 @@ from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
-from flower_graph.messages.averaging import Enrolment
 from flower_graph.report.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.ledger import Participation
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.averaging import Enrolment
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
-from flower_graph.messages.arrays import decode_array, encode_array
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
+from flower_graph.wire.arrays import decode_array, encode_array
 
 pytestmark = pytest.mark.usefixtures("identity")
 MESSAGE_BYTES = 1 + 128 + 3 * 4  # key "x", NumPy's header, three float32

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from flower_graph.messages.arrays import encode_array
 from flower_graph.report.plots import base
 from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
 from flower_graph.report.rounds import RoundReport
@@ -32,6 +31,7 @@ from flower_graph.server.ledger import (
     states,
     summarise_participation,
 )
+from flower_graph.wire.arrays import encode_array
 
 
 def report(number: int, participation: dict[str, Any]) -> RoundReport:

@@ -15,7 +15,6 @@ from torch import Tensor
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.messages.keys import RING_WORD, SUMS, TOTAL
 from flower_graph.report.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import (
@@ -23,6 +22,7 @@ from flower_graph.strategies.masked_embedding_averaging import (
     MaskedEmbeddingAveraging,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.wire.keys import RING_WORD, SUMS, TOTAL
 
 RESOLUTION = 2.0**-20  # so fine that 12 clients still fit into 64-bit words
 FINE = {"limit": 32.0, "resolution": RESOLUTION}

@@ -17,7 +17,6 @@ from flwr.app import Context, RecordDict
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.messages.fields import Resume
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
@@ -31,6 +30,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     write_save,
 )
+from flower_graph.wire.fields import Resume
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
 RUN_TOKEN = "ab" * 16

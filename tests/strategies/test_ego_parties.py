@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord, Message
 
 from flower_graph.errors import ConfigError, NoClientsError
 from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_proto
-from flower_graph.messages.keys import RING_WORD
 from flower_graph.secure.identity import TrustSettings, new_identity
 from flower_graph.secure.registry import Registry
 from flower_graph.simulation import InProcessGrid
@@ -20,6 +19,7 @@ from flower_graph.strategies.masked_embedding_averaging import (
     MaskedEmbeddingAveraging,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.wire.keys import RING_WORD
 
 UNTRUSTED = METHODS["fedscem"].with_("strategy.trust=malicious-server")
 DEAL = [[0, 1, 2], [3, 4], [5], [6, 7, 8], [9, 10], [11]]

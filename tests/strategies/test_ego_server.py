@@ -12,7 +12,6 @@ from ego_helpers import HIDDEN, SETTINGS
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.messages.keys import HANDLED
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
@@ -28,6 +27,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 from flower_graph.strategies.masked_embedding_averaging.vector import contrast_scale
+from flower_graph.wire.keys import HANDLED
 
 
 class Answers:

@@ -11,8 +11,8 @@ import pytest
 from message_recorder import RUNS, Entry, Recorder
 from test_docs import anchors
 
-from flower_graph.messages import keys
-from flower_graph.messages.codec import Message, Part, fields_of
+from flower_graph.wire import keys
+from flower_graph.wire.codec import Message, Part, fields_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text(
     encoding="utf-8"

@@ -15,7 +15,6 @@ from public_helpers import Outcome, make_distrusting, run_secure, silent, start,
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.messages.fields import Resume
 from flower_graph.secure.identity import TrustSettings
 from flower_graph.secure.journal import Journal
 from flower_graph.strategies.procrustes_alignment.claims import (
@@ -31,6 +30,7 @@ from flower_graph.strategies.procrustes_alignment.secure_consensus_client import
     ROUNDS,
     SecureConsensusClient,
 )
+from flower_graph.wire.fields import Resume
 
 STEP = 2.0**-16
 RUN = "ab" * 16

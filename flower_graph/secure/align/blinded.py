@@ -44,11 +44,11 @@ from nacl.exceptions import RuntimeError as SodiumError
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.codec import Entries, Message
-from flower_graph.messages.fields import Block, Clients, Sizes, Whole
-from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.channel import framed, pieces, rows_of
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Entries, Message
+from flower_graph.wire.fields import Block, Clients, Sizes, Whole
+from flower_graph.wire.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]
 Words = NDArray[np.uint64]

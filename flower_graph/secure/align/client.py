@@ -34,10 +34,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError, brief
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import split_rows
-from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import (
     KEY,
@@ -54,6 +50,10 @@ from flower_graph.secure.align.blinded import (
     insert,
 )
 from flower_graph.secure.channel import KEY_BYTES, framed, pieces, rows_of
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import split_rows
+from flower_graph.wire.keys import ALIGN_STAGE
 
 DOMAIN = b"flower-graph/pad/1/"
 

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from flower_graph.errors import MalformedReplyError, StateLostError
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.codec import Entries, Message, Reading
-from flower_graph.messages.fields import Clients, Exact, Sizes, Whole, Word, split_rows
-from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient, SlotTable, open_table
 from flower_graph.secure.align.server import AnyAlignmentServer
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Entries, Message, Reading
+from flower_graph.wire.fields import Clients, Exact, Sizes, Whole, Word, split_rows
+from flower_graph.wire.keys import ALIGN_STAGE
 
 IDENTITIES, ORDER = "identities", "order"
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c")

@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.codec import Entries, Message, Reading
-from flower_graph.messages.fields import Block, Exact, Whole, split_rows
-from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align.blinded import Bytes2D, canonical
 from flower_graph.secure.align.plaintext import CLIENTS, NUM_SLOTS, SIZES, OpenClient, OpenServer
 from flower_graph.secure.channel import rows_of
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Entries, Message, Reading
+from flower_graph.wire.fields import Block, Exact, Whole, split_rows
+from flower_graph.wire.keys import ALIGN_STAGE
 
 Residues = NDArray[np.uint64]  # below 2^31, so that products fit
 

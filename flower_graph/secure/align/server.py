@@ -30,7 +30,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.messages.fields import split_rows
 from flower_graph.secure.align.blinded import (
     MAX_CLIENTS,
     MOST_POINTS,
@@ -51,6 +50,7 @@ from flower_graph.secure.align.blinded import (
     peel,
 )
 from flower_graph.secure.align.trials import Trials
+from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
 KEY_HOLDERS, FEWEST_HOLDERS = 3, 2

@@ -27,10 +27,6 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError
-from flower_graph.messages.arrays import IntArray
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import Block, Exact, Whole, split_rows
-from flower_graph.messages.keys import ALIGN_STAGE
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import (
     CLIENTS,
@@ -51,6 +47,10 @@ from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import framed, pieces, rows_of
 from flower_graph.secure.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.journal import Journal
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import Block, Exact, Whole, split_rows
+from flower_graph.wire.keys import ALIGN_STAGE
 
 MOST_SKIPPED = 2  # parties of the draw that may be absent
 OF_BLOCK, OF_KEY = b"alignment block", b"alignment key"  # what a signature is for

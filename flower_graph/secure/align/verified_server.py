@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.messages.codec import Entries
-from flower_graph.messages.fields import split_rows
 from flower_graph.secure.align.blinded import MOST_POINTS, POINT, BlindRequest, Bytes2D, Words
 from flower_graph.secure.align.proofs import PROOF, Claim, failing
 from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
@@ -26,6 +24,8 @@ from flower_graph.secure.align.verified import (
 from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.secure.identity import SIGNATURE_BYTES
 from flower_graph.secure.registry import Registry
+from flower_graph.wire.codec import Entries
+from flower_graph.wire.fields import split_rows
 
 MOST_FAILED = 2  # unions in a row that too few took part in
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_graph.messages.codec import Message
-from flower_graph.messages.keys import CONFIG, METRICS
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.party_service import PartySums
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
+from flower_graph.wire.codec import Message
+from flower_graph.wire.keys import CONFIG, METRICS
 
 Keys = Any  # a KeyReply, or a BindReply where clients do not trust the server
 

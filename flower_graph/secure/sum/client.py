@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError, brief
-from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -47,6 +46,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.wire.fields import Bytes, Integers
 
 
 class SumClient:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError
-from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, rows_of
 from flower_graph.secure.sum.messages import (
@@ -19,6 +18,7 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
     UnmaskRequest,
 )
+from flower_graph.wire.fields import Bytes, Integers
 
 # What is saved of a round: numbers, arrays, and those that are written into after they were read
 NUMBERS = ("number", "threshold", "minimum")

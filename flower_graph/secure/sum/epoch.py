@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.errors import RefusedError
-from flower_graph.messages.fields import RUN_BYTES, Bytes, Integers
 from flower_graph.secure.channel import framed
 from flower_graph.secure.sum.partners import BROKEN, circle, plan, steps
+from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
 DOMAIN = b"flower-graph epoch 1"
 # So many lists of commitments a party answers in a run. Whoever shows a list, sees the graph that

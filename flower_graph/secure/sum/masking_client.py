@@ -14,7 +14,6 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 from flower_graph.secure.identity import TrustSettings
 from flower_graph.secure.ring import encode_sum
 from flower_graph.secure.sum.client import SumClient
@@ -22,6 +21,7 @@ from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, Mask
 from flower_graph.secure.sum.party import Party
 from flower_graph.secure.sum.party_messages import BindRequest, Ready
 from flower_graph.secure.sum.party_service import answer, bound
+from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 
 FloatArray = NDArray[np.floating[Any]]
 Answer = tuple[list[Any], int, dict[str, Any]]

@@ -17,8 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Entries, Message, Part
-from flower_graph.messages.fields import (
+from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
+from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
+from flower_graph.secure.ring import WORDS, Ring, RingArray
+from flower_graph.wire.codec import Entries, Message, Part
+from flower_graph.wire.fields import (
     Block,
     Bytes,
     Clients,
@@ -30,9 +33,6 @@ from flower_graph.messages.fields import (
     Reasons,
     Whole,
 )
-from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
-from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
-from flower_graph.secure.ring import WORDS, Ring, RingArray
 
 PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 # One round that is being unmasked, and the next, prepared in the same exchange

@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flower_graph.errors import IdentityError, RefusedError, StateLostError
-from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
 from flower_graph.secure.identity import Binding, TrustSettings
@@ -58,6 +57,7 @@ from flower_graph.secure.sum.party_messages import (
     Signatures,
     SignedKey,
 )
+from flower_graph.wire.fields import Bytes, Integers
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 

@@ -12,8 +12,10 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.messages.codec import Message
-from flower_graph.messages.fields import (
+from flower_graph.secure.channel import KEY_BYTES
+from flower_graph.secure.identity import SIGNATURE_BYTES as SIGNATURE
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import (
     Block,
     Bytes,
     Clients,
@@ -24,8 +26,6 @@ from flower_graph.messages.fields import (
     Real,
     Whole,
 )
-from flower_graph.secure.channel import KEY_BYTES
-from flower_graph.secure.identity import SIGNATURE_BYTES as SIGNATURE
 
 SEED_BYTES = 32
 BindRun = Annotated[bytes, Raw("bind-run", "the run of the sums")]

@@ -12,7 +12,6 @@ from collections.abc import Collection
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
-from flower_graph.messages.fields import RUN_BYTES, Bytes
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.identity import MOST_BLOCK, SIGNATURE_BYTES, Binding
 from flower_graph.secure.registry import Registry
@@ -41,6 +40,7 @@ from flower_graph.secure.sum.party_messages import (
     SignedKey,
 )
 from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
+from flower_graph.wire.fields import RUN_BYTES, Bytes
 
 LOG = logging.getLogger(__name__)
 ABSENT = -1  # and below: ids of parties of the epoch that are not connected

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.fields import Bytes, Integers
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -34,6 +33,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.wire.fields import Bytes, Integers
 
 StageReply = PrepareReply | MaskedReply | UnmaskReply
 # Told the client, the reason and, of what is proven, the SuperNode: its clients are asked no more

@@ -16,7 +16,6 @@ from typing import ClassVar
 import numpy as np
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.fields import RUN_BYTES
 from flower_graph.secure.channel import low_order_rows, rows_of
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
@@ -29,6 +28,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.round import Skipped, StageReply, SumResult, SumRound
+from flower_graph.wire.fields import RUN_BYTES
 
 __all__ = ["Skipped", "SumResult", "SumServer"]
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST, TRUST
 from flower_graph.errors import MalformedReplyError, UnreadableSumError, says_lost
-from flower_graph.messages.arrays import decode_array
-from flower_graph.messages.keys import ARRAYS, MASKED_SUM
 from flower_graph.secure.identity import MOST_BLOCK
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.ring import Ring
@@ -32,6 +30,8 @@ from flower_graph.secure.sum.party_service import PartySums, Send
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
 from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
+from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 
 FloatArray = NDArray[np.floating[Any]]
 

@@ -18,9 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.messages.codec import Entries, Field, Message, Reading, Writing
-from flower_graph.messages.fields import Clients, Handled, Lines, Real, Whole
-from flower_graph.messages.keys import CLIENTS, LEFT_OUT, MAX_WEIGHT, NUM_EXAMPLES, SERVER_ROUND
+from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
+from flower_graph.wire.fields import Clients, Handled, Lines, Real, Whole
+from flower_graph.wire.keys import CLIENTS, LEFT_OUT, MAX_WEIGHT, NUM_EXAMPLES, SERVER_ROUND
 
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"

@@ -24,8 +24,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
-from flower_graph.messages.arrays import encode_array, read_array
-from flower_graph.messages.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
+from flower_graph.wire.arrays import encode_array, read_array
+from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
 
 Entries = Mapping[str, Any]
 ABSENT: Any = object()  # what reading gives for an optional field that did not come

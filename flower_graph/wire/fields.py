@@ -15,9 +15,9 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.messages.arrays import IntArray, pack_integers, unpack_integers
-from flower_graph.messages.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
-from flower_graph.messages.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
+from flower_graph.wire.arrays import IntArray, pack_integers, unpack_integers
+from flower_graph.wire.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
+from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.flower_compat import SType
-from flower_graph.messages.keys import MAX_NUMBER
+from flower_graph.wire.keys import MAX_NUMBER
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
