@@ -4,8 +4,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.boundary import boundary
 from flower_graph.config.of_app import configured_client
+from flower_graph.wire.boundary import boundary
 
 
 class ConfiguredClientApp(ClientApp):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
+
 
 class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or impossible."""
@@ -61,6 +65,12 @@ class RefusedError(ValueError):
 
 class AlignmentError(RuntimeError):
     """The clients could not be brought to one order of their shared identities."""
+
+
+def told(error: E, words: str) -> E:
+    """Give an error words that may leave the machine; they quote nothing of it."""
+    error.told = words  # type: ignore[attr-defined]
+    return error
 
 
 # What others say, in a log or a report

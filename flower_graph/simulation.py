@@ -24,9 +24,9 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfi
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from flower_graph.config.boundary import IN_PROCESS, STATE_DIR
 from flower_graph.engine.memory import keep_freed_memory
 from flower_graph.flower_compat import ErrorCode, Run, identify, stamp
+from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 
 LOG = logging.getLogger(__name__)
 

@@ -25,9 +25,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flower_graph import __version__
-from flower_graph.client.state import node_name, own_place, state_key
 from flower_graph.client.trust import refuse_less
-from flower_graph.config.boundary import boundary
 from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
@@ -39,7 +37,9 @@ from flower_graph.flower_compat import (
 from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
 from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
+from flower_graph.storage.places import node_name, own_place, state_key
 from flower_graph.wire.arrays import decode_array, encode_array
+from flower_graph.wire.boundary import boundary
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
     ARRAYS,

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.client.state import StateStore, Tensors, node_name, own_place, state_key
-from flower_graph.config.boundary import AT_HOME, told
+from flower_graph.client.state import StateStore, Tensors
 from flower_graph.data.checked import check_clients
-from flower_graph.errors import CheckpointError, StateLostError, brief
+from flower_graph.errors import CheckpointError, StateLostError, brief, told
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import own_folder
+from flower_graph.storage.places import node_name, own_place, state_key
+from flower_graph.wire.boundary import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 

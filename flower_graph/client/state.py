@@ -20,7 +20,6 @@ a full disk), which for the server is a lost reply, and a client must stand thos
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -33,21 +32,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flower_graph.config.boundary import IN_PROCESS, STATE_DIR
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.storage.checkpoint import load_client, save_client
 from flower_graph.storage.files import default_folder, own_file, own_folder, remove_if_empty
+from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name, own_place, state_key
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
-    from flower_graph.storage.sealed import StateKey
     from flower_graph.wire.fields import Resume
 
-__all__ = ["IN_PROCESS", "SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
+__all__ = ["SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
 SMALL_BYTES = 1 << 20
-DATA_FOLDER, PARTITION = "data-folder", "partition-id"  # node config
 VERSION = "state-version"  # among the tensors of a saved file
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
@@ -284,42 +281,6 @@ class StateStore:
             flat.set_(storage, start // flat.element_size(), tuple(shape))  # type: ignore[call-overload]
             out[name] = flat
         return out
-
-
-# A SuperNode that is started anew without authentication gets another node id, so its id is no name
-# for files. Its data folder, or the number of its partition, stays.
-
-
-def own_place(context: Context) -> Path | None:
-    """Return the SuperNode's own lasting folder."""
-    named = str(context.node_config.get(STATE_DIR, ""))
-    if named == IN_PROCESS:
-        return None
-    if named:
-        return Path(named).expanduser()
-    data = str(context.node_config.get(DATA_FOLDER, ""))
-    return Path(data).expanduser() / "state" if data else None
-
-
-def state_key(context: Context) -> StateKey | None:
-    """Return what encrypts the SuperNode's files, if its node config names a key."""
-    if "state-key" not in context.node_config:
-        return None
-    from flower_graph.storage.sealed import StateKey  # loads cryptography
-
-    return StateKey.of(context.node_config, own_place(context))
-
-
-def node_name(context: Context) -> str:
-    """Return a name for the SuperNode's files that it has again when it is started anew."""
-    config = context.node_config
-    if PARTITION in config:
-        return str(config[PARTITION])  # whether it is a number, the app says
-    if data := str(config.get(DATA_FOLDER, "")):
-        folder = Path(data).expanduser().absolute()
-        # Several SuperNodes of a machine may share one state-dir.
-        return f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    return "0"
 
 
 def forget_run(run_id: int) -> None:

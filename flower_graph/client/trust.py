@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flower_graph.client.state import PARTITION
 from flower_graph.errors import RefusedError
 from flower_graph.storage.files import default_folder, own_folder
+from flower_graph.storage.places import PARTITION
 
 if TYPE_CHECKING:
     from flwr.app import Context

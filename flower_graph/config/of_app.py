@@ -10,15 +10,16 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from flower_graph.config.boundary import is_own_machine, on_ray, told
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import is_file_name, load_config, parse_overrides
 from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import file_path, folder_path
-from flower_graph.errors import ConfigError, brief
+from flower_graph.errors import ConfigError, brief, told
+from flower_graph.storage.places import DATA_FOLDER
+from flower_graph.wire.boundary import is_own_machine, on_ray
 
-DATA_FOLDER, DATA_ROOT = "data-folder", "data-root"  # of the node config: where a client's data are
+DATA_ROOT = "data-root"  # of the node config: where raw data sets are
 # Data sets by name; what has more separators than one, or a dot before a part, is a path
 NAMED = re.compile(r"\w[\w-]*(/\w[\w.+-]*)?", re.ASCII)
 METHODS = "methods"  # of the node config: modules of methods that a run may name, with commas

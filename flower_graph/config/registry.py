@@ -16,11 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from flower_graph.config.boundary import told
 from flower_graph.config.common import RunConfig
 from flower_graph.config.known import GIVEN, SHIPPED, announced
 from flower_graph.config.rules import nearest, show
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, told
 
 if TYPE_CHECKING:
     from flower_graph.method import Method

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flower_graph.client.state import DATA_FOLDER, node_name, own_place
 from flower_graph.config.common import BEST
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
 from flower_graph.server.ledger import count_bytes
+from flower_graph.storage.places import DATA_FOLDER, node_name, own_place
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

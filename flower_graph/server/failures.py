@@ -14,8 +14,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_graph import errors
-from flower_graph.config.boundary import on_ray
 from flower_graph.errors import ClientBugError
+from flower_graph.wire.boundary import on_ray
 
 PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
 KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)

@@ -28,8 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from flower_graph.config.boundary import told
-from flower_graph.errors import CheckpointError
+from flower_graph.errors import CheckpointError, told
 from flower_graph.storage.files import SEALED, replaced
 
 if TYPE_CHECKING:

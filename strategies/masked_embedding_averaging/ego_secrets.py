@@ -9,7 +9,6 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context
 
-from flower_graph.client.state import IN_PROCESS
 from flower_graph.config.rules import choice
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
@@ -21,6 +20,7 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.secure.sum.party import Party
 from flower_graph.secure.sum.party_messages import BindReply
+from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED
 from flower_graph.strategies.masked_embedding_averaging.parties import begin_alignment
@@ -52,7 +52,7 @@ class EgoSecrets:
     ) -> None:
         self._context, self._identities, self._trust = context, identities, trust
         self._key = (context.run_id, context.node_id)
-        self._in_process = context.node_config.get("state-dir", "") == IN_PROCESS
+        self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
     def begin(self, run_id: bytes, form: str) -> KeyReply | BindReply:
         """Make the keys of a run, or show those that it has: its SuperNode may be back."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import Figures, graph_baselines
 from flower_graph.data.folders.party import (
-    PARTITION,
-    PARTITIONS,
     USERS,
     client_folder,
     node_data,
@@ -30,6 +28,7 @@ from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.models import build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
+from flower_graph.storage.places import PARTITION, PARTITIONS
 from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
 from flower_graph.strategies.split_gradient_relay.config import APP, STEADYING, NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.newcomers import (

@@ -18,8 +18,9 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flower_graph.client import state
-from flower_graph.client.state import IN_PROCESS, SMALL_BYTES, StateStore, Tensors, forget_run
+from flower_graph.client.state import SMALL_BYTES, StateStore, Tensors, forget_run
 from flower_graph.errors import StateLostError
+from flower_graph.storage.places import IN_PROCESS
 
 NAME = "test-client"
 RUNS = itertools.count(secrets.randbits(40))  # other tests may run on this machine

@@ -13,10 +13,10 @@ from mutations import Evil
 
 from flower_graph.apps.client_app import app
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.boundary import AT_HOME
 from flower_graph.config.of_app import configured, configured_client
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.boundary import AT_HOME
 
 SECRET = "hunter2-of-this-machine"
 NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}

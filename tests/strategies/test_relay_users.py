@@ -13,10 +13,11 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
-from flower_graph.client.state import IN_PROCESS, forget_run
+from flower_graph.client.state import forget_run
 from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
+from flower_graph.storage.places import IN_PROCESS
 from flower_graph.strategies.split_gradient_relay.cohort_client import ChosenUsers, NodeClient
 from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
 from flower_graph.strategies.split_gradient_relay.users import (

@@ -18,7 +18,6 @@ from flwr.app import Context
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.boundary import told
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.run_folder import (
     CLASS_NAMES,
@@ -32,10 +31,10 @@ from flower_graph.data.folders.run_folder import (
     write_folder,
 )
 from flower_graph.data.graph import Graph, take_rows
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
 
-DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"
 HINT = (
     "start the SuperNode with --node-config 'partition-id=0 num-partitions=4', with numbers from 0 "
     "on, or with a data-folder of its own"

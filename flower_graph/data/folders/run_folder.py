@@ -19,17 +19,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flower_graph.config.boundary import told
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, told
 from flower_graph.storage.files import saying
+from flower_graph.storage.places import DATA_FOLDER
 
 T = TypeVar("T")
 FORMAT = 1  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
 CLIENTS, SERVER = "clients", "server"
-KEY = {CLIENTS: "data-folder", SERVER: "server-folder"}  # where a folder is named
+KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
 HINT = {
     CLIENTS: (
         "give the SuperNode a folder that `flower-graph partition` made for it: "

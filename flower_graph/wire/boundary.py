@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from flower_graph import errors
-from flower_graph.errors import MalformedReplyError, RefusedError
+from flower_graph.errors import MalformedReplyError, RefusedError, told
+from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
-STATE_DIR, IN_PROCESS = "state-dir", ":memory:"  # node config; what the in-process engine has there
 # Their texts quote the request and nothing else.
 TELLABLE = (RefusedError, MalformedReplyError)
 AT_HOME = "what it says stays in the SuperNode's log"
-E = TypeVar("E", bound=Exception)
 
 
 class ClientError(RuntimeError):
@@ -33,12 +32,6 @@ def on_ray() -> bool:
 def is_own_machine(context: Context) -> bool:
     """Whether a client runs where its run was started, in one process or on Ray."""
     return on_ray() or context.node_config.get(STATE_DIR) == IN_PROCESS
-
-
-def told(error: E, words: str) -> E:
-    """Give an error words that may leave the machine; they quote nothing of it."""
-    error.told = words  # type: ignore[attr-defined]
-    return error
 
 
 @contextmanager

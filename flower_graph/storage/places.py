@@ -1,0 +1,51 @@
+"""Where files of a SuperNode lie: what its node config names, and how its files are called."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+    from flower_graph.storage.sealed import StateKey
+
+# Of the node config; what the in-process engine has in place of a folder
+STATE_DIR, IN_PROCESS = "state-dir", ":memory:"
+DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"
+
+# A SuperNode that is started anew without authentication gets another node id, so its id is no name
+# for files. Its data folder, or the number of its partition, stays.
+
+
+def own_place(context: Context) -> Path | None:
+    """Return the SuperNode's own lasting folder."""
+    named = str(context.node_config.get(STATE_DIR, ""))
+    if named == IN_PROCESS:
+        return None
+    if named:
+        return Path(named).expanduser()
+    data = str(context.node_config.get(DATA_FOLDER, ""))
+    return Path(data).expanduser() / "state" if data else None
+
+
+def state_key(context: Context) -> StateKey | None:
+    """Return what encrypts the SuperNode's files, if its node config names a key."""
+    if "state-key" not in context.node_config:
+        return None
+    from flower_graph.storage.sealed import StateKey  # loads cryptography
+
+    return StateKey.of(context.node_config, own_place(context))
+
+
+def node_name(context: Context) -> str:
+    """Return a name for the SuperNode's files that it has again when it is started anew."""
+    config = context.node_config
+    if PARTITION in config:
+        return str(config[PARTITION])  # whether it is a number, the app says
+    if data := str(config.get(DATA_FOLDER, "")):
+        folder = Path(data).expanduser().absolute()
+        # Several SuperNodes of a machine may share one state-dir.
+        return f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    return "0"
