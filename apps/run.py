@@ -34,8 +34,8 @@ from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
 from flower_graph.outputs.server import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
+from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_baselines
-from flower_graph.report.rounds import RoundReport
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint

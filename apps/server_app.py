@@ -13,8 +13,8 @@ from flower_graph.config.load import title_of
 from flower_graph.config.of_app import configured
 from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import server_folder
+from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_baselines
-from flower_graph.report.rounds import RoundReport, format_round
 
 app = ServerApp()
 

@@ -18,7 +18,7 @@ from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
-from flower_graph.report.rounds import RoundReport, read_reports
+from flower_graph.records.rounds import RoundReport, read_reports
 
 TARGET = 0.15  # seconds a round with two SuperNodes
 WARM_UP = 2  # rounds that are not counted: Ray starts its actors, clients load their data

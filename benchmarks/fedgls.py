@@ -28,7 +28,7 @@ from flower_graph.config.registry import method_of
 from flower_graph.data import load_data
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.config import FedGLSConfig

@@ -21,7 +21,7 @@ from flower_graph.engine.memory import peak_memory
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import csr_tensor
 from flower_graph.ops.graph_learner import weighted_propagate
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.networks import (
     LEARNED,

@@ -23,7 +23,7 @@ from flower_graph.apps.run import client_app
 from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging.method import METHOD
 from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging

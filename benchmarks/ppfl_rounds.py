@@ -23,7 +23,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.config.load import load_config
 from flower_graph.data.folders.party import share
 from flower_graph.engine.memory import peak_memory
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,

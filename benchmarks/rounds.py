@@ -26,7 +26,7 @@ from flower_graph.data import load_data
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError
 from flower_graph.ops.active_rows import pack
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.method import METHOD

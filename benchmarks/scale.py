@@ -22,7 +22,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.sources.generators import SparseGraph, csbm_sparse
 from flower_graph.models import build_server_model
 from flower_graph.ops.graph import gcn_adjacency
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 

@@ -52,7 +52,7 @@ from flower_graph.secure.sum.party_messages import (
     Signatures,
     none_declared,
 )
-from flower_graph.server.ledger import count_bytes
+from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)
 COLLUDING = (0.0, 0.1)  # share of all

@@ -21,7 +21,7 @@ from benchmarks.measure import say
 from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.apps.run import run
 from flower_graph.config.load import load_config
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 
 GROWTH = 0.05  # share by which memory may grow
 ROUNDS = {"in-process": 1000, "flwr": 200}

@@ -18,8 +18,8 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_graph.flower_compat import HttpGrid, stamp
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 
 AFTER = (0.2, 1.0, 2.0, 4.0)  # seconds until the reply is there
 TIMEOUT = 60.0

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from flower_graph.secure.sum.masking_client import SecureSumClient
     from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
-    from flower_graph.server.exchange import Exchange
     from flower_graph.server.module_averaging import ModuleFedAvg
     from flower_graph.simulation import InProcessGrid
     from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
@@ -87,6 +86,7 @@ if TYPE_CHECKING:
         StructureSettings,
         initial_arrays,
     )
+    from flower_graph.wire.exchange import Exchange
 
 __all__ = [
     "ClientGraph",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.outputs.files import SavedModels
-    from flower_graph.report.rounds import RoundReport
+    from flower_graph.records.rounds import RoundReport
 
 __all__ = ["GraphMethod", "Method", "Partition"]
 

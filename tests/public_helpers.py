@@ -19,7 +19,7 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.data.folders.party import assigned
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import ClientAppCallable, Mod
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,

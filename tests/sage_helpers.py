@@ -11,7 +11,7 @@ from flwr.app import Context
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.cohort_client import SageClient
 from flower_graph.strategies.fed_sage.strategy import LocalSage

@@ -19,7 +19,7 @@ from flower_graph.client.state import StateStore
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.outputs.files import SavedModels
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.method import KINDS

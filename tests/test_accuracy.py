@@ -9,7 +9,7 @@ import pytest
 
 from flower_graph.apps.run import simulate
 from flower_graph.config.load import load_config
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 
 
 def at_best_validation(reports: list[RoundReport]) -> float:

@@ -19,8 +19,8 @@ from structure_helpers import settings_of
 from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.ledger import numbers
+from flower_graph.records.participation import numbers
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoFedProx

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from flower_graph.errors import OutputError
+from flower_graph.records.rounds import RoundReport
 from flower_graph.report.plots import base, compared
 from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, save_curves
 from flower_graph.report.plots.compared import (
@@ -26,7 +27,6 @@ from flower_graph.report.plots.compared import (
     plot_points,
     plot_spent,
 )
-from flower_graph.report.rounds import RoundReport
 
 
 @pytest.fixture

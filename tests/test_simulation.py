@@ -8,8 +8,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, Run, TaskIdentity
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from flower_graph.config.registry import known_apps, method_of
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.records.rounds import format_bytes
 from flower_graph.report.result import baseline_figures
-from flower_graph.report.rounds import format_bytes
 from flower_graph.storage.files import new_folder, write_json
 
 OWN = "own-graph"  # the config of each method that fits any data

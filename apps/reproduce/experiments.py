@@ -25,7 +25,7 @@ from flower_graph.config.load import load_config, to_dict
 from flower_graph.config.registry import method_of
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.memory import peak_memory
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.

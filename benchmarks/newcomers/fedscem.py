@@ -23,7 +23,7 @@ from flower_graph.config.load import load_config
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.masked_embedding_averaging.cohort import (

@@ -26,7 +26,7 @@ from flower_graph.config.load import load_config
 from flower_graph.data.graph import Graph, take_rows
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.models import build_server_model
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay

@@ -19,8 +19,8 @@ from flower_graph.errors import MalformedReplyError, OutputError, StateLostError
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
-from flower_graph.server.ledger import count_bytes
 from flower_graph.storage.places import DATA_FOLDER, node_name, own_place
+from flower_graph.wire.ledger import count_bytes
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -26,11 +26,11 @@ from flower_graph.outputs.messages import (
     KeepReply,
     KeepRequest,
 )
-from flower_graph.server.ledger import reply_bytes
 from flower_graph.storage.checkpoint import KEPT
+from flower_graph.wire.ledger import reply_bytes
 
 if TYPE_CHECKING:
-    from flower_graph.report.rounds import RoundReport
+    from flower_graph.records.rounds import RoundReport
     from flower_graph.server.session import Session
 
 __all__ = ["BestRound", "KeptOutputs", "Wanted", "merge_clients", "spread"]

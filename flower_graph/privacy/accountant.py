@@ -16,7 +16,7 @@ from typing import Any
 
 from flower_graph.config.common import REPORT, PrivacyConfig, RunConfig
 from flower_graph.errors import ConfigError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from flower_graph.config.common import PrivacyConfig
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.local import fresh_noise
 from flower_graph.server.averaging_replies import clients_of
-from flower_graph.server.exchange import Rejected
+from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import NUM_EXAMPLES
 
 Averaged = tuple[ArrayRecord | None, MetricRecord | None]

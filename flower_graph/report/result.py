@@ -14,7 +14,7 @@ from typing import Any
 
 from flower_graph import __version__
 from flower_graph.config.common import BEST, NOTHING
-from flower_graph.report.rounds import WAYS, RoundReport, format_bytes
+from flower_graph.records.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.storage.files import plain, write_json
 
 # What `baselines` has, as people read it
@@ -32,7 +32,7 @@ def make_result(
 ) -> dict[str, Any]:
     """Work out what the rounds say about the run as a whole."""
     # Flower comes with it, and a refused setting must not wait for that.
-    from flower_graph.server.ledger import summarise_participation
+    from flower_graph.records.participation import summarise_participation
 
     last = reports[-1]
     best = best_round(reports)

@@ -20,8 +20,8 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.outputs.run import DATA
+from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import make_result, tested
-from flower_graph.report.rounds import RoundReport, read_reports
 from flower_graph.storage.files import (
     FolderLock,
     append_line,

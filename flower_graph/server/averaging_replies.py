@@ -20,10 +20,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.server.exchange import MAX_NAMED, Rejected, no_content, unreadable
-from flower_graph.server.ledger import reply_bytes, size_of, too_large
 from flower_graph.wire.arrays import decode_array, encode_array, read_array
 from flower_graph.wire.averaging import MAX_CLIENTS
+from flower_graph.wire.exchange import MAX_NAMED, Rejected, no_content, unreadable
 from flower_graph.wire.fields import MAX_LINES
 from flower_graph.wire.keys import (
     ARRAYS,
@@ -35,6 +34,7 @@ from flower_graph.wire.keys import (
     MAX_WEIGHT,
     NUM_EXAMPLES,
 )
+from flower_graph.wire.ledger import reply_bytes, size_of, too_large
 
 # Measurements that are shares themselves; their sum cannot be more than the number of them
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))

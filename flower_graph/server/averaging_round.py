@@ -16,7 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower_graph.config.common import Robust
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.participation import NOT_CONNECTED
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging_replies import (
     ClientReply,
     Combined,
@@ -30,10 +31,9 @@ from flower_graph.server.averaging_replies import (
     weight_of,
     with_own_content,
 )
-from flower_graph.server.exchange import ByteLedger, Rejected, few, log_rejected
-from flower_graph.server.ledger import NOT_CONNECTED
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
+from flower_graph.wire.exchange import ByteLedger, Rejected, few, log_rejected
 from flower_graph.wire.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
 
 LOG = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, one_line, says_lost
-from flower_graph.server.exchange import Exchange, Rejected
-from flower_graph.server.ledger import ENROLMENT
 from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.exchange import Exchange, Rejected
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
+from flower_graph.wire.ledger import ENROLMENT
 
 LOG = logging.getLogger(__name__)
 MOSTLY = 0.9  # share of all examples from which on a SuperNode is named

@@ -21,11 +21,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from flower_graph.outputs.server import BestRound
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.exchange import Replies, few
-from flower_graph.server.ledger import Participation
+from flower_graph.records.participation import Participation
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
+from flower_graph.wire.exchange import Replies, few
 from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger(__name__)

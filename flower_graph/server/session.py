@@ -21,8 +21,11 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError, one_line
+from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.rng import generator
-from flower_graph.server.exchange import (
+from flower_graph.server.membership import Membership
+from flower_graph.storage import checkpoint
+from flower_graph.wire.exchange import (
     ByteLedger,
     Exchange,
     Rejected,
@@ -32,10 +35,8 @@ from flower_graph.server.exchange import (
     no_content,
     unreadable,
 )
-from flower_graph.server.ledger import NOT_DRAWN, Participation, account_for, ranges, reply_bytes
-from flower_graph.server.membership import Membership
-from flower_graph.storage import checkpoint
 from flower_graph.wire.fields import Resume, read_not_saved
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

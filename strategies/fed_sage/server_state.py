@@ -13,8 +13,6 @@ import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import ByteLedger, reply_bytes, setup_bytes
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
 from flower_graph.strategies.fed_sage.cohort import FEATURE_NAMES, SageSettings
@@ -30,8 +28,10 @@ from flower_graph.strategies.fed_sage.messages import (
     write_settings,
 )
 from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG
+from flower_graph.wire.ledger import ByteLedger, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

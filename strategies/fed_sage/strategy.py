@@ -38,9 +38,8 @@ from torch import Tensor
 
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import aggregate_arrayrecords
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import NOT_CONNECTED
+from flower_graph.records.participation import NOT_CONNECTED
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings
@@ -59,6 +58,7 @@ from flower_graph.strategies.fed_sage.server_state import (
     SageServerState,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import CONFIG, NUM_EXAMPLES, RUN_TOKEN, SERVER_ROUND
 
 LOG = logging.getLogger(__name__)

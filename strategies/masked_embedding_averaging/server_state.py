@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.server.ledger import ByteLedger
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     initial_weights,
@@ -29,6 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     check_measured,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import Means, mean_metrics
+from flower_graph.wire.ledger import ByteLedger
 
 if TYPE_CHECKING:
     from flower_graph.secure.ring import Ring

@@ -22,6 +22,7 @@ from flwr.app import RecordDict
 
 from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.errors import AlignmentError, NoClientsError
+from flower_graph.records.participation import NOT_READY, Participation, by_reason
 from flower_graph.secure.align.blinded import MOST_POINTS, Bytes2D
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
@@ -30,14 +31,6 @@ from flower_graph.secure.sum.carried import as_record, entries_of
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.exchange import count_bytes
-from flower_graph.server.ledger import (
-    NOT_READY,
-    Participation,
-    by_reason,
-    reply_bytes,
-    setup_bytes,
-)
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.membership import EgoMembership
@@ -52,7 +45,9 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     meaning_of,
 )
 from flower_graph.wire.arrays import read_array
+from flower_graph.wire.exchange import count_bytes
 from flower_graph.wire.keys import SUMS, TOTAL
+from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MOST_POINTS
 from flower_graph.secure.sum.carried import as_record
 from flower_graph.server.round_strategy import OwnRounds

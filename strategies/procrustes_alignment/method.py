@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.data.partition.statistics import PartitionStatistics
-    from flower_graph.report.rounds import RoundReport
+    from flower_graph.records.rounds import RoundReport
 
 JUDGED = ("val", "test")
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from flower_graph.report.plots.base import GREY, band, finish, legend_below, line, save
 
 if TYPE_CHECKING:
-    from flower_graph.report.rounds import RoundReport
+    from flower_graph.records.rounds import RoundReport
 
 # By name of the curve: which figure of a report it shows
 PRECISIONS = {"P@1": "precision-1", "P@5": "precision-5", "P@10": "precision-10"}

@@ -37,12 +37,11 @@ from numpy.typing import NDArray
 
 from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.errors import says_lost
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.participation import NOT_READY, Participation
+from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import NOT_READY, Participation
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.claims import (
     MEASURED,
@@ -71,6 +70,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     require_nodes,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import RING_WORD
 
 LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it

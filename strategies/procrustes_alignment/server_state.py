@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.server.exchange import Rejected
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.procrustes_alignment.claims import SignedClaims
 from flower_graph.strategies.procrustes_alignment.messages import (
@@ -27,6 +26,7 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     PublicReply,
     PublicRequest,
 )
+from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger(__name__)

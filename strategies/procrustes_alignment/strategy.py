@@ -39,10 +39,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.ops import align_pairs, consensus
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.participation import NOT_DRAWN, Participation
+from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
-from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import NOT_DRAWN, Participation, reply_bytes
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
@@ -54,7 +53,9 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     mean_of,
     measure_alignment,
 )
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.config.rules import at_least, choice
-from flower_graph.server.ledger import ByteLedger, reply_bytes
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
@@ -23,6 +22,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic

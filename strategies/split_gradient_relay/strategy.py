@@ -41,8 +41,7 @@ from flower_graph.config.rules import at_least, choice
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.exchange import Replies
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.split_gradient_relay.config import SCHEDULES
@@ -58,6 +57,7 @@ from flower_graph.strategies.split_gradient_relay.server_state import (
     RelayServerState,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.exchange import Replies
 
 LOG = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.outputs.files import SavedModels
-    from flower_graph.report.rounds import RoundReport
+    from flower_graph.records.rounds import RoundReport
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders

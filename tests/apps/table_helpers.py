@@ -9,7 +9,7 @@ from typing import Any
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Curves, Run, Runs
 from flower_graph.apps.reproduce.table import read_table
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 
 OWN = """
 title: A table of my own

@@ -18,7 +18,7 @@ from flower_graph.apps.run import run, simulate_whole
 from flower_graph.config.common import RunConfig
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, NoClientsError
-from flower_graph.report.rounds import read_reports
+from flower_graph.records.rounds import read_reports
 
 SETTINGS = {
     "nfedgnn": "model:\n  hidden: 4\n",

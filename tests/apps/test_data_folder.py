@@ -36,7 +36,7 @@ from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, NoClientsError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem

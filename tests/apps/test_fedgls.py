@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from flower_graph.apps.run import simulate
 from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.structure_fedavg import method as fedgls
 from flower_graph.strategies.structure_fedavg.config import METHODS, FedGLSConfig
 

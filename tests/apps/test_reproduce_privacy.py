@@ -16,7 +16,7 @@ from flower_graph.apps.reproduce.privacy import privacy_curve
 from flower_graph.apps.reproduce.table import read_table
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 
 NAMES = ["nfedgnn", "ppfl"]
 

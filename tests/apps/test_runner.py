@@ -24,7 +24,7 @@ from flower_graph.config.of_app import configured
 from flower_graph.config.registry import method_of
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import CheckpointError, ConfigError, DataError, DivergedError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay

@@ -16,7 +16,7 @@ from torch.nn import functional
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.ops.graph import gcn_adjacency, propagate
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import seeded
 from flower_graph.server.averaging_replies import Combined
 from flower_graph.server.module_averaging import ModuleFedAvg

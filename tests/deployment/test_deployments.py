@@ -35,7 +35,7 @@ from psutil import NoSuchProcess, Process
 
 from deploy.credentials import make_server_credentials
 from deploy.loopback import HOST, Loopback
-from flower_graph.server.ledger import Participation
+from flower_graph.records.participation import Participation
 
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
 Outcome = Callable[[str, str, str], None]

@@ -15,9 +15,9 @@ from hostile_grid import Attack, HostileGrid, Key, listening
 
 from flower_graph.apps.run import client_app
 from flower_graph.config.registry import method_of
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.exchange import Exchange
-from flower_graph.server.ledger import Participation
+from flower_graph.records.participation import Participation
+from flower_graph.records.rounds import RoundReport
+from flower_graph.wire.exchange import Exchange
 
 Plan = Mapping[Key, Attack | None]
 FIGURES = (

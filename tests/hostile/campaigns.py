@@ -16,8 +16,8 @@ from hostile_grid import Around, Attack, Key, Told, copied
 from mutations import Mutation, accusing, invented, leaving_out, replaced, withholding
 
 from flower_graph.errors import StateLostError
-from flower_graph.server.ledger import count_bytes, reply_bytes
 from flower_graph.wire.arrays import read_array
+from flower_graph.wire.ledger import count_bytes, reply_bytes
 
 OFTEN = 60  # messages of a type that are attacked
 LOST = {

@@ -16,11 +16,12 @@ from attack_helpers import peak
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from mutations import Evil, objects, with_header
 
+from flower_graph.secure.sum.messages import sum_bytes
 from flower_graph.server.averaging_replies import check_replies
-from flower_graph.server.exchange import Gathering
-from flower_graph.server.ledger import ROOM, count_bytes, reply_bytes, setup_bytes, sum_bytes
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array, read_array
+from flower_graph.wire.exchange import Gathering
+from flower_graph.wire.ledger import ROOM, count_bytes, reply_bytes, setup_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = [

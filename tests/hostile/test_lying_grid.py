@@ -16,11 +16,11 @@ from party_helpers import write_keys
 from flower_graph.apps.run import client_app, with_registry
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.registry import method_of
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.sum.masking_client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum, Summed
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 
 
 class Numbered(SecureSumClient):

@@ -17,8 +17,8 @@ from flower_graph.errors import OutputError
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, read_predictions
 from flower_graph.outputs.messages import KeepReply, KeepRequest
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 
 RUN = "0123456789abcdef" * 2
 

@@ -32,7 +32,7 @@ from flower_graph.privacy.local import (
     require_one_client,
     withhold_measurements,
 )
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers

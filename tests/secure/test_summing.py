@@ -12,8 +12,8 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.sum.masking_client import SecureSumClient
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 
 DOC = DOCS / "secure-sum.md"
 

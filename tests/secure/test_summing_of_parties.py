@@ -15,8 +15,8 @@ from flower_graph.secure.sum.party_messages import BindReply
 from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import RING_WORD
 
 

@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.participation import Participation
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.ledger import Participation
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import Enrolment
 

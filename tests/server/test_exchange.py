@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
-from flower_graph.server.exchange import Exchange, Rejected, Replies
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
 from flower_graph.wire.arrays import decode_array, encode_array
+from flower_graph.wire.exchange import Exchange, Rejected, Replies
 
 pytestmark = pytest.mark.usefixtures("identity")
 MESSAGE_BYTES = 1 + 128 + 3 * 4  # key "x", NumPy's header, three float32
@@ -196,7 +196,7 @@ def test_a_late_reply_is_drained_and_not_mixed_in() -> None:
 
 
 def test_memory_for_unanswered_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flower_graph.server.exchange.MAX_LATE", 5)
+    monkeypatch.setattr("flower_graph.wire.exchange.MAX_LATE", 5)
     grid = ScriptedGrid(dict.fromkeys(range(4), "never"))
     sender = Exchange(grid)
     for server_round in range(3):
@@ -214,7 +214,7 @@ def test_all_missing_end_at_the_deadline_and_are_one_line(
 ) -> None:
     slept: list[float] = []  # a clock that goes while the server sleeps, whatever the machine does
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
-    monkeypatch.setattr("flower_graph.server.exchange.time", clock)
+    monkeypatch.setattr("flower_graph.wire.exchange.time", clock)
     grid = ScriptedGrid(dict.fromkeys(range(1000), "never"))
     replies = send(grid, range(1000))
     assert sum(slept) == pytest.approx(0.2) and len(grid.pulled) == len(slept) + 1
@@ -259,8 +259,8 @@ def test_nothing_to_send_sends_nothing() -> None:
 def test_a_server_that_waits_says_so_and_stops(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flower_graph.server.exchange.FIRST_WORD", 0.0)
-    monkeypatch.setattr("flower_graph.server.exchange.NEXT_WORD", 0.1)
+    monkeypatch.setattr("flower_graph.wire.exchange.FIRST_WORD", 0.0)
+    monkeypatch.setattr("flower_graph.wire.exchange.NEXT_WORD", 0.1)
     wanted = (
         r"1 of at least 3 nodes connected within 0\.25 s: start more SuperNodes, set "
         r"strategy\.min_nodes lower, or strategy\.timeout higher"

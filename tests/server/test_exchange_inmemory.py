@@ -29,9 +29,9 @@ from flower_graph.flower_compat import (
     register_nodes,
     stamp,
 )
-from flower_graph.server.exchange import Exchange, Rejected
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import encode_array
+from flower_graph.wire.exchange import Exchange, Rejected
 
 RUN_ID = 11
 

@@ -15,23 +15,22 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from flower_graph.report.plots import base
-from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.ledger import (
+from flower_graph.records.participation import (
     NOT_CONNECTED,
     NOT_DRAWN,
-    ByteLedger,
     Participation,
     account_for,
-    count_bytes,
     known_clients,
     numbers,
     ranges,
     states,
     summarise_participation,
 )
+from flower_graph.records.rounds import RoundReport
+from flower_graph.report.plots import base
+from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
 from flower_graph.wire.arrays import encode_array
+from flower_graph.wire.ledger import ByteLedger, count_bytes
 
 
 def report(number: int, participation: dict[str, Any]) -> RoundReport:

@@ -15,11 +15,11 @@ from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.server.exchange import Exchange
 from flower_graph.server.membership import Membership, other_version
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CLIENTS, CONFIG
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import (
     EgoNetworkClient,

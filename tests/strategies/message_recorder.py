@@ -25,7 +25,6 @@ from sage_helpers import networks
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.sum.masking_client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.exchange import Exchange
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
@@ -38,6 +37,7 @@ from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )
+from flower_graph.wire.exchange import Exchange
 
 
 class Entry(NamedTuple):

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator, seeded
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay

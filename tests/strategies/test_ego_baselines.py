@@ -13,7 +13,7 @@ from flwr.app import Message
 from flwr.clientapp.mod import LocalDpMod
 
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
     EgoFedAvg,

@@ -20,8 +20,7 @@ from flower_graph.outputs.files import (
     read_predictions,
 )
 from flower_graph.outputs.messages import KeepRequest
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.exchange import Exchange
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
@@ -33,6 +32,7 @@ from flower_graph.strategies.masked_embedding_averaging.baselines import (
 from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoNetworkClient
 from flower_graph.strategies.masked_embedding_averaging.modules import EgoGCN
 from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
+from flower_graph.wire.exchange import Exchange
 
 RUN, ROUNDS, SUPERNODES = "ab" * 16, 4, 2
 FAST = SETTINGS._replace(learning_rate=0.05)  # so that predictions move from round to round

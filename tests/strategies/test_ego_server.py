@@ -15,8 +15,6 @@ from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.server.exchange import Replies
-from flower_graph.server.ledger import ByteLedger
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoReply,
@@ -27,7 +25,9 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 from flower_graph.strategies.masked_embedding_averaging.vector import contrast_scale
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import HANDLED
+from flower_graph.wire.ledger import ByteLedger
 
 
 class Answers:

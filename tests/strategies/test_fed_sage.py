@@ -22,7 +22,7 @@ from sage_helpers import (
 )
 
 from flower_graph.errors import CheckpointError, NoClientsError
-from flower_graph.server.ledger import Participation
+from flower_graph.records.participation import Participation
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, FEATURE_NAMES
 from flower_graph.strategies.fed_sage.cohort_client import SageClient

@@ -14,8 +14,8 @@ from ego_strategy_helpers import run as run_egos
 from public_helpers import run as run_public
 from public_helpers import run_secure, silent, still_member, toy_members
 
-from flower_graph.report.rounds import RoundReport
-from flower_graph.server.ledger import Participation
+from flower_graph.records.participation import Participation
+from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,

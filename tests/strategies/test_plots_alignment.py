@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.procrustes_alignment import plots as plots_alignment
 from flower_graph.strategies.procrustes_alignment.plots import (
     AlignmentCurves,

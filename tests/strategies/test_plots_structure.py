@@ -11,8 +11,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
+from flower_graph.records.rounds import RoundReport
 from flower_graph.report.plots import base
-from flower_graph.report.rounds import RoundReport
 from flower_graph.strategies.structure_fedavg.method import METHOD
 
 FIGURES = {

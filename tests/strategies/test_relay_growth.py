@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import CheckpointError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay

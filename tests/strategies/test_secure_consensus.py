@@ -19,7 +19,7 @@ from public_helpers import run_secure as run
 from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient

@@ -14,7 +14,7 @@ from relay_helpers import Outcome, client_app, same_weights, small_graph, strate
 from torch import nn
 
 from flower_graph.errors import CheckpointError, NoClientsError
-from flower_graph.report.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 

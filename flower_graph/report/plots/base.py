@@ -20,8 +20,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from flower_graph.report.rounds import UNITS, RoundReport, byte_unit
-from flower_graph.server.ledger import ANSWERED, FAILED, LEFT_OUT, known_clients, states
+from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
+from flower_graph.records.rounds import UNITS, RoundReport, byte_unit
 from flower_graph.storage.files import atomic
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes.

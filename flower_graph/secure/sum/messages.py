@@ -10,6 +10,7 @@ are those that were asked for is checked by ``SumServer`` and ``SumClient``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ from flower_graph.wire.fields import (
     Reasons,
     Whole,
 )
+from flower_graph.wire.ledger import ROOM
 
 PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 # One round that is being unmasked, and the next, prepared in the same exchange
@@ -221,3 +223,14 @@ class UnmaskReply(Message, up="sum_unmask"):
             raise MalformedReplyError(
                 f"unmask-shares: expected {wanted} bytes, got {self.shares.size} bytes"
             )
+
+
+def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]) -> int:
+    """Return the most bytes of a reply with shares of one sum and keys for the next."""
+    shares = max((r.clients.nbytes + r.kinds.size * (1 + SHARE_BYTES) for r in unmask), default=0)
+    per_partner = 2 * CHECK + PACKET_BYTES
+    keys = max(
+        (r.clients.size * (8 + KEY_BYTES + CHECK) + r.partners.size * per_partner for r in prepare),
+        default=0,
+    )
+    return ROOM + shares + keys

@@ -42,7 +42,7 @@ from flower_graph.secure.sum.party_messages import (
 )
 from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.round import Skipped, SumResult
-from flower_graph.server.ledger import setup_bytes
+from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
 TRIES = 3  # lists of commitments, while parties show no seed

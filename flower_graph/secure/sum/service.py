@@ -24,14 +24,14 @@ from flower_graph.secure.identity import MOST_BLOCK
 from flower_graph.secure.registry import Registry
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.carried import CarriedSum, Keys, as_record, merged, parts_of
-from flower_graph.secure.sum.messages import RING, MaskedReply, UnmaskReply
+from flower_graph.secure.sum.messages import RING, MaskedReply, UnmaskReply, sum_bytes
 from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.party_service import PartySums, Send
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
-from flower_graph.server.exchange import Exchange, Rejected, Replies
-from flower_graph.server.ledger import reply_bytes, setup_bytes, sum_bytes
 from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
+from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 FloatArray = NDArray[np.floating[Any]]
 

@@ -28,8 +28,8 @@ from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID
-from flower_graph.server.failures import Failures
-from flower_graph.server.ledger import ByteLedger, count_bytes, size_of, too_large
+from flower_graph.wire.failures import Failures
+from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
 

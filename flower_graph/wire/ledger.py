@@ -1,0 +1,170 @@
+"""The bytes of messages: how many travelled, and how many a reply may have.
+
+Bytes are counted twice over. *Payload* is what the paper counts: the strategy says how many bytes
+of which kind (latents, gradients, weights) a round carried. *Wire* is what the messages really
+held, array headers, keys and metrics included, bad replies too; the exchange counts it without
+being asked. Both are cumulative, go into a checkpoint and come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from flower_graph.errors import LOOKED_AT
+
+DIRECTIONS = ("up", "down")  # client to server, server to client
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Count the bytes that a message's content holds, as Flower's records count them."""
+    # Array records: the serialised data (NumPy's header, mostly 128 bytes, and the values) and the
+    # characters of each key. Metric records: 8 for each number, and the keys. Config records: 8 for
+    # a number, 1 for a bool, the length of a str or bytes, and the keys. Names of records, metadata
+    # and what the transport adds are not counted.
+    return sum(
+        _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
+        for record in content.values()
+    )
+
+
+def _config_bytes(record: ConfigRecord) -> int:
+    """Count as ``ConfigRecord.count_bytes``, which raises on an empty str, bytes or list."""
+    return sum(map(len, record)) + sum(map(_value_bytes, record.values()))
+
+
+def _value_bytes(value: Any) -> int:
+    """Count an entry; a reply may have forty thousand, so that nothing is made for each."""
+    if not isinstance(value, list):
+        return (
+            len(value) if isinstance(value, (str, bytes)) else 1 if isinstance(value, bool) else 8
+        )
+    kinds = set(map(type, value))  # Flower sees to it that there is one at most
+    if kinds & {str, bytes}:
+        return sum(map(len, value))
+    return len(value) * (1 if kinds == {bool} else 8)
+
+
+class ByteLedger:
+    """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
+
+    def __init__(self) -> None:
+        self._payload: dict[str, dict[str, int]] = {direction: {} for direction in DIRECTIONS}
+        self._wire: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)
+
+    def count(self, direction: str, kind: str, nbytes: int) -> None:
+        """Add payload."""
+        _check(direction, nbytes)
+        kinds = self._payload[direction]
+        kinds[kind] = kinds.get(kind, 0) + int(nbytes)
+
+    def count_wire(self, direction: str, nbytes: int) -> None:
+        """Add what a message held; `direction` and `nbytes` as in `count`."""
+        _check(direction, nbytes)
+        self._wire[direction] += int(nbytes)
+
+    def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
+        """Add what messages held that have content."""
+        for message in messages:
+            if message.has_content():
+                self.count_wire(direction, count_bytes(message.content))
+
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        """Payload bytes so far: direction to kind to bytes."""
+        return {direction: dict(kinds) for direction, kinds in self._payload.items()}
+
+    @property
+    def wire(self) -> dict[str, int]:
+        """Message bytes so far, as `count_bytes` counts: direction to bytes."""
+        return dict(self._wire)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything counted, fit for JSON."""
+        return {"payload": self.payload, "wire": self.wire}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace everything counted by what `state_dict` returned."""
+        restored = ByteLedger()
+        try:
+            for direction in DIRECTIONS:
+                for kind, nbytes in state["payload"][direction].items():
+                    restored.count(direction, kind, nbytes)
+                restored.count_wire(direction, state["wire"][direction])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the state of a byte ledger: {error!r}") from error
+        self._payload, self._wire = restored._payload, restored._wire
+
+
+def _check(direction: str, nbytes: int) -> None:
+    if direction not in DIRECTIONS:
+        raise ValueError(f"direction is {direction!r}, must be one of {DIRECTIONS}")
+    if nbytes < 0:
+        raise ValueError(f"nbytes is {nbytes}, must be 0 or more")
+
+
+# How large a reply may be ------------------------------------------------------------------------
+
+# What the request can rightfully bring, and some room: a larger one is refused before anything of
+# it is read. The limits are generous where a size is known only to the client, and tight where the
+# request says it.
+ROOM = 1 << 20  # any reply: headers, keys, measurements, reasons
+PER_CLIENT = 1 << 13  # what a reply may say about each of its clients besides numbers
+SETUP = 64 << 20  # blinded identities, keys: only the client knows how many
+ENROLMENT = 16 << 20  # who is there: numbers of a million clients or public nodes, twice over
+NUMBER = 8  # bytes: a client may answer with float64 where float32 would do
+
+
+def reply_bytes(numbers: int = 0, clients: int = 0) -> int:
+    """Return the most bytes of a reply with so many numbers about so many clients."""
+    return ROOM + NUMBER * numbers + PER_CLIENT * clients
+
+
+def setup_bytes(clients: int = 0) -> int:
+    """Return the most bytes of a reply that says who is there, or aligns identities."""
+    return SETUP + 2 * PER_CLIENT * clients
+
+
+def size_of(reply: Message) -> int:
+    """Count the bytes of a reply's content."""
+    return count_bytes(reply.content) if reply.has_content() else 0
+
+
+def too_large(reply: Message, size: int, most: int | None) -> str | None:
+    """Say that a reply, whose content has so many bytes, has more than it may have, or None."""
+    if most is None:
+        return None
+    # Names and metadata are no payload, and the client's to write all the same.
+    unpaid = _unpaid_bytes(reply)
+    if reply.has_error():
+        # So much of a text is looked at in any case: a traceback may be longer than a small answer.
+        return _too_long(reply.error.reason or "", max(most, LOOKED_AT), unpaid)
+    if size + unpaid <= most:
+        return None
+    return f"reply of {size if size > most else size + unpaid} bytes, at most {most} allowed"
+
+
+def _too_long(text: str, most: int, beside: int) -> str | None:
+    """Say that an error's text, and bytes beside it, are more than they may be, or None."""
+    # No more is counted than tells: bytes of fifty million characters take a tenth of a second.
+    parts = (text[start : start + LOOKED_AT] for start in range(0, len(text), LOOKED_AT))
+    size = beside + len(text)
+    if size <= most:
+        size = beside + sum(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    if size <= most:
+        return None
+    return f"error reply of {len(text)} characters, at most {most} bytes allowed"
+
+
+def _unpaid_bytes(reply: Message) -> int:
+    """Count what a reply's writer chose and `count_bytes` leaves out: names and descriptions."""
+    metadata = reply.metadata
+    total = len(metadata.group_id) + len(metadata.message_type)
+    for name, record in reply.content.items() if reply.has_content() else ():
+        total += len(name)
+        if isinstance(record, ArrayRecord):
+            for array in record.values():
+                total += len(array.dtype) + len(array.stype) + NUMBER * len(array.shape)
+    return total
