@@ -2,7 +2,8 @@
 
     python -m benchmarks.page
 
-``docs/performance.md`` is the short one, ``docs/results/performance/README.md`` has all tables.
+``docs/reference/performance.md`` is the short one, and ``docs/results/performance/README.md`` has
+all tables.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from benchmarks.page_short import short_page
 from benchmarks.page_soak import soak_section
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
-PAGE = RESULTS.parents[1] / "docs" / "performance.md"
+PAGE = RESULTS.parents[1] / "docs" / "reference" / "performance.md"
 
 HEAD = """\
 # Performance, all tables
 
 Written by `make bench` from `benchmarks/results.json`. Do not edit it. The short page is
-[performance.md](../../performance.md).
+[performance.md](../../reference/performance.md).
 
 {machine}
 
@@ -45,11 +46,12 @@ system's load average when a part began: above 0, others used the cores too.
 
 
 def write_pages(results: dict[str, Any], page: Path = PAGE) -> None:
-    """Write the short page, and the long one in ``results/performance`` beside it."""
+    """Write the short page, and the long one in ``results/performance``."""
     full = render(results)
-    long = page.parent / "results" / "performance" / "README.md"
+    long = page.parents[1] / "results" / "performance" / "README.md"
     long.parent.mkdir(parents=True, exist_ok=True)
     long.write_text(full, encoding="utf-8")
+    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(short_page(results, _machine(results["machine"]), full), encoding="utf-8")
 
 

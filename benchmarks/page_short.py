@@ -1,4 +1,4 @@
-"""Writes ``docs/performance.md``: what a user wants to know of ``results.json``."""
+"""Writes ``docs/reference/performance.md``: what a user wants to know of ``results.json``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HEAD = """\
 # Performance
 
 How long a round takes, how much memory it needs, and what makes it slow. `make bench` writes this
-page and [all tables](results/performance/README.md), which have ranges, targets and how each figure
-was measured, from `benchmarks/results.json`; do not edit them. `python benchmarks/run.py --only
+page from `benchmarks/results.json`, and [all tables](../results/performance/README.md), which have
+ranges, targets and how each figure was measured; do not edit them. `python benchmarks/run.py --only
 round,scale` measures some parts anew.
 """
 
@@ -253,7 +253,7 @@ def _targets(full: str) -> Iterable[str]:
     count = len(re.findall(r"\| (?:met|\*\*missed\*\*) \||, met \|", full))
     yield (
         f"{count} figures have a target. Missed: {'; '.join(missed) or 'none'}. Each is marked in "
-        "[all tables](results/performance/README.md)."
+        "[all tables](../results/performance/README.md)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Write the differences between the existing app and its variants into docs/existing-app.md.
+"""Write what the variants change in the existing app into docs/reference/diffs.md.
 
 Usage: ``python examples/diffs.py [--check]``. With ``--check`` nothing is written; it fails if the
 page is not up to date. Where several lines go in a row, the page says how many.
@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parent
-PAGE = EXAMPLES.parent / "docs" / "existing-app.md"
+PAGE = EXAMPLES.parent / "docs" / "reference" / "diffs.md"
 FILES = ("pyproject.toml", "server_app.py", "client_app.py", "task.py")
 SHORT = 1  # more lines that go in a row are only counted
 BLOCK = re.compile(r"(<!-- diff (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

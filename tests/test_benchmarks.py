@@ -16,7 +16,7 @@ from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEN = {"measured": "now", "took-seconds": 1, "quick": False}
-ALL_TABLES = Path("results") / "performance" / "README.md"  # beside the short page
+ALL_TABLES = Path("results") / "performance" / "README.md"  # in docs
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def results(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def document(tmp_path: Path) -> Path:
-    return tmp_path / "docs" / "performance.md"
+    return tmp_path / "docs" / "reference" / "performance.md"
 
 
 def bench(parts: str, results: Path, document: Path) -> int:
@@ -62,7 +62,7 @@ def test_quick_run_writes_json_and_page(results: Path, document: Path):
     assert egos["clients"] == 100 and 0 < egos["shared"] <= egos["nodes"]
     for turn in egos["runs"]:
         assert turn["ratio"] == turn["engine"]["median"] / turn["plain"]["median"]
-    text = (document.parent / ALL_TABLES).read_text(encoding="utf-8")
+    text = (document.parents[1] / ALL_TABLES).read_text(encoding="utf-8")
     assert text == page.render(found)
     short = document.read_text(encoding="utf-8")
     assert f"| nFedGNN | {cora['data']} | 2,708 | 1 |" in short and "nan" not in short
@@ -126,7 +126,7 @@ def test_a_part_that_is_not_asked_for_keeps_its_figures(results: Path, document:
     assert found["parts"]["gpu"] == kept
     assert found["parts"]["state"]["context-bytes"] < 10_000, "the state itself does not travel"
     assert "two processes in turns" in document.read_text(encoding="utf-8")
-    assert "Measured then" in (document.parent / ALL_TABLES).read_text(encoding="utf-8")
+    assert "Measured then" in (document.parents[1] / ALL_TABLES).read_text(encoding="utf-8")
 
 
 def test_a_part_that_fails_is_reported(
