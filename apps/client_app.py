@@ -4,7 +4,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.of_app import configured_client
+from flower_graph.method.of_app import configured_client
 from flower_graph.wire.boundary import boundary
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from flower_graph.apps.cli.run import Options, run_all
 from flower_graph.config.foreign import OWN
-from flower_graph.config.load import as_overrides
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.engine.threads import waiting_threads
-from flower_graph.outputs.run import Run, load_run
+from flower_graph.method.load import as_overrides
+from flower_graph.method.run import Run, load_run
 
 __all__ = ["run"]
 

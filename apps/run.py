@@ -19,9 +19,6 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig
-from flower_graph.config.load import to_dict
-from flower_graph.config.registry import method_of
-from flower_graph.config.trust import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.data.folders.party import assigned, client_folder
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
 from flower_graph.data.new_graph import DataForm
@@ -29,14 +26,17 @@ from flower_graph.engine.device import resolve_device
 from flower_graph.engine.memory import refuse_too_large
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable
+from flower_graph.method.load import to_dict
+from flower_graph.method.registry import method_of
 from flower_graph.outputs.client import own_outputs
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
-from flower_graph.outputs.server import merge_clients
+from flower_graph.outputs.tables import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_baselines
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
+from flower_graph.secure.trust import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG

@@ -9,10 +9,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from flower_graph.apps.run import run_server
 from flower_graph.client.state import forget_run
-from flower_graph.config.load import title_of
-from flower_graph.config.of_app import configured
-from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import server_folder
+from flower_graph.method.load import title_of
+from flower_graph.method.of_app import configured
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_baselines
 

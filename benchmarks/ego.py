@@ -20,11 +20,11 @@ from torch_geometric.nn import GCNConv
 
 from benchmarks.ego_round import Overlap, engine_round
 from benchmarks.measure import peak_bytes, run_part, say, summary
-from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.engine.memory import keep_freed_memory
 from flower_graph.errors import DataError
+from flower_graph.method.load import load_config
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
 
 # The target is for the engine with masks and alignment.

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.measure import say, summary
 from flower_graph.apps.cli.launch import flwr_run
-from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport, read_reports
 
 TARGET = 0.15  # seconds a round with two SuperNodes

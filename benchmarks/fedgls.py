@@ -23,11 +23,11 @@ from benchmarks.fedgls_start import measure_start
 from benchmarks.measure import exponent, part_main, run_part, say, summary
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.data import load_data
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort

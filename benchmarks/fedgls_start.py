@@ -17,7 +17,7 @@ FIRST = """
 import json, sys, tempfile, time
 from pathlib import Path
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.engine.memory import peak_memory
 
 times = []

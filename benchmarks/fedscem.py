@@ -20,9 +20,9 @@ from benchmarks.ego import PlainClient, plain_round, timed
 from benchmarks.ego_round import Overlap
 from benchmarks.measure import peak_bytes, run_part, say, summary
 from flower_graph.apps.run import client_app
-from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.errors import DataError
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging.method import METHOD

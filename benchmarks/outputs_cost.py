@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 
 FORMS = {"none": ["save=none"], "all": ["save=all"], "best": ["save=all", "keep=best"]}
 

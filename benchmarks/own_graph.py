@@ -34,9 +34,9 @@ from benchmarks.own_graph_data import (
     write_graph,
 )
 from flower_graph.apps.run import simulate
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 from flower_graph.storage.files import plain, write_text
 from flower_graph.strategies.split_gradient_relay.central import train_centralised
 

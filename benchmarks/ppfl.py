@@ -32,7 +32,7 @@ from benchmarks.ppfl_server import (
     growth_cases,
     measure_alignment,
 )
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 
 # The server's goals; an iteration in parts of gensim's time; seconds above the clients' own work
 GOALS = {**TARGETS, "deepwalk": TARGET, "flwr": 0.5}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import say, summary
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingModel
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalkSettings
 from flower_graph.strategies.procrustes_alignment.joining import build_model

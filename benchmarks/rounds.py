@@ -21,10 +21,10 @@ from torch_geometric.nn import GCNConv
 
 from benchmarks.measure import say, summary
 from flower_graph.apps.run import client_app
-from flower_graph.config.load import load_config
 from flower_graph.data import load_data
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError
+from flower_graph.method.load import load_config
 from flower_graph.ops.active_rows import pack
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid

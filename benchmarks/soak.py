@@ -20,7 +20,7 @@ import psutil
 from benchmarks.measure import say
 from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 
 GROWTH = 0.05  # share by which memory may grow

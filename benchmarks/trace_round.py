@@ -25,8 +25,8 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 

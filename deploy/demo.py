@@ -95,7 +95,7 @@ def run_demo(folder: Path) -> list[Outcome]:
 def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Path) -> Outcome:
     """Give the clients their data, start them, run the method here and as a simulation."""
     from flower_graph.apps.run import run
-    from flower_graph.config.load import load_config
+    from flower_graph.method.load import load_config
 
     overrides = [*method.overrides, *SHARED]
     _partition(method, overrides, folder / "data")

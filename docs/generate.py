@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.of_app import SETTINGS
-from flower_graph.config.registry import DEFAULT, known_apps, schema_of
 from flower_graph.config.rules import Choice, Rule
 from flower_graph.config.schema import Setting, settings_of
+from flower_graph.method.of_app import SETTINGS
+from flower_graph.method.registry import DEFAULT, known_apps, schema_of
 from flower_graph.wire.codec import Field, Part, fields_of
 from flower_graph.wire.fields import Word
 

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from flower_graph.apps.in_python import run
     from flower_graph.client.adaptor import make_client_app
     from flower_graph.client.module_client import ModuleClient
-    from flower_graph.config import load_config
     from flower_graph.data import Graph, load_data, load_graph
     from flower_graph.data.folders.client_folder import client_graph_from_data, ego_from_data
     from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
     from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
     from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+    from flower_graph.method import load_config
+    from flower_graph.method.module_method import ModuleFedAvg
+    from flower_graph.method.run import Run, load_run
     from flower_graph.models import SplitGCN
     from flower_graph.ops import (
         Consensus,
@@ -38,12 +40,10 @@ if TYPE_CHECKING:
         orthogonal_procrustes,
         procrustes,
     )
-    from flower_graph.outputs.run import Run, load_run
     from flower_graph.secure.sum import service as secure_sum
     from flower_graph.secure.sum.masking_client import SecureSumClient
     from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
-    from flower_graph.server.module_averaging import ModuleFedAvg
     from flower_graph.simulation import InProcessGrid
     from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
     from flower_graph.strategies.masked_embedding_averaging import (

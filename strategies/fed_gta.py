@@ -44,11 +44,10 @@ from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.data.baselines import Figures, says_one_class
-from flower_graph.module_method import ModuleMethod
+from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.server.averaging_replies import ClientReply, Combined
-from flower_graph.server.module_averaging import ModuleFedAvg
 
 APP = "fedgta"
 MIXED, CONFIDENCE = "moments", "confidence"  # what is sent besides the weights

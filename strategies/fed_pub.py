@@ -44,11 +44,10 @@ from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSect
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.data.baselines import Figures, says_one_class
-from flower_graph.module_method import ModuleMethod
+from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
 from flower_graph.server.averaging_replies import ClientReply, Combined
-from flower_graph.server.module_averaging import ModuleFedAvg
 
 APP = "fedpub"
 EMBEDDING = "embedding"  # what is sent besides the weights

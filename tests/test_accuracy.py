@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from flower_graph.apps.run import simulate
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 
 

@@ -21,8 +21,8 @@ from benchmarks.own_graph_data import (
     write_graph,
 )
 from flower_graph.apps.cli.main import main
-from flower_graph.config.registry import known_apps
 from flower_graph.data.features import prepare_features
+from flower_graph.method.registry import known_apps
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "own-graph.json"
 CHOSEN = {WORDS: "as-is", COUNTS: "presence", SHARES: "presence"}

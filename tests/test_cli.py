@@ -16,7 +16,7 @@ from flower_graph import errors
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.run import RoundPrinter, default_folder
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import list_configs, load_config, to_dict, to_yaml
+from flower_graph.method.load import list_configs, load_config, to_dict, to_yaml
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.storage.checkpoint import round_folder, save_server

@@ -14,8 +14,6 @@ from matplotlib.image import imread
 
 from flower_graph.apps.cli import main as cli
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_named, method_of
 from flower_graph.data import load_graph
 from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders.client_folder import load_folder
@@ -29,6 +27,8 @@ from flower_graph.data.partition.statistics import (
     ego_statistics,
     overlap_statistics,
 )
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_named, method_of
 
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[1]

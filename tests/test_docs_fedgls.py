@@ -21,8 +21,8 @@ from safetensors.numpy import load_file
 
 from flower_graph.apps.run import run
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.load import load_config
 from flower_graph.flower_compat import Mod
+from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
 

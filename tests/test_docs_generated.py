@@ -15,8 +15,8 @@ from doc_helpers import DOCS
 
 from benchmarks import page as performance
 from benchmarks import reliability
-from flower_graph.config.registry import known_apps, schema_of
 from flower_graph.config.schema import known_keys, settings_of
+from flower_graph.method.registry import known_apps, schema_of
 
 FAULTS: dict[str, dict[str, Any]] = json.loads(reliability.RESULTS.read_text(encoding="utf-8"))
 # Only these have sums that nobody can take apart

@@ -14,7 +14,7 @@ import torch
 from doc_helpers import DOCS, run_blocks
 
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 
 PAGE, BLOCKS = DOCS / "ppfl.md", 3

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,20 @@ PURE = (
     "flower_graph/ops/*.py",
 )
 # The only modules that are in no folder of the library; docs/architecture.md says why
-AT_THE_ROOT = (
-    *("__init__", "simulation", "errors", "rng", "models"),
-    *("method", "module_method", "lazy", "flower_compat"),
+AT_THE_ROOT = ("__init__", "simulation", "errors", "rng", "models", "lazy", "flower_compat")
+# The rooms of flower_graph/ from the ground up. Each imports only from rows before its own:
+# rooms of one row know nothing of each other.
+ROOMS = (
+    {"errors", "lazy", "ops"},
+    {"flower_compat", "rng", "storage"},
+    {"wire", "models"},
+    {"engine", "records", "config"},
+    {"secure", "data", "privacy"},
+    {"outputs"},
+    {"client", "server"},
+    {"report", "simulation"},
+    {"audit"},
+    {"method"},
 )
 
 # Whose short names, under TYPE_CHECKING, are of all floors; docs/architecture.md says why
@@ -111,6 +123,23 @@ def test_imports_go_one_way() -> None:
         assert not tops & {"benchmarks", "deploy", "examples", "tests"}, path
 
 
+def _room(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+def _rooms_not_below(source: str, module: str) -> set[str]:
+    row = next(number for number, rooms in enumerate(ROOMS) if _room(module) in rooms)
+    below = {_room(module), *chain.from_iterable(ROOMS[:row])}
+    ours = {name for name in _imports(source, module) if name in SOURCES}
+    return {name for name in ours if name != FRONT_DOOR and _room(name) not in below}
+
+
+def test_rooms_stand_in_one_order() -> None:
+    for module, path in SOURCES.items():
+        if path.is_relative_to(ROOT / "flower_graph") and module != FRONT_DOOR:
+            assert _rooms_not_below(_source(module), module) == set(), path
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     arrows = {}
     for module, path in SOURCES.items():
@@ -145,6 +174,10 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert _upward("from ..apps import server_app", "flower_graph.ops.graph")
     assert _upward("from flower_graph.ops import graph", "flower_graph.client.adaptor") == set()
     assert _upward("if TYPE_CHECKING:\n    import flower_graph.apps", "flower_graph.ops.a")
+    sideways = "def f():\n    from flower_graph.server.session import Session\n"
+    assert _rooms_not_below(sideways, "flower_graph.client.state")
+    assert _rooms_not_below(sideways, "flower_graph.wire.codec")
+    assert _rooms_not_below(sideways, "flower_graph.method.base") == set()
     assert _circles({"a": {"b"}, "b": {"a"}, "c": set()}) == [["a", "b"], ["b", "a"]]
     assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 

@@ -18,7 +18,7 @@ import pytest
 
 from flower_graph.apps.cli import launch
 from flower_graph.apps.cli.launch import end_processes, marked_processes
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 
 MARK = "FLOWER_GRAPH_TEST_MARK"

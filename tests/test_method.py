@@ -11,17 +11,17 @@ import torch
 
 from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 
 OWN_DATA = """
 from dataclasses import dataclass
 
 from test_method import graphs_of_mine
 from flower_graph.config.module import ModuleRunConfig
-from flower_graph.module_method import ModuleMethod
+from flower_graph.method.module_method import ModuleMethod
 
 
 @dataclass

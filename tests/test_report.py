@@ -21,9 +21,9 @@ from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.config.load import load_config, to_dict
-from flower_graph.config.registry import known_apps, method_named, method_of
 from flower_graph.errors import OutputError
+from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.registry import known_apps, method_named, method_of
 from flower_graph.records.rounds import RoundReport, format_bytes, format_round, read_reports
 from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.writer import RunWriter, _title

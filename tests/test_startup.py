@@ -38,8 +38,8 @@ DATA = (
 ROUND = """
 from pathlib import Path
 from flower_graph.apps.client_app import app
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 from flower_graph.data.folders.party import server_folder
 from flower_graph.simulation import InProcessGrid
 

@@ -25,9 +25,9 @@ from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config, to_dict
-from flower_graph.config.registry import method_named, method_of
 from flower_graph.errors import AlignmentError, ConfigError, NoClientsError, OutputError
+from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.result import versions
 from flower_graph.storage.files import new_folder, write_json, write_text
 

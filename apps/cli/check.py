@@ -14,11 +14,11 @@ import psutil
 
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import is_file_name, list_configs, load_config, to_dict
-from flower_graph.config.registry import known_apps, method_of
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import is_file_name, list_configs, load_config, to_dict
+from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import format_bytes
 from flower_graph.report.result import baseline_figures
 from flower_graph.storage.files import new_folder, write_json

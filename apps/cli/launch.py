@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 import flower_graph
-from flower_graph.config.of_app import RUN_CONFIG
+from flower_graph.method.of_app import RUN_CONFIG
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
 
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it

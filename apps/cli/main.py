@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from flower_graph import __version__, errors
-from flower_graph.config.load import describe_config, list_configs, load_config, to_yaml
-from flower_graph.config.registry import give_file, known_apps
 from flower_graph.errors import ConfigError
+from flower_graph.method.load import describe_config, list_configs, load_config, to_yaml
+from flower_graph.method.registry import give_file, known_apps
 
 # All named errors are told in one line, without a traceback: a user can act on them.
 OUR_ERRORS = tuple(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config, to_dict
-from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError
+from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.registry import method_of
 from flower_graph.report.result import join
 from flower_graph.storage.files import new_folder, write_json, write_text
 

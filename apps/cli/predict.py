@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from flower_graph.data.new_graph import read_new_graph
+from flower_graph.method.run import Run, latest_in, load_run
 from flower_graph.outputs.files import NO_CLIENT, ROLES, Predictions, table_of, table_text
-from flower_graph.outputs.run import Run, latest_in, load_run
 from flower_graph.storage.files import write_text
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import Trust
-from flower_graph.config.load import is_file_name, load_config, title_of, to_dict
-from flower_graph.config.registry import method_of
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
+from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import holds_something, new_folder, remove_empty

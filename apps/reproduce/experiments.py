@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from flower_graph.apps.reproduce.templates import one_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RENAMED, RunConfig
-from flower_graph.config.load import load_config, to_dict
-from flower_graph.config.registry import method_of
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.memory import peak_memory
+from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
 

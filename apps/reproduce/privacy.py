@@ -15,7 +15,7 @@ from flower_graph.apps.reproduce.page import markdown
 from flower_graph.apps.reproduce.rows import Row
 from flower_graph.apps.reproduce.templates import Values, fill, function, make
 from flower_graph.apps.run import simulate
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.privacy.accountant import spent
 from flower_graph.report.plots.compared import Panel, plot_budgets
 from flower_graph.report.result import best_round

@@ -23,8 +23,8 @@ from flower_graph.apps.reproduce.experiments import (
 )
 from flower_graph.apps.reproduce.significance import correct, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
+from flower_graph.method.load import load_config
 
 # Metrics of a row.
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"

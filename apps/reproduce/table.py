@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from flower_graph.apps.reproduce.templates import Values, make
-from flower_graph.config.load import TABLES, is_file_name
-from flower_graph.config.registry import known_apps, method_named
 from flower_graph.config.rules import nearest, one_line, refuse_key
 from flower_graph.errors import ConfigError
+from flower_graph.method.load import TABLES, is_file_name
+from flower_graph.method.registry import known_apps, method_named
 
 PRIVACY = "privacy"  # Name of the table that is a curve
 FIRST, GRID = "first", "grid"  # Whose validation accuracy chooses

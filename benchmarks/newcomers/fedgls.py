@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.newcomers.common import FOLDER, START, Row, write
-from flower_graph.config.load import load_config
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.method.load import load_config
 from flower_graph.rng import generator
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.config import FedGLSConfig

@@ -19,10 +19,10 @@ from flwr.app import Context
 from benchmarks.newcomers.common import START, Row, write
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore, forget_run
-from flower_graph.config.load import load_config
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics
 from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient

@@ -22,9 +22,9 @@ from torch import Tensor
 from benchmarks.newcomers.common import FOLDER, START, Row, write
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
-from flower_graph.config.load import load_config
 from flower_graph.data.graph import Graph, take_rows
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.method.load import load_config
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from benchmarks.newcomers.common import FOLDER, START, Row, numbers, write
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.load import load_config
 from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.cohort_client import PublicNodeClient
 from flower_graph.strategies.procrustes_alignment.evaluation import GraphJudge, untrained

@@ -17,11 +17,12 @@ from typing import Any
 
 from flower_graph.config.known import has_method
 from flower_graph.config.rules import show
-from flower_graph.data.sources.cache import data_root
 from flower_graph.errors import ConfigError
+from flower_graph.storage.places import data_root
 
 LOG = logging.getLogger(__name__)
 CONFIG = "config.yaml"  # of a run's folder
+RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 # What a run leaves beside its settings; by one of these a folder is known to be a run's
 LEFT = (
     *("metrics.jsonl", "result.json", "data.json", "checkpoints"),

@@ -13,7 +13,7 @@ from flower_graph.lazy import attach
 if TYPE_CHECKING:
     from flower_graph.data.description import as_graph, check_data
     from flower_graph.data.graph import Graph, normalize_rows, to_undirected
-    from flower_graph.data.sources.cache import CACHE_VARIABLE, ROOT_VARIABLE
+    from flower_graph.data.sources.cache import CACHE_VARIABLE
     from flower_graph.data.sources.datasets import DataSettings, describe, load_data, load_graph
     from flower_graph.data.sources.generators import SparseGraph, csbm, csbm_sparse
     from flower_graph.data.sources.names import check_name, known_names
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ratio_split,
         select_column,
     )
+    from flower_graph.storage.places import ROOT_VARIABLE
 
 __all__ = [
     "CACHE_VARIABLE",

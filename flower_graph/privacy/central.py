@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.local import fresh_noise
-from flower_graph.server.averaging_replies import clients_of
+from flower_graph.wire.averaging import clients_of
 from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import NUM_EXAMPLES
 

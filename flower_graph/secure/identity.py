@@ -16,10 +16,10 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.registry import Registry, signed_bytes
+from flower_graph.secure.trust import FEWEST_PARTIES
 
 __all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
 

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from flower_graph.config.common import Robust
 from flower_graph.errors import CheckpointError
-from flower_graph.outputs.server import BestRound
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging_round import CheckedFedAvg, SoFar
 from flower_graph.server.membership import Membership
+from flower_graph.server.outputs import BestRound
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.wire.exchange import no_content

@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.wire.arrays import decode_array, encode_array, read_array
-from flower_graph.wire.averaging import MAX_CLIENTS
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, no_content, unreadable
 from flower_graph.wire.fields import MAX_LINES
 from flower_graph.wire.keys import (
     ARRAYS,
-    CLIENTS,
     CONFIG,
     EXTRAS,
     LEFT_OUT,
@@ -91,15 +89,6 @@ def weight_of(reply: Message) -> int | float:
     weight = record[NUM_EXAMPLES]
     assert isinstance(weight, (int, float))
     return weight
-
-
-def clients_of(reply: Message) -> int:
-    """Return how many clients a reply says that it speaks for; 1 if it says nothing of use."""
-    for record in reply.content.metric_records.values():
-        clients = record.get(CLIENTS)
-        if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
-            return clients
-    return 1
 
 
 def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:

@@ -23,7 +23,6 @@ from flower_graph.server.averaging_replies import (
     Combined,
     check_replies,
     client_reasons,
-    clients_of,
     is_by_client,
     personal_arrays,
     read_replies,
@@ -33,6 +32,7 @@ from flower_graph.server.averaging_replies import (
 )
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
+from flower_graph.wire.averaging import clients_of
 from flower_graph.wire.exchange import ByteLedger, Rejected, few, log_rejected
 from flower_graph.wire.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
 

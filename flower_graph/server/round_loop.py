@@ -16,8 +16,8 @@ from flower_graph.config.common import LAST, NOTHING
 from flower_graph.config.rules import at_least
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
-from flower_graph.outputs.server import BestRound, KeptOutputs, Wanted
 from flower_graph.records.rounds import RoundReport, format_round
+from flower_graph.server.outputs import BestRound, KeptOutputs, Wanted
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)

@@ -1,10 +1,13 @@
-"""Where files of a SuperNode lie: what its node config names, and how its files are called."""
+"""Where files lie: raw data sets, and what a SuperNode's node config names."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from flower_graph.errors import DataError
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -14,6 +17,21 @@ if TYPE_CHECKING:
 # Of the node config; what the in-process engine has in place of a folder
 STATE_DIR, IN_PROCESS = "state-dir", ":memory:"
 DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"
+ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
+
+
+def data_root(setting: str | None) -> Path | None:
+    """Return the folder of raw files, or None when none is set."""
+    value, origin = setting, "data.root"
+    if not value:
+        value, origin = os.environ.get(ROOT_VARIABLE), ROOT_VARIABLE
+    if not value:
+        return None
+    folder = Path(value).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{origin} = {value!r}: there is no such folder")
+    return folder
+
 
 # A SuperNode that is started anew without authentication gets another node id, so its id is no name
 # for files. Its data folder, or the number of its partition, stays.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from flwr.app import Message as FlowerMessage
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
@@ -137,3 +138,12 @@ class Measured(Message, up="evaluate"):
             "val_accuracy": self.val,
             "test_accuracy": self.test,
         }
+
+
+def clients_of(reply: FlowerMessage) -> int:
+    """Return how many clients a reply says that it speaks for; 1 if it says nothing of use."""
+    for record in reply.content.metric_records.values():
+        clients = record.get(CLIENTS)
+        if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
+            return clients
+    return 1

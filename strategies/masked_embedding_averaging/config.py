@@ -22,7 +22,8 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.config.trust import FEWEST_PARTIES, TrustSection
+from flower_graph.method.trust import TrustSection
+from flower_graph.secure.trust import FEWEST_PARTIES
 
 APP = "fedscem"
 SPLITS = ("per-client", "global")

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.ego_folder import load_ego_folder
@@ -28,6 +27,7 @@ from flower_graph.flower_compat import Mod
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
+from flower_graph.secure.trust import FEWEST_PARTIES
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies import fed_sage

@@ -17,8 +17,8 @@ from flower_graph.config.rules import (
     choice,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.config.trust import TrustSection
 from flower_graph.errors import ConfigError
+from flower_graph.method.trust import TrustSection
 
 APP = "ppfl"
 ALIGNED, LOCAL = "procrustes-alignment", "local"

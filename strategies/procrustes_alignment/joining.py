@@ -31,8 +31,8 @@ from flower_graph.strategies.procrustes_alignment.newcomer import (
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
+    from flower_graph.method.run import Run
     from flower_graph.outputs.files import Embeddings, Predictions
-    from flower_graph.outputs.run import Run
     from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 
 LOG = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from flower_graph.strategies.split_gradient_relay.users import (
 )
 
 if TYPE_CHECKING:
-    from flower_graph.outputs.server import BestRound
+    from flower_graph.server.outputs import BestRound
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.split_gradient_relay.modules"

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 
 

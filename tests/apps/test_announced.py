@@ -13,8 +13,8 @@ from app_helpers import MakeConfig, own_graph
 from flower_graph.apps import run as runner
 from flower_graph.apps.cli import check, launch
 from flower_graph.apps.cli.main import main
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 
 Captured = pytest.CaptureFixture[str]
 

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from flower_graph.apps.run import run, simulate_whole
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import read_reports
 
 SETTINGS = {

@@ -15,12 +15,12 @@ from app_helpers import MakeConfig, own_graph
 from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import known_apps, method_named, method_of
 from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders import client_folder
 from flower_graph.data.graph import PARTS, Graph, to_undirected
 from flower_graph.data.survey import component_sizes, lines, survey_graph
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import known_apps, method_named, method_of
 from flower_graph.report.result import baseline_figures
 
 Captured = pytest.CaptureFixture[str]

@@ -9,9 +9,9 @@ import torch
 from own_graphs import alike
 
 from flower_graph.apps.cli.main import main
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 
 CLIENTS = ("bern", "genf", "thun", "zug")
 WORDS = ["data.name=graph.pt", "rounds=1", "device=cpu"]

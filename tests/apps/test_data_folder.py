@@ -23,19 +23,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from flower_graph import method
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import load_config, to_yaml
-from flower_graph.config.registry import method_of
 from flower_graph.data.folders.party import client_folder, server_folder, share
 from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.method import base as method
+from flower_graph.method.load import load_config, to_yaml
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid

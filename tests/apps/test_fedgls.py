@@ -12,8 +12,8 @@ from app_helpers import context_of, own_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.structure_fedavg import method as fedgls
 from flower_graph.strategies.structure_fedavg.config import METHODS, FedGLSConfig

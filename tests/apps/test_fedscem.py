@@ -11,8 +11,8 @@ import torch
 from app_helpers import context_of, own_graph
 
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import load_config
 from flower_graph.strategies import fed_sage
 from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient, baselines
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem

@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx
 
 import flower_graph as fg
-from flower_graph.config.load import as_overrides, load_config
 from flower_graph.errors import ConfigError, DataError, OutputError
+from flower_graph.method.load import as_overrides, load_config
 from flower_graph.report.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]

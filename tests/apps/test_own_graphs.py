@@ -14,8 +14,8 @@ from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
-from flower_graph.config.load import list_configs, load_config
-from flower_graph.config.registry import known_apps
+from flower_graph.method.load import list_configs, load_config
+from flower_graph.method.registry import known_apps
 
 GRAPHS = {**ALIKE, **OTHERS}
 FAST = ("nfedgnn/own-graph", "gaps")

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import run, simulate
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 from flower_graph.strategies.procrustes_alignment import evaluation
 from flower_graph.strategies.procrustes_alignment import method as ppfl
 from flower_graph.strategies.procrustes_alignment.config import PPFLConfig

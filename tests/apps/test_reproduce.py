@@ -28,9 +28,9 @@ from flower_graph.apps.reproduce.page import formatted, make_page
 from flower_graph.apps.reproduce.rows import TEST, find, make_rows, missing_runs, row
 from flower_graph.apps.reproduce.table import read_table, tables
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import list_configs, load_config
-from flower_graph.config.registry import known_apps, method_named, method_of
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import list_configs, load_config
+from flower_graph.method.registry import known_apps, method_named, method_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 # Those of the papers' tables; a benchmark made the others

@@ -32,8 +32,8 @@ from flower_graph.apps.reproduce.rows import (
     measured_rows,
     runs_of,
 )
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
+from flower_graph.method.load import load_config
 from flower_graph.strategies.masked_embedding_averaging import tables as fedscem_tables
 from flower_graph.strategies.structure_fedavg.config import METHODS as FEDGLS_METHODS
 

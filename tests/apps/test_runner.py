@@ -19,11 +19,11 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run, simulate
 from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.config.load import load_config, to_dict
-from flower_graph.config.of_app import configured
-from flower_graph.config.registry import method_of
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import CheckpointError, ConfigError, DataError, DivergedError
+from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.of_app import configured
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig

@@ -10,7 +10,7 @@ from wrong_inputs import Case, all_cases
 
 from flower_graph.apps.cli.main import OUR_ERRORS, main
 from flower_graph.apps.run import check_run
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
 
 CASES = all_cases()
 Captured = pytest.CaptureFixture[str]

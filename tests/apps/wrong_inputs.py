@@ -13,9 +13,9 @@ import torch
 from app_helpers import own_graph
 from torch_geometric.data import Data, HeteroData
 
-from flower_graph.config.registry import known_apps, schema_of
 from flower_graph.config.rules import Choice
 from flower_graph.config.schema import Setting, settings_of
+from flower_graph.method.registry import known_apps, schema_of
 
 
 class Case(NamedTuple):

@@ -15,8 +15,8 @@ from flower_graph.apps.run import client_app
 from flower_graph.audit.attacks import RecordingGrid, array_of, of_kind
 from flower_graph.audit.scores import findings_of, page, ranking
 from flower_graph.client.state import forget_run
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_named, method_of
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_named, method_of
 from flower_graph.simulation import InProcessGrid
 
 

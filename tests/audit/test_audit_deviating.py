@@ -8,7 +8,7 @@ from federation import ALL, Setup
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit.deviating import NOTES, Deviation, all_notes
 from flower_graph.audit.scores import Finding
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 
 LIES = {"fedscem": 5, "deepwalk, secure": 3, "fedscem, plain": 0, "deepwalk": 0, "nfedgnn": 0}
 

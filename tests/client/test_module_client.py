@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
+from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import seeded
 from flower_graph.server.averaging_replies import Combined
-from flower_graph.server.module_averaging import ModuleFedAvg
 from flower_graph.simulation import InProcessGrid
 
 GRAPHS = toy_clients()

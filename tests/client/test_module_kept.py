@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from flower_graph import models
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.files import Snapshot
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.module_averaging import ModuleFedAvg
 from flower_graph.simulation import InProcessGrid
 
 GRAPHS = toy_clients()

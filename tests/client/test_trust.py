@@ -12,8 +12,9 @@ from flwr.app import Context, RecordDict
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.config.schema import check_settings, section
-from flower_graph.config.trust import FEWEST_PARTIES, MALICIOUS_SERVER, TrustSection
 from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.method.trust import TrustSection
+from flower_graph.secure.trust import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.storage.files import default_folder
 
 RUN = 77

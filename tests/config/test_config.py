@@ -13,7 +13,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from flower_graph.config.common import DataConfig, RunConfig, StrategySection
-from flower_graph.config.load import (
+from flower_graph.config.rules import NOT_NEGATIVE, Rule, at_least, choice, show
+from flower_graph.config.schema import known_keys, section, setting, settings_of
+from flower_graph.errors import ConfigError
+from flower_graph.method.load import (
     describe_config,
     list_configs,
     load_config,
@@ -21,10 +24,7 @@ from flower_graph.config.load import (
     to_dict,
     to_yaml,
 )
-from flower_graph.config.registry import known_apps, schema_of
-from flower_graph.config.rules import NOT_NEGATIVE, Rule, at_least, choice, show
-from flower_graph.config.schema import known_keys, section, setting, settings_of
-from flower_graph.errors import ConfigError
+from flower_graph.method.registry import known_apps, schema_of
 from flower_graph.strategies.masked_embedding_averaging.config import STRATEGIES
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.structure_fedavg.config import METHODS

@@ -17,10 +17,10 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.apps.client_app import app as client_app
 from flower_graph.apps.run import simulate
-from flower_graph.config import of_app, registry
-from flower_graph.config.load import load_config
-from flower_graph.config.of_app import allowed_methods, configured
 from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.method import of_app, registry
+from flower_graph.method.load import load_config
+from flower_graph.method.of_app import allowed_methods, configured
 from flower_graph.simulation import InProcessGrid
 
 Captured = pytest.CaptureFixture[str]

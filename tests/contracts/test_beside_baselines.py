@@ -9,7 +9,7 @@ import pytest
 import torch
 from federation import EACH, METHODS, Done
 
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.report.result import describe_result
 
 

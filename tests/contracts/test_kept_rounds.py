@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 
 ROUNDS = 6

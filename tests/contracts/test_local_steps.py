@@ -11,8 +11,8 @@ from federation import ALL, METHODS, tried
 
 from flower_graph.apps.reproduce.experiments import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
-from flower_graph.config.registry import known_apps, method_of
 from flower_graph.engine.stacked_weights import StackedWeights
+from flower_graph.method.registry import known_apps, method_of
 from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
 from flower_graph.strategies.structure_fedavg.networks import GraphLearners
 

@@ -13,10 +13,10 @@ from without_flower import run_without_flower
 
 import flower_graph as fg
 from flower_graph.apps.run import run
-from flower_graph.config.registry import method_of
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method import GraphMethod
+from flower_graph.method.registry import method_of
 
 FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
 

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from flower_graph.apps.run import client_app, with_registry
 from flower_graph.client.state import forget_run
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 

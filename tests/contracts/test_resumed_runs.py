@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_every_registered_method_is_tried() -> None:
-    from flower_graph.config.registry import known_apps
+    from flower_graph.method.registry import known_apps
 
     tried = {setup.load().app for setup in METHODS.values()}
     assert tried == set(known_apps()), "give the others small settings in tests/frozen/runs.py"

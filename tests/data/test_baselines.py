@@ -12,10 +12,10 @@ from graph_helpers import Toy, toy
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.data import baselines
 from flower_graph.data.baselines import client_baselines, graph_baselines, own_baselines
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 
 # Roles: t trains, v validates, e tests. All train on 0 0 1, 1 1 1 2 and 0: mostly on class 1.
 FIRST = toy(0, [[1.0]] * 6, [0, 0, 1, 0, 0, 1], roles="ttteee")

@@ -16,10 +16,10 @@ from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
     copy_tree,
-    data_root,
     stall_limit,
 )
 from flower_graph.errors import DataError
+from flower_graph.storage.places import data_root
 
 
 def test_the_setting_counts_before_the_environment(

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
-from flower_graph.config.load import load_config
 from flower_graph.data import as_graph, description, load_graph
 from flower_graph.data.checked import check_clients, check_rows, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import load_config
 
 DOCS = Path(__file__).parents[2] / "docs/own-data.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_graph.config.load import load_config, to_dict
 from flower_graph.data.folders.party import (
     assigned,
     folder_name,
@@ -38,6 +37,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import ConfigError, DataError, OutputError
+from flower_graph.method.load import load_config, to_dict
 
 SETTINGS: dict[str, Any] = {"app": "fedgls", "seed": 0, "data.name": "Cora", "ratios": [0.5, 0.5]}
 

@@ -15,9 +15,9 @@ from torch_geometric.data import Data
 from deploy.loopback import Loopback
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import run
-from flower_graph.config.load import load_config
+from flower_graph.method.load import load_config
+from flower_graph.method.run import latest_in
 from flower_graph.outputs.files import ROLES, Predictions
-from flower_graph.outputs.run import latest_in
 
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
 # What a simulation has in its output folder, and clients of a deployment in places of their own

@@ -14,7 +14,7 @@ from federation import ALL, METHODS
 from hostile_grid import Attack, HostileGrid, Key, listening
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.wire.exchange import Exchange

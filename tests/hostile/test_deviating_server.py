@@ -11,7 +11,7 @@ from public_helpers import run_secure, still_member
 from test_asked_for_less import Spy
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.secure.align.plaintext import PlainReply
 from flower_graph.secure.sum.carried import entries_of
 from flower_graph.strategies.procrustes_alignment.messages import IntArray

@@ -28,7 +28,7 @@ from hostile_grid import Around, fit_for_a_log
 from mutations import Mutation, drawn, invented
 from run_corpus import FORMS, run, totals
 
-from flower_graph.config.registry import known_apps
+from flower_graph.method.registry import known_apps
 
 
 def check(tallies: dict[str, Tally]) -> None:

@@ -15,7 +15,7 @@ from party_helpers import write_keys
 
 from flower_graph.apps.run import client_app, with_registry
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.sum.masking_client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum, Summed

@@ -15,7 +15,7 @@ from test_asked_for_less import Spy
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.cohort_state import ClientCheckpoints
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.storage import checkpoint
 
 

@@ -12,9 +12,9 @@ from attack_helpers import peak
 
 from flower_graph import ClientGraph
 from flower_graph.apps.run import run
-from flower_graph.config import load_config, method_of
 from flower_graph.data import as_graph
 from flower_graph.errors import ConfigError, DataError, OutputError
+from flower_graph.method import load_config, method_of
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights as first_of

@@ -13,8 +13,8 @@ from mutations import Evil
 
 from flower_graph.apps.client_app import app
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.of_app import configured, configured_client
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
+from flower_graph.method.of_app import configured, configured_client
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.boundary import AT_HOME
 

@@ -14,14 +14,15 @@ from run_folders import GRAPH, make_run
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.config import known, registry
+from flower_graph.config import known
 from flower_graph.config.foreign import Trust
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError, OutputError
+from flower_graph.method import registry
+from flower_graph.method.load import load_config
+from flower_graph.method.run import latest_in
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.declared import DECLARED
 from flower_graph.outputs.files import read_models
-from flower_graph.outputs.run import latest_in
 
 EVIL = """
 from pathlib import Path
@@ -41,7 +42,7 @@ from torch import nn
 from torch_geometric.nn import Sequential
 
 from flower_graph.config.module import ModuleRunConfig
-from flower_graph.module_method import ModuleMethod
+from flower_graph.method.module_method import ModuleMethod
 from flower_graph.outputs.modules import GCN
 
 BORROWED = Sequential

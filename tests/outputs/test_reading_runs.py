@@ -14,7 +14,7 @@ import flower_graph as fg
 from flower_graph.data.features import prepare_features
 from flower_graph.data.graph import Treatment
 from flower_graph.errors import OutputError
-from flower_graph.outputs.run import latest_in
+from flower_graph.method.run import latest_in
 
 ROW = torch.tensor([[1.0, 0, 0], [0, 0.25, 0.75], [0, 1, 0]])
 

@@ -11,7 +11,8 @@ import pytest
 from flower_graph.errors import ConfigError
 from flower_graph.outputs.figures import HEAD
 from flower_graph.outputs.files import write_lines
-from flower_graph.outputs.server import BestRound, Wanted, merge_clients, spread
+from flower_graph.outputs.tables import merge_clients, spread
+from flower_graph.server.outputs import BestRound, Wanted
 
 
 def _table(folder: Path, accuracies: dict[int, str]) -> None:

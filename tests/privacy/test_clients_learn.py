@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from public_helpers import make_grid, still_member
 
 from flower_graph.apps.run import client_app
-from flower_graph.config.registry import method_of
+from flower_graph.method.registry import method_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,

@@ -10,8 +10,8 @@ import pytest
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import simulate
-from flower_graph.config.load import load_config
 from flower_graph.errors import ClientBugError, NoClientsError
+from flower_graph.method.load import load_config
 from flower_graph.wire.failures import fault_of
 
 METHOD = """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.module import ModuleRunConfig
-from flower_graph.module_method import ModuleMethod
+from flower_graph.method.module_method import ModuleMethod
 
 
 @dataclass

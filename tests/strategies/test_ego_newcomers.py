@@ -13,12 +13,12 @@ from ego_helpers import CLASSES, FEATURES, SETTINGS, PlainClient, toy_egos
 from test_ego_cohort import everyone, full_round
 from torch import Tensor
 
-from flower_graph.config.load import load_config, to_yaml
 from flower_graph.data.graph import Treatment
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.errors import DataError
+from flower_graph.method.load import load_config, to_yaml
+from flower_graph.method.run import Run, load_run
 from flower_graph.outputs.files import SavedModels, write_outputs
-from flower_graph.outputs.run import Run, load_run
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 from flower_graph.strategies.masked_embedding_averaging.kept import common_model, own_models
 

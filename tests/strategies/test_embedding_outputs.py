@@ -13,8 +13,8 @@ import torch
 from flwr.app import Context, RecordDict
 from without_flower import Given, call_saved
 
-from flower_graph.config.load import load_config
 from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.method.load import load_config
 from flower_graph.outputs.files import (
     ROLES,
     Predictions,

@@ -13,9 +13,9 @@ from message_recorder import Entry, Recorder
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import client_app, run_server
 from flower_graph.client.state import forget_run
-from flower_graph.config.load import load_config
 from flower_graph.data.folders.party import server_folder
-from flower_graph.outputs.run import latest_in
+from flower_graph.method.load import load_config
+from flower_graph.method.run import latest_in
 from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import CONFIG, MESSAGE_FORMAT, VERSION

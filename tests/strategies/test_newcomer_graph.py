@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from flower_graph.apps.cli.main import main
-from flower_graph.config.load import load_config
 from flower_graph.data.new_graph import NewGraph, read_new_graph
 from flower_graph.errors import DataError, OutputError
+from flower_graph.method.load import load_config
+from flower_graph.method.run import load_run
 from flower_graph.outputs.files import Embeddings, Predictions
-from flower_graph.outputs.run import load_run
 from flower_graph.strategies.procrustes_alignment.joining import join_graph
 from flower_graph.strategies.procrustes_alignment.newcomer import (
     Floats,

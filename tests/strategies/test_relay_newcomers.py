@@ -13,9 +13,9 @@ from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import client_app, run, run_server
-from flower_graph.config.load import load_config
 from flower_graph.data.folders.party import server_folder
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay.newcomers import (

@@ -16,8 +16,8 @@ from plain_structure import FEDGLS
 from structure_helpers import client_app, settings_of
 
 from flower_graph.config.common import ROBUST, Robust
-from flower_graph.config.load import load_config
 from flower_graph.errors import ConfigError
+from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust, too_few

@@ -11,9 +11,9 @@ from plain_structure import FEDGLS
 from structure_helpers import close, settings_of, toy_clients
 from torch import Tensor
 
-from flower_graph.config.load import load_config
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.errors import DataError, OutputError
+from flower_graph.method.load import load_config
 from flower_graph.outputs.files import SavedModels
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.kept import models_of

@@ -18,24 +18,11 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from flower_graph.errors import DataError
+from flower_graph.storage.places import ROOT_VARIABLE
 
-ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
 CACHE_VARIABLE = "FLOWER_GRAPH_CACHE"
 PROBE_SECONDS = 5.0  # for a first answer from a host
 STALL_SECONDS = 30.0  # without a byte during a download
-
-
-def data_root(setting: str | None) -> Path | None:
-    """Return the folder of raw files, or None when none is set."""
-    value, origin = setting, "data.root"
-    if not value:
-        value, origin = os.environ.get(ROOT_VARIABLE), ROOT_VARIABLE
-    if not value:
-        return None
-    folder = Path(value).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"{origin} = {value!r}: there is no such folder")
-    return folder
 
 
 def cache_root() -> Path:

@@ -17,7 +17,6 @@ from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
 from flower_graph.data.graph import PARTS, Graph
-from flower_graph.data.sources.cache import data_root
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import CSBM, EDGES, LINQS, NODES, OGB, file_path, pyg_name
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
@@ -31,6 +30,7 @@ from flower_graph.data.splits import (
 )
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
+from flower_graph.storage.places import data_root
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

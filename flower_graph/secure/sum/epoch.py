@@ -23,10 +23,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.sum.partners import BROKEN, circle, plan, steps
+from flower_graph.secure.trust import FEWEST_PARTIES
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
 DOMAIN = b"flower-graph epoch 1"

@@ -16,14 +16,12 @@ small sums would come out in place of a large one.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-
-from flower_graph.rng import generator
 
 # Chance that the secrets of some client cannot be recovered although no more clients than agreed
 # vanished: the round is skipped. Chance that those who collude learn a client's vector.
@@ -97,7 +95,9 @@ def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -
     m = clients.size
     if not 1 <= k < m or (k % 2 and k != m - 1):
         raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
-    order = torch.randperm(m, generator=generator(seed, "partners", server_round)).numpy()
+    # By hashes and not by a library's generator: SuperNodes may have other versions of it.
+    stream = hashlib.shake_256(f"partners {seed} {server_round}".encode()).digest(8 * m)
+    order = np.argsort(np.frombuffer(stream, "<u8"), kind="stable")
     result: NDArray[np.int64] = clients[circle(order, k)]
     return result
 

@@ -18,7 +18,6 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.config.trust import MALICIOUS_SERVER, SEMI_HONEST, TRUST
 from flower_graph.errors import MalformedReplyError, UnreadableSumError, says_lost
 from flower_graph.secure.identity import MOST_BLOCK
 from flower_graph.secure.registry import Registry
@@ -28,6 +27,7 @@ from flower_graph.secure.sum.messages import RING, MaskedReply, UnmaskReply, sum
 from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.party_service import PartySums, Send
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
+from flower_graph.secure.trust import MALICIOUS_SERVER, SEMI_HONEST, TRUST
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM

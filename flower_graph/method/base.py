@@ -2,7 +2,7 @@
 
 A method is one object, ``METHOD`` in its module: a ``Method``, or a ``GraphMethod`` where each
 client holds a graph of its own. Commands, Flower apps, reports and the audit ask it; nothing else
-in the project knows which methods there are (``flower_graph.config.registry`` finds them).
+in the project knows which methods there are (``flower_graph.method.registry`` finds them).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.trust import FEWEST_PARTIES
 from flower_graph.data.baselines import (
     Figures,
     client_baselines,
@@ -38,6 +37,7 @@ from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
+from flower_graph.secure.trust import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit

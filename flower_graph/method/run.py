@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flower_graph.config.foreign import CONFIG, NOBODY, Trust
-from flower_graph.config.load import load_config
-from flower_graph.config.registry import method_of
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
+from flower_graph.method.load import load_config
+from flower_graph.method.registry import method_of
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
+    DATA,
     NO_CLIENT,
     SAID,
     Embeddings,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 
 RESULT, SUMMARY = "result.json", "summary.json"
-METRICS, DATA, CLIENTS, OUTPUTS = "metrics.jsonl", "data.json", "clients", "outputs"
+METRICS, CLIENTS, OUTPUTS = "metrics.jsonl", "clients", "outputs"
 T = TypeVar("T", Predictions, Embeddings)
 SHOWN = 8  # clients that an error lists
 

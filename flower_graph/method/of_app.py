@@ -11,11 +11,11 @@ from pathlib import Path
 from flwr.app import Context
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.load import is_file_name, load_config, parse_overrides
 from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, brief, told
+from flower_graph.method.load import is_file_name, load_config, parse_overrides
 from flower_graph.storage.places import DATA_FOLDER
 from flower_graph.wire.boundary import is_own_machine, on_ray
 

@@ -24,18 +24,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from flower_graph.config.common import RunConfig, moved
-from flower_graph.config.foreign import NOBODY, Trust, as_text, is_of_run
-from flower_graph.config.registry import DEFAULT, schema_of
+from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
 from flower_graph.config.rules import one_line, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief
+from flower_graph.method.registry import DEFAULT, schema_of
 
 # A file's key that names the one config which it differs from.
 PARENT = "defaults"
 # To another setting, and to nothing else
 _REFERENCE = re.compile(r"\$\{\.*\w+(\.\w+)*\}", re.ASCII)
-RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 TABLES = "reproduce/"  # Folder of the papers' tables, which `flower-graph reproduce` reads
 
 

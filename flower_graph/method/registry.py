@@ -22,7 +22,7 @@ from flower_graph.config.rules import nearest, show
 from flower_graph.errors import ConfigError, told
 
 if TYPE_CHECKING:
-    from flower_graph.method import Method
+    from flower_graph.method.base import Method
 
 DEFAULT = "nfedgnn"  # of settings that name no method
 
@@ -62,7 +62,7 @@ def method_named(app: str) -> Method:
 
 def give_file(path: Path) -> str:
     """Take the method of a file of the user's; return what ``app`` names it by."""
-    from flower_graph.method import Method
+    from flower_graph.method.base import Method
 
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None or not path.is_file():
@@ -96,7 +96,7 @@ def _shipped(app: str) -> tuple[str, str]:
 
 def _read(app: str, name: str, *, is_announced: bool) -> Method:
     """Read METHOD of somebody else's module."""
-    from flower_graph.method import Method
+    from flower_graph.method.base import Method
 
     module = _import(app, name, is_announced=is_announced)
     result = getattr(module, "METHOD", None)

@@ -11,11 +11,7 @@ from flower_graph.config.common import StrategySection
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import setting
 from flower_graph.errors import ConfigError
-
-# Whom clients trust whose vectors are summed hidden, and the fewest SuperNodes of such a sum where
-# it is not the server: with fewer, a partner or two and the sum tell what one sent.
-SEMI_HONEST, MALICIOUS_SERVER = TRUST = ("semi-honest", "malicious-server")
-FEWEST_PARTIES = 5
+from flower_graph.secure.trust import FEWEST_PARTIES, MALICIOUS_SERVER, SEMI_HONEST, TRUST
 
 
 @dataclass

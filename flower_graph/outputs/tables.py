@@ -1,0 +1,67 @@
+"""The tables that the clients of a simulation wrote, put together, and how its clients differ."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flower_graph.config.common import KEEP
+from flower_graph.outputs.client import IN_RUN
+from flower_graph.outputs.figures import CLIENTS, CURVES, HEAD
+from flower_graph.outputs.files import write_lines
+
+ROLES = ("train", "val", "test")
+
+
+def merge_clients(out: Path) -> dict[str, Any]:
+    """Put the tables of a simulation's clients together; return how its clients differ."""
+    folders = sorted((out / IN_RUN).glob("*/"))
+    for name in (CLIENTS, CURVES):
+        tables = [_read(folder / name) for folder in folders if (folder / name).is_file()]
+        if tables:
+            head, places = tables[0][0], [0, 1] if name == CURVES else [0]
+            lines = [line for table in tables for line in table[1:]]
+            lines.sort(key=lambda line: [int(line[place]) for place in places])
+            write_lines(out / name, head, lines)
+    return spread(out / CLIENTS)
+
+
+def spread(path: Path) -> dict[str, Any]:
+    """Say how much the clients of a ``clients.csv`` differ in accuracy, by round and role.
+
+    Returns
+    -------
+    dict
+        By ``last`` and ``best`` and by role: ``worst-tenth``, the mean accuracy of the worst tenth
+        of the clients that have such nodes, at least one; ``deviation``, the standard deviation.
+    """
+    if not path.is_file():
+        return {}
+    columns = [HEAD.index(name) for name in ("at", *(f"{role}-accuracy" for role in ROLES))]
+    with path.open(encoding="utf-8") as file:
+        lines = file.readlines()[1:]
+    if not lines:
+        return {}
+    # As bytes, as wide as a number can be: of a million users it takes seconds
+    how: dict[str, Any] = {"delimiter": ",", "usecols": columns, "comments": None, "ndmin": 2}
+    places, *shares = np.loadtxt(lines, "S24", **how).T
+    result: dict[str, Any] = {}
+    for at in KEEP:
+        for role, share in zip(ROLES, shares, strict=True):
+            texts = share[places == at.encode()]
+            values = np.sort(texts[texts != b""].astype(float))
+            if values.size:
+                worst = values[: math.ceil(values.size / 10)].mean()
+                entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
+                result.setdefault(at, {})[role] = entry
+    return result
+
+
+def _read(path: Path) -> Sequence[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
