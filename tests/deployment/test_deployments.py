@@ -43,13 +43,14 @@ TWO = Case("nfedgnn/cora", ("rounds=1", "model.hidden=4"), 2, nodes=6)
 NODE = {"partition-id": 0, "num-partitions": 2}
 
 
-# FedGLS and nFedGNN: below, while something dies; FedSCem: besides, in test_registered_keys.py
+# FedGLS, and nFedGNN of two: below, while something dies; FedSCem also in test_registered_keys.py
 @pytest.mark.parametrize(
     "app",
     [
         pytest.param("fedscem", marks=pytest.mark.release),
         "fedgta",
-        pytest.param("ppfl", marks=pytest.mark.fast),
+        "ppfl",
+        pytest.param("alone", marks=pytest.mark.fast),
     ],
 )
 def test_each_method_gives_what_the_simulation_gives(
