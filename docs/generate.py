@@ -1,6 +1,7 @@
 """Write the tables of a page of ``docs/reference/`` from what code and tests declare.
 
     python docs/generate.py configuration
+    python docs/generate.py error-messages
     python docs/generate.py messages
     python docs/generate.py promises
 
@@ -18,6 +19,8 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import error_messages
 
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import Choice, Rule
@@ -218,6 +221,7 @@ def promises(page: str) -> str:
 # page: what makes its tables
 PAGES: dict[str, Callable[[str], str]] = {
     "configuration": configuration,
+    "error-messages": error_messages.table,
     "messages": messages,
     "promises": promises,
 }

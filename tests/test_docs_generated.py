@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,18 +25,38 @@ SECURE = {"a client is killed between the stages of a secure sum": {"FedSCem", "
 
 
 @pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        yield importlib.import_module("generate")
 
 
 def test_pages_are_what_is_generated(generator: ModuleType) -> None:
     for page in generator.PAGES:
         text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         assert generator.generate(page) == text, f"python docs/generate.py {page}"
+
+
+def test_messages_are_read_through_names_conditions_and_functions(generator: ModuleType) -> None:
+    collected = generator.error_messages
+    source = """
+def _broken(file, why):
+    return DataError(f"{file}: is damaged ({why})")
+
+def read(file, cut):
+    hint = f"; did you mean {near}?" if near else ""
+    LOG.warning("%s is gone", file)
+    if cut:
+        raise _broken(file, "it is cut short")
+    raise ConfigError(f"{file.name}: unknown{hint}")
+"""
+    found = collected.collect([collected.Module("a.py", source)])
+    assert [(one.kind, one.words) for one in found] == [
+        ("warning", "%s is gone"),
+        ("DataError", "{file}: is damaged (it is cut short)"),
+        ("ConfigError", "{file.name}: unknown; did you mean {near}?"),
+        ("ConfigError", "{file.name}: unknown"),
+    ]
 
 
 def test_the_configuration_page_has_every_key_of_every_method_and_no_other() -> None:
