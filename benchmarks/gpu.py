@@ -34,7 +34,7 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort,
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
 from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
-HIDDEN, CLASSES, DEGREE = 16, 7, 10
+HIDDEN, CLASSES, DEGREE, RATE = 16, 7, 10, 0.01
 ROUNDS, WARM_UP = 10, 2
 # Adam divides by the root of a gradient's square, so rounding shows in single numbers whose
 # gradient is near zero; the norm over all of them is what float32 can promise.
@@ -90,7 +90,7 @@ def make_server(users: int, device: torch.device) -> RelayServer:
         model,
         latent_size=HIDDEN,
         reg_weight=1.0,
-        learning_rate=0.01,
+        learning_rate=RATE,
         weight_decay=5e-4,
         seed=0,
         device=device,
@@ -100,7 +100,7 @@ def make_server(users: int, device: torch.device) -> RelayServer:
 def run(size: tuple[int, int, int], device: torch.device) -> Run:
     """Run rounds of one size on one device."""
     users, features, active = size
-    settings = UserSettings(HIDDEN, False, 0.01, 5e-4, 0, "holders")
+    settings = UserSettings(HIDDEN, False, 5e-4, 0, "holders")
     cohort = LinearCohort(make_rows(users, features, active).to(device), settings)
     server = make_server(users, device)
     everyone = torch.arange(users)
@@ -108,9 +108,9 @@ def run(size: tuple[int, int, int], device: torch.device) -> Run:
     for number in range(1, ROUNDS + 1):
         started = time.perf_counter()
         server.receive(everyone, cohort.forward(None))
-        loss, gradient = server.step(number)
+        loss, gradient = server.step(number, RATE)
         server.accuracy()
-        cohort.step(None, gradient)
+        cohort.step(None, gradient, RATE)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)

@@ -104,7 +104,7 @@ def user_step(config: NFedGNNConfig, data: Data, repeats: int) -> dict[str, Any]
     steps, triads = [], []
     for _ in range(repeats + 1):
         started = time.perf_counter()
-        cohort.step(None, gradient)
+        cohort.step(None, gradient, config.strategy.learning_rate)
         cohort.forward(None)
         between = time.perf_counter()
         torch.add(left, right, alpha=2.0, out=out)

@@ -28,7 +28,7 @@ from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 from flower_graph.wire.keys import CONFIG
 
-SETTINGS = UserSettings(16, False, 0.1, 5e-4, 0, "holders")
+SETTINGS = UserSettings(16, False, 5e-4, 0, "holders")
 FEATURES, ACTIVE = 500, 50  # as PubMed
 WARM_UP = 3  # messages to each process that are not counted
 TARGET = 0.1  # of the computation
@@ -76,7 +76,7 @@ def alternate(users: int, messages: int) -> dict[str, Any]:
 def request_config(users: int, gradient: np.ndarray[Any, Any], number: int) -> dict[str, Any]:
     """Return the config entries of the message with this number."""
     rounds = np.full(users, number - 1)  # the first message brings no gradient
-    request = RelayRequest(number, np.arange(users), gradient, rounds, SETTINGS)
+    request = RelayRequest(number, np.arange(users), gradient, rounds, 0.1, SETTINGS)
     return dict(request.to_record().config_records[CONFIG])
 
 

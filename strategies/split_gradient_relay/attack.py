@@ -83,7 +83,7 @@ def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int
     average = None
     if keys.AVERAGE in one.request.array_records:
         average = array_of(one.request, keys.AVERAGE, "weights")
-    average_round, rate = int(config["average-round"]), read_settings(config).learning_rate
+    average_round, rate = int(config["average-round"]), float(config["learning-rate"])
     result = []
     for place, user in enumerate(asked.tolist()):
         is_new = _advance(applied, ("gradient", user), int(rounds[place]))

@@ -65,16 +65,16 @@ class ChosenUsers:
             self.cohort.set_weights(self._unless_all(due), torch.from_numpy(average))
             seen[due] = average_round
 
-    def step(self, gradient: NDArray[Any], gradient_round: NDArray[Any]) -> None:
-        """Step those users for which the gradient ``[p, h]`` is new."""
-        rounds = torch.from_numpy(gradient_round).to(torch.int32)
+    def step(self, request: RelayRequest) -> None:
+        """Step those users for which the request's gradient is new."""
+        rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
         seen = self.tensors[GRADIENT_ROUND]
         fresh = seen[self.place] < rounds
         due = self.place[fresh]
         if due.numel():
-            wanted = torch.from_numpy(gradient)
-            wanted = wanted if due.numel() == rounds.numel() else wanted[fresh]
-            self.cohort.step(self._unless_all(due), wanted)
+            gradient = torch.from_numpy(request.gradient)
+            gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
+            self.cohort.step(self._unless_all(due), gradient, request.learning_rate)
             seen[due] = rounds[fresh]
 
     def latent(self) -> NDArray[Any]:
@@ -239,11 +239,10 @@ class NodeClient(NumPyClient):
         place = self._places(request.users)
         makers = self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
-            cohort.settings = request.settings  # the step size may be another in each round
             users = ChosenUsers(cohort, tensors, place)
             if request.average is not None:
                 users.take_average(request.average, request.average_round)
-            users.step(request.gradient, request.gradient_round)
+            users.step(request)
             yield users
 
     def _weight_shape(self, settings: UserSettings) -> list[int]:

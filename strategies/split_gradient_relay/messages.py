@@ -36,7 +36,6 @@ SETTINGS = Part(
     fields={
         "latent_size": Whole("latent-size", "`h`"),
         "bias": Flag("user-bias", "whether the users' linear map has a bias"),
-        "learning_rate": Real("learning-rate", "of the users' Adam in this round"),
         "weight_decay": Real("weight-decay", "of the users' Adam"),
         "seed": Whole("seed", "of the users' first weights"),
         "average_over": Word("average-over", "`holders` or `all`"),
@@ -138,6 +137,9 @@ class RelayRequest(Message, down="train train.finish"):
             "however often it comes",
             shape="p",
         ),
+    ]
+    learning_rate: Annotated[
+        float, Real("learning-rate", "of the users' Adam as it takes these gradients")
     ]
     settings: Settings  # What the users' models and optimisers are
     average: Annotated[

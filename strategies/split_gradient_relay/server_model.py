@@ -133,7 +133,9 @@ class RelayServer:
         self.edges = self._all_edges if kept.all() else self._all_edges[:, kept]
         self._term = laplacian_term(self.edges, self.num_nodes) if self.reg_weight else None
 
-    def step(self, server_round: int, *, is_frozen: bool = False) -> tuple[Losses, Tensor]:
+    def step(
+        self, server_round: int, learning_rate: float, *, is_frozen: bool = False
+    ) -> tuple[Losses, Tensor]:
         """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
         latent = self.latent.detach().requires_grad_()
         train = self.masks["train"] & self.known
@@ -164,6 +166,7 @@ class RelayServer:
         if self.gradient_norm:
             clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
         if not is_frozen:
+            self.optimizer.lr = learning_rate
             self.optimizer.step()
             self._average(server_round)
         assert latent.grad is not None

@@ -47,6 +47,7 @@ class RelayServerState:
         self.ledger = ByteLedger()
         self._gradient = np.zeros((num_users, settings.latent_size), np.float32)
         self._gradient_round = np.zeros(num_users, np.int64)  # 0: none waits
+        self._learning_rate = 0.0  # with which users take their gradients: of the last round
         self._average: NDArray[np.float32] | None = None
         self._average_round = 0
         self._has_average = np.zeros(num_users, np.int64)  # round of the mean each user has
@@ -127,14 +128,10 @@ class RelayServerState:
         hosted: Mapping[int, Iterable[int]],
         drawn: NDArray[np.int64] | None = None,
         *,
-        learning_rate: float | None = None,
         checkpoint: bool = False,
         run: str = "",
     ) -> dict[int, RelayRequest]:
         """Write the request to every SuperNode that hosts a drawn user; without, the last one."""
-        settings = self.settings
-        if learning_rate is not None:
-            settings = settings._replace(learning_rate=learning_rate)
         every = self.average_every
         is_due = bool(every) and server_round % every == 0
         # A mean of the newcomers alone would become everybody's.
@@ -156,7 +153,8 @@ class RelayServerState:
                 users,
                 self._gradient[users],
                 self._gradient_round[users],
-                settings,
+                self._learning_rate,
+                self.settings,
                 self._average if due else None,
                 self._average_round if due else 0,
                 send_weights,
@@ -197,9 +195,14 @@ class RelayServerState:
                 self._has_average[users] = request.average_round
 
     def keep_gradients(
-        self, server_round: int, answered: Mapping[int, RelayRequest], gradient: NDArray[Any]
+        self,
+        server_round: int,
+        answered: Mapping[int, RelayRequest],
+        gradient: NDArray[Any],
+        learning_rate: float,
     ) -> None:
         """Keep ``[n, h]`` gradients for the users that sent a latent vector this round."""
+        self._learning_rate = learning_rate
         for request in answered.values():
             users = request.users
             self._gradient[users] = gradient[users]
@@ -235,6 +238,7 @@ class RelayServerState:
             "traffic": torch.from_numpy(self.traffic),
             "gradient": torch.from_numpy(self._gradient),
             "gradient-round": torch.from_numpy(self._gradient_round),
+            "learning-rate": self._learning_rate,
             "average": None if average is None else torch.from_numpy(average),
             "average-round": self._average_round,
             "has-average": torch.from_numpy(self._has_average),
@@ -244,6 +248,7 @@ class RelayServerState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` returned."""
         self._hold(state)
+        self._learning_rate = float(state["learning-rate"])
         self._average = None if state["average"] is None else state["average"].numpy()
         self._average_round = int(state["average-round"])
         self.ledger.load_state_dict(state["ledger"])

@@ -138,7 +138,7 @@ class SplitGradientRelay(RoundStrategy):
         checkpoint_every: int = 0,
     ) -> None:
         choice(*SCHEDULES).check("schedule", schedule)
-        self.schedule = schedule
+        self.schedule, self.learning_rate = schedule, learning_rate
         self.server = RelayServer(
             data,
             server_model,
@@ -154,7 +154,7 @@ class SplitGradientRelay(RoundStrategy):
         self._right_then: Tensor | None = None  # in the best round
         self.users = RelayServerState(
             self.server.num_nodes,
-            UserSettings(latent_size, user_bias, learning_rate, weight_decay, seed, average_over),
+            UserSettings(latent_size, user_bias, weight_decay, seed, average_over),
             participation=participation,
             average_every=average_every,
         )
@@ -212,7 +212,6 @@ class SplitGradientRelay(RoundStrategy):
             server_round,
             session.gather(server_round, "no SuperNode hosts users of this graph"),
             pool[session.draw(pool.size, server_round)],
-            learning_rate=self.server.optimizer.lr,
             checkpoint=session.is_due(server_round),
             run=session.checkpoints.run,
         )
@@ -237,13 +236,10 @@ class SplitGradientRelay(RoundStrategy):
             latent = torch.tensor(reply.latent, dtype=torch.float32)
             self.server.receive(torch.from_numpy(answered[node].users), latent)
         is_frozen = self.users.is_alone(server_round)
-        # The users step with it, too, as they get this round's gradients.
-        self.server.optimizer.lr = scheduled(
-            self.schedule, self.users.settings.learning_rate, server_round, self.session.rounds
-        )
-        losses, gradient = self.server.step(server_round, is_frozen=is_frozen)
+        rate = scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+        losses, gradient = self.server.step(server_round, rate, is_frozen=is_frozen)
         self.users.delivered(answered)
-        self.users.keep_gradients(server_round, answered, gradient.cpu().numpy())
+        self.users.keep_gradients(server_round, answered, gradient.cpu().numpy(), rate)
         self.users.average(server_round, list(replies.values.values()))
         homeless = self.users.homeless(self.session.members.clients)
         accuracy = self.server.accuracy()
@@ -261,15 +257,13 @@ class SplitGradientRelay(RoundStrategy):
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients, and let the clients forget the run."""
-        self.requests = self.users.requests(
-            server_round, self.session.present(), learning_rate=self.server.optimizer.lr
-        )
+        self.requests = self.users.requests(server_round, self.session.present())
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
-        return self.users.settings._asdict()
+        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
 
     def _resume(self) -> int:
         """Go on from a checkpoint, which from now on has nothing of users that left."""

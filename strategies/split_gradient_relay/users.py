@@ -25,7 +25,7 @@ ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 
 
 class UserSettings(NamedTuple):
-    """What the server tells every user about its model and its optimiser.
+    """What the server tells every user about its model and its optimiser: the same in all rounds.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class UserSettings(NamedTuple):
         Length of the latent vector, ``h``.
     bias : bool
         Whether the linear map has a bias, ``x_i W_i + b_i``.
-    learning_rate, weight_decay : float
+    weight_decay : float
         Adam's, as in ``torch.optim.Adam``.
     seed : int
         The run's seed: all users start from the same weights.
@@ -43,7 +43,6 @@ class UserSettings(NamedTuple):
 
     latent_size: int
     bias: bool
-    learning_rate: float
     weight_decay: float
     seed: int
     average_over: str
@@ -57,7 +56,12 @@ def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
 
 
 def _adam(
-    rows: ActiveRows, tensors: list[Tensor], gradient: Tensor, step: Tensor, settings: UserSettings
+    rows: ActiveRows,
+    tensors: list[Tensor],
+    gradient: Tensor,
+    step: Tensor,
+    learning_rate: float,
+    weight_decay: float,
 ) -> None:
     """Take an Adam step on ``ADAM_TENSORS``, in place."""
     weight, exp_avg, exp_avg_sq = tensors
@@ -68,8 +72,8 @@ def _adam(
         exp_avg_sq,
         gradient.to(weight.device),
         step,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
     )
 
 
@@ -101,24 +105,24 @@ class LinearCohort:
         rows, place = take(self.rows, users)
         return project(rows, self._state["weight"][place])
 
-    def step(self, users: Tensor | None, gradient: Tensor) -> None:
+    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
         """Take one Adam step for each of the users from ``[p, h]`` gradients."""
-        state = self._state
+        state, rates = self._state, (learning_rate, self.settings.weight_decay)
         if users is None:
             state["step"] += 1
             whole = [state[name] for name in ADAM_TENSORS]
-            _adam(self.rows, whole, gradient, state["step"], self.settings)
+            _adam(self.rows, whole, gradient, state["step"], *rates)
         else:
             state["step"][users] += 1
             rows, place = take(self.rows, users)
             part = [state[name][place] for name in ADAM_TENSORS]
-            _adam(rows, part, gradient, state["step"][users], self.settings)
+            _adam(rows, part, gradient, state["step"][users], *rates)
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 state[name][place] = value
         if "inactive-weight" in state:
-            self._step_inactive()
+            self._step_inactive(*rates)
 
-    def _step_inactive(self) -> None:
+    def _step_inactive(self, learning_rate: float, weight_decay: float) -> None:
         """Move the rows that users do not store: only weight decay acts on them."""
         # All users started from the same row and are averaged together, so one matrix stands for
         # the inactive rows of everybody. It holds only if all users step together.
@@ -126,7 +130,7 @@ class LinearCohort:
         nothing = torch.zeros_like(state["inactive-weight"])
         part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
         step = state["step"][:1].expand(nothing.shape[0])
-        _adam(_a_row_each(nothing), part, nothing, step, self.settings)
+        _adam(_a_row_each(nothing), part, nothing, step, learning_rate, weight_decay)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum the users' weights."""
@@ -230,7 +234,7 @@ class ModuleCohort:
         with torch.no_grad():
             return self._call(self._weights(users), self.x[users])
 
-    def step(self, users: Tensor | None, gradient: Tensor) -> None:
+    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
         """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         users = self._all(users)
         run: Callable[[Tensors], Tensor] = lambda weights: self._call(weights, self.x[users])  # noqa: E731
@@ -239,13 +243,16 @@ class ModuleCohort:
         self._state["step"][users] += 1
         step = self._state["step"][users]
         for name in self._names:
-            self._adam(name, users, grads[name], step)
+            self._adam(name, users, grads[name], step, learning_rate)
 
-    def _adam(self, name: str, users: Tensor, grad: Tensor, step: Tensor) -> None:
+    def _adam(
+        self, name: str, users: Tensor, grad: Tensor, step: Tensor, learning_rate: float
+    ) -> None:
         """Step one parameter of the users: each is a row of width ``w`` with value 1."""
         keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
         part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
-        _adam(_a_row_each(part[0]), part, grad.reshape(users.numel(), -1), step, self.settings)
+        rows, flat = _a_row_each(part[0]), grad.reshape(users.numel(), -1)
+        _adam(rows, part, flat, step, learning_rate, self.settings.weight_decay)
         for key, value in zip(keys, part, strict=True):
             self._state[key][users] = value.view_as(self._state[key][users])
 

@@ -157,6 +157,8 @@ def _nfedgnn() -> list[Run]:
         _run("nfedgnn", "resumed-averaged", "checkpoint_every=1", averaged, again=True),
         _run("nfedgnn", "resumed-participation", "checkpoint_every=1",
              "strategy.participation=0.5", again=True),
+        _run("nfedgnn", "resumed-schedule", "checkpoint_every=1 rounds=5",
+             "strategy.schedule=warmup-cosine", "strategy.participation=0.5", again=True),
     ]  # fmt: skip
 
 

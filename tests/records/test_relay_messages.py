@@ -49,9 +49,9 @@ def read(holders: np.ndarray, *, asked: bool = True) -> RelayReply:
     content = RecordDict({"arrays": ArrayRecord({"relay": encode_array("", LATENT)})})
     content["average"] = ArrayRecord(average)
     content["metrics"] = MetricRecord({"server-round": 4})
-    settings = UserSettings(2, True, 0.1, 5e-4, 1, "all")
+    settings = UserSettings(2, True, 5e-4, 1, "all")
     users = np.array([5, 7])
-    request = RelayRequest(4, users, LATENT, users, settings, send_weights=asked)
+    request = RelayRequest(4, users, LATENT, users, 0.1, settings, send_weights=asked)
     return RelayReply.from_record(content, request, (3, 2))
 
 

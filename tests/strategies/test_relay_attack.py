@@ -20,7 +20,7 @@ FEATURES, SIZE, ROUNDS = 60, 8, 12
 
 
 def settings(weight_decay: float = 5e-4, bias: bool = True) -> UserSettings:
-    return UserSettings(SIZE, bias, 0.1, weight_decay, 3, "holders")
+    return UserSettings(SIZE, bias, weight_decay, 3, "holders")
 
 
 def known_of(how: UserSettings) -> Known:
@@ -39,11 +39,10 @@ def run(x: NDArray[np.float32], how: UserSettings, noise: float = 0.0) -> list[S
     cohort = LinearCohort(pack(torch.from_numpy(x[None]), bias=how.bias), how)
     rng, steps = np.random.default_rng(7), []
     for number in range(ROUNDS):
-        rate = how.learning_rate * (1 - number / ROUNDS)  # as a schedule may have it
-        cohort.settings = how._replace(learning_rate=rate)
+        rate = 0.1 * (1 - number / ROUNDS)  # as a schedule may have it
         gradient = None if number == 0 else (1e-2 * rng.normal(size=SIZE)).astype(np.float32)
         if gradient is not None:
-            cohort.step(None, torch.from_numpy(gradient[None]))
+            cohort.step(None, torch.from_numpy(gradient[None]), rate)
         latent = cohort.forward(None).numpy()[0] + noise * rng.normal(size=SIZE)
         steps.append(Step(gradient, None, latent.astype(np.float32), rate))
     return steps

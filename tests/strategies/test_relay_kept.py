@@ -56,10 +56,10 @@ def test_both_halves_need_no_flower(tmp_path: Path) -> None:
 
 
 def trained(x: torch.Tensor, bias: bool, average_over: str = "holders") -> LinearCohort:
-    settings = UserSettings(4, bias, 0.1, 5e-4, 0, average_over)
+    settings = UserSettings(4, bias, 5e-4, 0, average_over)
     cohort = LinearCohort(pack(x, bias=bias), settings)
     for _ in range(3):
-        cohort.step(None, torch.ones(x.shape[0], 4))
+        cohort.step(None, torch.ones(x.shape[0], 4), 0.1)
     return cohort
 
 

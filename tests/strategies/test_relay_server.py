@@ -24,7 +24,7 @@ from flower_graph.strategies.split_gradient_relay.server_model import RelayServe
 from flower_graph.strategies.split_gradient_relay.server_state import RelayServerState
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 
-N, C, CPU = 14, 3, torch.device("cpu")
+N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
 
 
 def graph() -> SimpleNamespace:
@@ -49,7 +49,7 @@ def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
         model,
         latent_size=getattr(model, "latent_size", C),
         reg_weight=3.0,
-        learning_rate=0.05,
+        learning_rate=RATE,
         weight_decay=0.01,
         seed=7,
         device=CPU,
@@ -135,7 +135,7 @@ def test_a_long_gradient_is_scaled_and_a_short_one_is_not():
     for most in (0.0, 1e-3, 1e3):
         server = relay(gcn(), gradient_norm=most)
         server.receive(torch.arange(N), torch.eye(N, 4))
-        _, gradient = server.step(1)
+        _, gradient = server.step(1, RATE)
         parts = [p.grad for p in server.model.parameters() if p.grad is not None]
         lengths.append(torch.cat([p.flatten() for p in (*parts, gradient)]).norm().item())
     assert lengths[0] == lengths[2] > 0.01 and lengths[1] == pytest.approx(1e-3, rel=1e-3)
@@ -146,14 +146,14 @@ def test_the_average_of_the_servers_weights_by_hand():
     server.receive(torch.arange(N), functional.one_hot(graph().y, C).float())
     average = 0.0
     for number in range(1, 6):
-        server.step(number)
+        server.step(number, RATE)
         course.append(server.model.scale.item())
         # A plain mean of the first two; from then on 0.4 of the new
         share = max(0.4, 1 / number)
         average += share * (course[-1] - average)
         assert server.judged.scale.item() == pytest.approx(average)
         assert torch.allclose(server.logits(), server.latent * average)
-    server.step(6, is_frozen=True)
+    server.step(6, RATE, is_frozen=True)
     assert server.judged.scale.item() == pytest.approx(average)
     again = relay(Echo(), average=0.6)
     again.load_state_dict(server.state_dict())
@@ -167,7 +167,7 @@ def test_nobody_with_a_label_has_answered():
     server = relay(gcn())
     assert not server.masks["train"][[1, 2]].any()
     server.receive(torch.tensor([1, 2]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
-    losses, gradient = server.step(1)
+    losses, gradient = server.step(1, RATE)
     assert losses.cross_entropy == 0
     assert losses.total == pytest.approx(server.reg_weight * losses.regulariser)
     assert bool(gradient.any()) == (losses.regulariser > 0)
@@ -178,14 +178,14 @@ def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
     server = relay(Echo())
     server.receive(torch.arange(N), torch.full((N, C), value))
     with pytest.raises(DivergedError, match=r"strategy\.learning_rate .*strategy\.reg_weight"):
-        server.step(4)
+        server.step(4, RATE)
     assert server.model.scale.item() == 1.0
 
 
 # What waits for users: 5 of them, latent vectors of 2 numbers, weights of 3 x 2 -----------------
 
 H, SHAPE, HOSTED = 2, (3, 2), {10: [0, 1, 4], 20: [3, 2]}
-SETTINGS = UserSettings(H, False, 0.1, 0.0, 7, "holders")
+SETTINGS = UserSettings(H, False, 0.0, 7, "holders")
 EVERYBODY = np.arange(5)
 
 
@@ -201,7 +201,8 @@ def play(state: RelayServerState, server_round: int, silent: tuple[int, ...] = (
     answered = {node: r for node, r in requests.items() if node not in silent}
     state.delivered(answered)
     gradient = np.repeat(10 * server_round + EVERYBODY, H)
-    state.keep_gradients(server_round, answered, gradient.reshape(-1, H).astype(np.float32))
+    gradient = gradient.reshape(-1, H).astype(np.float32)
+    state.keep_gradients(server_round, answered, gradient, RATE / server_round)
     return requests
 
 
@@ -224,9 +225,11 @@ def test_gradients_come_one_round_later_and_wait_for_the_absent():
     state = state_of()
     play(state, 1)
     second = play(state, 2, silent=(20,))
+    assert second[10].learning_rate == RATE
     assert second[10].gradient.tolist() == [[10, 10], [11, 11], [14, 14]]
     assert second[20].gradient.tolist() == [[13, 13], [12, 12]]
     third = play(state, 3)
+    assert third[20].learning_rate == RATE / 2, "of the round before, whoever is asked"
     assert third[10].gradient[:, 0].tolist() == [20, 21, 24]
     assert third[10].gradient_round.tolist() == [2, 2, 2]
     assert third[20].gradient[:, 0].tolist() == [13, 12], "of the last round that they answered"

@@ -29,7 +29,7 @@ from flower_graph.strategies.split_gradient_relay.users import (
 )
 
 N, F, H = 12, 7, 3
-SETTINGS = UserSettings(H, False, 0.1, 0.01, 5, "holders")
+SETTINGS, RATE = UserSettings(H, False, 0.01, 5, "holders"), 0.1
 
 
 def features() -> Tensor:
@@ -85,7 +85,7 @@ class Loop:
     def __init__(self, settings: UserSettings, start: nn.Module | None = None) -> None:
         self.x = features()
         self.layers = [copy.deepcopy(start or linear_map(settings)).eval() for _ in range(N)]
-        how = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        how = {"lr": RATE, "weight_decay": settings.weight_decay}
         self.adams = [torch.optim.Adam(layer.parameters(), **how) for layer in self.layers]
 
     def forward(self) -> Tensor:
@@ -132,7 +132,7 @@ def test_equals_a_loop_over_users(kind: str, bias: bool):
     cohort, loop = KINDS[kind](settings), Loop(settings)
     assert_equal(cohort.forward(None), loop.forward())
     for gradient in gradients(12):
-        cohort.step(None, gradient)
+        cohort.step(None, gradient, RATE)
         loop.step(list(range(N)), gradient)
         assert_equal(cohort.forward(None), loop.forward())
 
@@ -143,7 +143,7 @@ def test_some_users_step_and_the_others_stay(kind: str):
     cohort, loop = KINDS[kind](settings), Loop(settings)
     turns = [[0, 3, 11], [11, 2, 0], list(range(N)), [5], [5, 4, 3]]
     for users, gradient in zip(turns, gradients(len(turns)), strict=True):
-        cohort.step(torch.tensor(users), gradient[users])
+        cohort.step(torch.tensor(users), gradient[users], RATE)
         loop.step(users, gradient)
         assert_equal(cohort.forward(None), loop.forward())
         assert_equal(cohort.forward(torch.tensor(users)), loop.forward()[users])
@@ -163,7 +163,7 @@ def test_all_users_start_from_one_seeded_matrix():
 
 
 def test_weight_sum_by_hand():
-    settings = UserSettings(1, True, 0.1, 0.0, 0, "holders")
+    settings = UserSettings(1, True, 0.0, 0, "holders")
     x = torch.tensor([[1.0, 0.0, 5.0], [2.0, 0.0, 0.0]])
     cohort = LinearCohort(pack(x, bias=True), settings)
     cohort.tensors()["weight"].copy_(torch.tensor([[1.0], [10.0], [7.0], [100.0], [8.0]]))
@@ -176,7 +176,7 @@ def test_weight_sum_by_hand():
 
 
 def test_set_weights_leaves_rows_that_nobody_averaged():
-    settings = UserSettings(1, True, 0.1, 0.0, 0, "holders")
+    settings = UserSettings(1, True, 0.0, 0, "holders")
     cohort = LinearCohort(pack(torch.tensor([[1.0, 5.0], [2.0, 0.0]]), bias=True), settings)
     weight = cohort.tensors()["weight"]  # rows (0, 0), (0, 1), (0, bias), (1, 0), (1, bias)
     weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]))
@@ -206,8 +206,8 @@ def test_averages_equal_a_loop(kind: str, over: str, bias: bool, every: int):
     build = KINDS[kind]
     cohorts, loop = [build(settings, slice(0, 5)), build(settings, slice(5, N))], Loop(settings)
     for number, gradient in enumerate(gradients(9), start=1):
-        cohorts[0].step(None, gradient[:5])
-        cohorts[1].step(None, gradient[5:])
+        cohorts[0].step(None, gradient[:5], RATE)
+        cohorts[1].step(None, gradient[5:], RATE)
         loop.step(list(range(N)), gradient)
         if number % every == 0:
             mean = average(cohorts)
@@ -226,8 +226,8 @@ def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
     one, other = linear(SETTINGS), linear(SETTINGS)
     everybody = torch.arange(N)
     for gradient in gradients(4):
-        one.step(None, gradient)
-        other.step(everybody, gradient)
+        one.step(None, gradient, RATE)
+        other.step(everybody, gradient, RATE)
     assert torch.equal(one.forward(None), other.forward(everybody))
     for got, want in zip(other.weight_sum(everybody), one.weight_sum(None), strict=True):
         assert torch.equal(got, want)
@@ -239,7 +239,7 @@ def test_any_module_equals_a_loop():
     cohort, loop = ModuleCohort(features(), start, SETTINGS), Loop(SETTINGS, start)
     assert start.training, "the user's module was changed"
     for gradient in gradients(5):
-        cohort.step(None, gradient)
+        cohort.step(None, gradient, RATE)
         loop.step(list(range(N)), gradient)
         assert_equal(cohort.forward(None), loop.forward())
     total, count = cohort.weight_sum(None)
@@ -252,7 +252,7 @@ def test_any_module_equals_a_loop():
 
 # From message to message -------------------------------------------------------------------------
 
-HERE = UserSettings(2, True, 0.1, 0.01, 5, "holders")
+HERE = UserSettings(2, True, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
 EVERYBODY = [7, 2, 9, 4]
 USERS = torch.tensor(EVERYBODY)
@@ -282,7 +282,7 @@ def send(
     """Send a message, without a gradient if none is given; return the arrays of the answer."""
     gradient = np.zeros((len(users), 2), np.float32) if gradient is None else gradient
     waiting = np.array(rounds or [0] * len(users))
-    request = RelayRequest(1, np.array(users), gradient, waiting, HERE, **more)
+    request = RelayRequest(1, np.array(users), gradient, waiting, RATE, HERE, **more)
     arrays, _, config = request.to_numpy()
     return client.fit(arrays, config)[0]
 
@@ -291,7 +291,7 @@ def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
     """Compute the latent vectors after some steps of some places, by the cohort alone."""
     cohort = LinearCohort(pack(X, bias=True), HERE)
     for place, gradient in steps:
-        cohort.step(torch.tensor(place), torch.from_numpy(gradient))
+        cohort.step(torch.tensor(place), torch.from_numpy(gradient), RATE)
     return cohort.forward(None).numpy()
 
 

@@ -37,7 +37,7 @@ def compare(
     server = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3)
     how = {"model": model, "dropout": dropout, "user_bias": bias, **options}
     outcome = run(data, rounds=rounds, supernodes=3, **how)
-    settings = UserSettings(server.latent_size, bias, 0.05, 5e-4, 3, "holders")
+    settings = UserSettings(server.latent_size, bias, 5e-4, 3, "holders")
     dense = Dense(data, server, shared_linear_weight(FEATURES, settings), **options)
     losses = [dense.round(number) for number in range(1, rounds + 1)]
     assert outcome.losses == pytest.approx(losses, rel=2e-5)
