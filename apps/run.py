@@ -85,7 +85,7 @@ def _keep_settings(
         write_config(place, to_dict(config))
         if folder is None:
             write_data_form(place, method_of(config).data_form(config))
-        elif DATA_FORM in folder.manifest.details:  # folders of older versions have none
+        else:
             write_data_form(place, DataForm.from_json(folder.detail(DATA_FORM, dict)))
     return reply
 

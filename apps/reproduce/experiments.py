@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from flower_graph.apps.reproduce.templates import one_of
 from flower_graph.apps.run import simulate_whole
-from flower_graph.config.common import RENAMED, RunConfig
+from flower_graph.config.common import RunConfig
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.memory import peak_memory
 from flower_graph.method.load import load_config, to_dict
@@ -265,7 +265,7 @@ def _is_kept(path: Path, run: Run) -> bool:
 def is_same(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Say whether a kept run had today's settings."""
     # A setting that the run's file does not have is newer than the run: it changed nothing then.
-    return all(now.get(RENAMED.get(key, key)) == value for key, value in kept.items())
+    return all(now.get(key) == value for key, value in kept.items())
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:

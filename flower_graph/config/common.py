@@ -356,33 +356,6 @@ class RunConfig:
             )
 
 
-# Keys that have another name now: it says the same
-RENAMED = {"strategy.patience": "patience"}
-# What stands for keys that were there once, by their value; "" for any other
-MOVED = {
-    **{key: {"": f"set {now}"} for key, now in RENAMED.items()},
-    "data.presence": {
-        "True": f"set data.features={PRESENCE}, or {PRESENCE_ROW} where the rows were scaled too "
-        "(data.normalize)",
-        "False": f"set data.features={AS_IS}, or {ROW} where rows were scaled",
-        "": f"set data.features, one of {', '.join(FEATURES)}",
-    },
-    "data.normalize": {
-        "True": f"set data.features={ROW}, or {PRESENCE_ROW} with presence",
-        "False": f"set data.features={AS_IS}, or {PRESENCE} with presence",
-        "": f"set data.features, one of {', '.join(FEATURES)}",
-    },
-}
-
-
-def moved(key: str, value: object) -> str:
-    """Say what stands for a key, or a value of it, that was there once; "" where nothing does."""
-    if key == "data.features" and isinstance(value, int):
-        return f"the number of csbm's features is data.num_features={value}"
-    known = MOVED.get(key, {"": ""})
-    return known.get(str(value), known[""])
-
-
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Say where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from flower_graph.config.common import RunConfig, moved
+from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
 from flower_graph.config.rules import one_line, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
@@ -168,8 +168,6 @@ def _lay_over(
 ) -> None:
     """Write settings, given by dotted key, into the typed tree."""
     for key, value in settings.items():
-        if hint := moved(key, value):
-            raise ConfigError(f"{key}: {show(value)} is not allowed any more; {hint}{where}")
         if key not in known:
             refuse_key(key, list(known), where)
         try:

@@ -46,9 +46,7 @@ class RoundReport:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        # Lines of older versions may lack the later fields, which then have their defaults.
-        names = {item.name: item.name.replace("_", "-") for item in fields(cls)}
-        result = {name: record[key] for name, key in names.items() if key in record}
+        result = {item.name: record[item.name.replace("_", "-")] for item in fields(cls)}
         known: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
         return cls(**known)
 

@@ -243,9 +243,8 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         """Go on from what ``state`` returned."""
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
-        local = unpacked({name: state.get(name, {}) for name in ("arrays", "own-arrays")})
+        local = unpacked({name: state[name] for name in ("arrays", "own-arrays")})
         self.arrays = arrays_like(self.arrays, local["arrays"])
-        # "own-arrays" is not in checkpoints of 0.1.0
         models = local["own-arrays"].items()
         self.own_arrays = {client: arrays_like(self.arrays, model) for client, model in models}
         self.session.members.absent |= set(state["clients"])

@@ -80,10 +80,10 @@ class BestRound:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.number = int(state.get("number", 0))
-        self.accuracy = float(state.get("accuracy", -math.inf))
-        self.protected = list(state.get("protected", []))
-        self.any_used = bool(state.get("any-used", True))  # older ones do not say it
+        self.number = int(state["number"])
+        self.accuracy = float(state["accuracy"])
+        self.protected = list(state["protected"])
+        self.any_used = bool(state["any-used"])
 
     def _saved(self) -> list[int]:
         held = [one for one in self.protected if one != self.number]

@@ -282,8 +282,7 @@ class RoundLoop(Strategy):
 
         def load(state: Mapping[str, Any]) -> None:
             self.load_state(state)
-            # Checkpoints of 0.1.0 do not have it
-            self.best.load(state.get(BEST_ROUND, {}))
+            self.best.load(state[BEST_ROUND])
             wire.update(state[self.wire_key])
             session.exchange.ledger.load_state_dict(wire)
 

@@ -332,7 +332,6 @@ def test_apps_that_are_none() -> None:
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
         ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
         ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
-        ("fedscem/cora", "strategy.patience=5", "set patience"),
         ("nfedgnn/cora", "every=5 save=none", "every: 5 is not allowed with save=none"),
         ("ppfl/cora-gat", "partition.private_share=0.2", "at most 0.15 is left for each client"),
         ("ppfl/cora-gat", "partition.public_share=0.5", "at most 0.125 is left for each client"),

@@ -111,7 +111,7 @@ class RunFolder:
 def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings that decide what each party's data are, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
-    if data.get("signal") == SIGNAL:  # what all graphs had before there was a choice
+    if data.get("signal") == SIGNAL:  # plays a part in generated graphs alone
         del data["signal"]
     if data.get("split_seed", 0) is None:
         data["split_seed"] = config["seed"]
@@ -121,7 +121,7 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)
-    # Keys that play no part: folders of 0.1.0 do not have them.
+    # Keys that play no part decide nothing.
     if partition.get("method") != "metis-overlapping":
         partition = {key: value for key, value in partition.items() if key not in _OVERLAP_KEYS}
     if not partition.get("every_node", True):
