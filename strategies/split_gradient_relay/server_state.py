@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,65 @@ from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
-NEW = -1  # in place of a round: a user that the checkpoint does not have
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The users of a run by number: who came when, and who has left."""
+
+    joined: NDArray[np.int64]  # [n] the round after which each joined; 0: there from the start
+    left: NDArray[np.bool_]  # [n]
+    alone: int = 0  # rounds in which only the last newcomers train
+    # How many users the checkpoint has that the run goes on from; None where nobody may come or go
+    before: int | None = None
+    is_change: bool = False  # whether users came or went since that checkpoint
+
+    @classmethod
+    def of(cls, count: int) -> Roster:
+        """Return so many users, all there from the start."""
+        return cls(np.zeros(count, np.int64), np.zeros(count, bool))
+
+    @classmethod
+    def grown(cls, count: int, left: Sequence[int], alone: int) -> Roster:
+        """Return so many users, who may be others than a checkpoint's; some of them have left."""
+        roster = cls.of(count)
+        roster.left[list(left)] = True
+        return replace(roster, alone=alone, before=count)
+
+    @property
+    def size(self) -> int:
+        """Count all that ever were."""
+        return self.joined.size
+
+    def resumed(
+        self, joined: NDArray[np.int64], left: NDArray[np.bool_], server_round: int
+    ) -> Roster:
+        """Return these users as they go on after a round whose checkpoint has others."""
+        known = joined.size
+        if known > self.size or (known < self.size and self.before is None):
+            raise ValueError(f"its num_users is {known}, this run's is {self.size}")
+        now, gone = np.full(self.size, server_round), np.zeros(self.size, bool)
+        now[:known], gone[:known] = joined, left
+        now[self.left] = 0
+        # A checkpoint that was rewritten without those who left names its newcomers already.
+        is_new = now == server_round
+        return replace(
+            self,
+            joined=now,
+            before=None if self.before is None else int((~is_new).sum()),
+            is_change=bool(is_new.any() or (self.left & ~gone).any()),
+        )
+
+    def is_alone(self, server_round: int) -> bool:
+        """Whether only the last newcomers train in a round."""
+        last = int(self.joined.max())
+        return last > 0 and server_round <= last + self.alone
+
+    def pool(self, server_round: int) -> NDArray[np.int64]:
+        """Return the users that may be asked in a round, ascending."""
+        if self.is_alone(server_round):
+            return np.flatnonzero((self.joined == self.joined.max()) & ~self.left)
+        return np.flatnonzero(~self.left)
 
 
 class RelayServerState:
@@ -41,78 +100,32 @@ class RelayServerState:
             settings = settings._replace(average_over="holders")
         if settings.average_over == "all" and participation < 1:
             raise ValueError("average_over: 'all' needs participation 1, all users step together")
-        self.num_users, self.settings = num_users, settings
-        self.average_every = average_every
+        self.settings, self.average_every = settings, average_every
         self.weight_shape = (0, 0)
         self.ledger = ByteLedger()
-        self._gradient = np.zeros((num_users, settings.latent_size), np.float32)
-        self._gradient_round = np.zeros(num_users, np.int64)  # 0: none waits
+        self._round = 0  # the last
         self._learning_rate = 0.0  # with which users take their gradients: of the last round
         self._average: NDArray[np.float32] | None = None
         self._average_round = 0
-        self._has_average = np.zeros(num_users, np.int64)  # round of the mean each user has
-        # Round after which each user joined; 0: it was there from the start, NEW: it has come now
-        self._joined = np.zeros(num_users, np.int64)
-        self.left = np.zeros(num_users, bool)
-        self.changed = False  # whether users came or went since the run began
-        self.is_change = False  # ... since the checkpoint that it goes on from
-        # Of each user: rounds that it answered, and its payload up and down
-        self.traffic = np.zeros((num_users, 3), np.int64)
-        self.before: int | None = None  # users that the checkpoint is of, where they changed since
-        self.alone = 0  # rounds in which only the last newcomers train
+        self._begin(Roster.of(num_users))
 
-    def grow(self, num_users: int, left: Sequence[int], alone: int) -> None:
-        """Go on with more users, and without some."""
+    def _begin(self, roster: Roster) -> None:
+        """Take users for whom nothing waits yet."""
+        self.roster, count = roster, roster.size
+        self._gradient = np.zeros((count, self.settings.latent_size), np.float32)
+        self._gradient_round = np.zeros(count, np.int64)  # 0: none waits
+        self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
+        # Of each user: rounds that it answered, and its payload up and down
+        self.traffic = np.zeros((count, 3), np.int64)
+
+    def grow(self, roster: Roster) -> None:
+        """Take the users with which a run is to go on."""
         if self.settings.average_over == "all":
             raise ValueError(
                 "average_over: 'all' moves all users' weights together from the first round on; "
                 "let nobody join or leave, or average over 'holders'"
             )
-        state = self.state_dict()
-        self.num_users, self.changed, self.alone = num_users, True, alone
-        self.left = np.zeros(num_users, bool)
-        self.left[list(left)] = True
-        self._hold(state)
-
-    def _hold(self, state: Mapping[str, Any]) -> None:
-        """Keep what waits for each user: nothing for those that are new, or have left."""
-        known = state["gradient"].shape[0]
-        none = torch.zeros(known, 3, dtype=torch.int64)  # in checkpoints of 0.1.0
-        state = {"joined": none[:, 0], "left": none[:, 0] > 0, "traffic": none, **state}
-        if known > self.num_users or (known < self.num_users and not self.changed):
-            raise ValueError(f"its num_users is {known}, this run's is {self.num_users}")
-
-        def held(name: str, new: int = 0) -> NDArray[Any]:
-            array = state[name].numpy()
-            more = np.full((self.num_users - known, *array.shape[1:]), new, array.dtype)
-            result = np.concatenate([array, more]) if len(more) else array
-            result[self.left] = 0
-            return result
-
-        self._gradient = held("gradient")
-        self._gradient_round = held("gradient-round")
-        self._has_average = held("has-average")
-        self._joined, self.traffic = held("joined", NEW), held("traffic")
-        before = np.zeros(self.num_users, bool)
-        before[:known] = state["left"].numpy()
-        self.is_change = bool((self._joined == NEW).any() or (self.left & ~before).any())
-        # Said of the checkpoint to whoever enrols, also after the newcomers have joined
-        self.before = int((self._joined != NEW).sum()) if self.changed else None
-
-    def arrived(self, server_round: int) -> None:
-        """Note the round after which those that are new have joined."""
-        self._joined[self._joined == NEW] = server_round
-
-    def is_alone(self, server_round: int) -> bool:
-        """Whether only the last newcomers train in a round."""
-        last = int(self._joined.max())
-        return last > 0 and server_round <= last + self.alone
-
-    def pool(self, server_round: int) -> NDArray[np.int64]:
-        """Return the users that may be asked in a round, ascending."""
-        if self.is_alone(server_round):
-            return np.flatnonzero((self._joined == self._joined.max()) & ~self.left)
-        return np.flatnonzero(~self.left)
+        self._begin(roster)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         """Forget what waits for users who have lost their state; return whether they had any."""
@@ -135,9 +148,9 @@ class RelayServerState:
         every = self.average_every
         is_due = bool(every) and server_round % every == 0
         # A mean of the newcomers alone would become everybody's.
-        send_weights = is_due and drawn is not None and not self.is_alone(server_round)
-        asked = np.zeros(self.num_users, bool)
-        asked[~self.left if drawn is None else drawn] = True
+        send_weights = is_due and drawn is not None and not self.roster.is_alone(server_round)
+        asked = np.zeros(self.roster.size, bool)
+        asked[~self.roster.left if drawn is None else drawn] = True
         requests = {}
         for node, local in hosted.items():
             users = np.array(local, np.int64)
@@ -173,7 +186,7 @@ class RelayServerState:
 
     def homeless(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
         """Return the users that no SuperNode hosts, with that as the reason."""
-        users = set(np.flatnonzero(~self.left).tolist()).difference(*hosted.values())
+        users = set(np.flatnonzero(~self.roster.left).tolist()).difference(*hosted.values())
         return dict.fromkeys(users, "no SuperNode hosts it")
 
     def delivered(self, answered: Mapping[int, RelayRequest]) -> None:
@@ -202,7 +215,7 @@ class RelayServerState:
         learning_rate: float,
     ) -> None:
         """Keep ``[n, h]`` gradients for the users that sent a latent vector this round."""
-        self._learning_rate = learning_rate
+        self._round, self._learning_rate = server_round, learning_rate
         for request in answered.values():
             users = request.users
             self._gradient[users] = gradient[users]
@@ -233,8 +246,9 @@ class RelayServerState:
         """Return everything that lasts between rounds, but for who hosts whom."""
         average = self._average
         return {
-            "joined": torch.from_numpy(self._joined),
-            "left": torch.from_numpy(self.left),
+            "round": self._round,
+            "joined": torch.from_numpy(self.roster.joined),
+            "left": torch.from_numpy(self.roster.left),
             "traffic": torch.from_numpy(self.traffic),
             "gradient": torch.from_numpy(self._gradient),
             "gradient-round": torch.from_numpy(self._gradient_round),
@@ -246,8 +260,18 @@ class RelayServerState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
-        self._hold(state)
+        """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
+        self._round = int(state["round"])
+        joined, left = state["joined"].numpy(), state["left"].numpy()
+        self._begin(self.roster.resumed(joined, left, self._round))
+        for name, held in (
+            ("gradient", self._gradient),
+            ("gradient-round", self._gradient_round),
+            ("has-average", self._has_average),
+            ("traffic", self.traffic),
+        ):
+            held[: joined.size] = state[name].numpy()
+            held[self.roster.left] = 0
         self._learning_rate = float(state["learning-rate"])
         self._average = None if state["average"] is None else state["average"].numpy()
         self._average_round = int(state["average-round"])
@@ -265,14 +289,14 @@ class RelayMembership(Membership):
 
     def question(self) -> RecordDict:
         """Ask for users, under settings that stay the same in a run."""
-        resume, before = self.resume, self.state.before
+        resume, before = self.resume, self.state.roster.before
         return EnrolmentRequest(
             self.state.settings, resume, before if resume.server_round else None
         ).to_record()
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Read a reply; users are nodes of the server's graph."""
-        return EnrolmentReply.read(content, num_nodes=self.state.num_users)
+        return EnrolmentReply.read(content, num_nodes=self.state.roster.size)
 
     def unasked(self) -> None:
         """Let nobody take part who does not say which users it hosts."""

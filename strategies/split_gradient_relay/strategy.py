@@ -44,7 +44,7 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.split_gradient_relay.config import SCHEDULES
+from flower_graph.strategies.split_gradient_relay.config import SCHEDULES, StrategyConfig
 from flower_graph.strategies.split_gradient_relay.kept import server_snapshot, user_lines
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.server_model import (
@@ -55,11 +55,13 @@ from flower_graph.strategies.split_gradient_relay.server_model import (
 from flower_graph.strategies.split_gradient_relay.server_state import (
     RelayMembership,
     RelayServerState,
+    Roster,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 from flower_graph.wire.exchange import Replies
 
 LOG = logging.getLogger(__name__)
+USUAL = StrategyConfig()  # where the defaults stand
 
 
 class SplitGradientRelay(RoundStrategy):
@@ -122,18 +124,18 @@ class SplitGradientRelay(RoundStrategy):
         *,
         latent_size: int,
         user_bias: bool = False,
-        reg_weight: float = 100.0,
-        learning_rate: float = 0.1,
-        weight_decay: float = 5e-4,
-        schedule: str = "constant",
-        gradient_norm: float = 0.0,
-        server_average: float = 0.0,
-        participation: float = 1.0,
-        average_every: int = 0,
-        average_over: str = "holders",
+        reg_weight: float = USUAL.reg_weight,
+        learning_rate: float = USUAL.learning_rate,
+        weight_decay: float = USUAL.weight_decay,
+        schedule: str = USUAL.schedule,
+        gradient_norm: float = USUAL.gradient_norm,
+        server_average: float = USUAL.server_average,
+        participation: float = USUAL.participation,
+        average_every: int = USUAL.average_every,
+        average_over: str = USUAL.average_over,
         seed: int = 0,
         device: str = "cpu",
-        min_nodes: int = 1,
+        min_nodes: int = USUAL.min_nodes,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
@@ -195,7 +197,7 @@ class SplitGradientRelay(RoundStrategy):
         at_least(0).check("alone", alone)
         if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
             raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
-        self.users.grow(int(data.y.shape[0]), left, alone)
+        self.users.grow(Roster.grown(int(data.y.shape[0]), left, alone))
         self.server.take(data, left)
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
@@ -207,7 +209,7 @@ class SplitGradientRelay(RoundStrategy):
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
         session, users = self.session, self.users
-        pool = users.pool(server_round)
+        pool = users.roster.pool(server_round)
         requests = users.requests(
             server_round,
             session.gather(server_round, "no SuperNode hosts users of this graph"),
@@ -235,7 +237,7 @@ class SplitGradientRelay(RoundStrategy):
         for node, reply in replies.values.items():
             latent = torch.tensor(reply.latent, dtype=torch.float32)
             self.server.receive(torch.from_numpy(answered[node].users), latent)
-        is_frozen = self.users.is_alone(server_round)
+        is_frozen = self.users.roster.is_alone(server_round)
         rate = scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
         losses, gradient = self.server.step(server_round, rate, is_frozen=is_frozen)
         self.users.delivered(answered)
@@ -267,14 +269,13 @@ class SplitGradientRelay(RoundStrategy):
 
     def _resume(self) -> int:
         """Go on from a checkpoint, which from now on has nothing of users that left."""
-        last = super()._resume()
-        if self.users.is_change:
+        last, roster = super()._resume(), self.users.roster
+        if roster.is_change:
             # What was the best is of other users; nobody needs what is held of it.
             self.best.load({})
             self._right_then = None
-        if self.users.is_change and self.users.left.any():
+        if roster.is_change and roster.left.any():
             self.session.checkpoints.rewrite(last, self._saved())
-        self.users.arrived(last)
         return last
 
     def state(self) -> dict[str, Any]:
