@@ -66,6 +66,7 @@ def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, 
                 unnamed = "_"  # an underscore keeps the others out of it
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
+        cell.locator_params(axis="x", nbins=5)  # more would touch each other
         open_grid(cell)
     legend_below(figure, row)
     save(figure, path)
