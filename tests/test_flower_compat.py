@@ -81,9 +81,9 @@ def test_what_is_gone_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(flower_compat, "_installed", lambda: "1.99.1")
     flower_compat.warn_if_newer.cache_clear()
     for name, place in (("Run", "flwr.no_such.Run"), ("SType", "flwr.common.constant.NoSuchName")):
-        with pytest.raises(FlowerVersionError, match=f"{place}, which .* flwr 1.99.1"):
+        with pytest.raises(FlowerVersionError, match=f"{place}.*1.99"):
             getattr(flower_compat, name)
-        with pytest.raises(ImportError, match=r"tested are flwr 1\.39 to 1\.42"):
+        with pytest.raises(ImportError, match=r"tested.*1\.39.*1\.42"):
             exec(f"from flower_graph.flower_compat import {name}")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = flower_compat.nothing

@@ -157,7 +157,7 @@ def test_initial_weights_depend_on_the_seed_alone(name: str):
 
 
 def test_unknown_model_is_refused():
-    with pytest.raises(ValueError, match=r"'gin' is unknown; allowed are 'gcn', 'gat' and 'sage'"):
+    with pytest.raises(ValueError, match=r"'gin'.*'gcn', 'gat'"):
         build_server_model("gin", **OPTIONS)
 
 

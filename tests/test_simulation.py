@@ -52,7 +52,7 @@ def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
     other = InProcessGrid(ECHO, num_supernodes=3, seed=1)
     assert other.get_node_ids()[0] not in again.contexts
     assert min(grid.get_node_ids()) > 1000  # nobody can take them for partition ids
-    with pytest.raises(ValueError, match="num_supernodes is 0"):
+    with pytest.raises(ValueError, match=r"num_supernodes.*0"):
         InProcessGrid(ECHO, num_supernodes=0)
     # A node can be told what others are not.
     own = [{"data-folder": "a"}, {"state-dir": "b", "partition-id": 7}]
@@ -62,7 +62,7 @@ def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
         {"partition-id": 0, "num-partitions": 2, "state-dir": "shared", "data-folder": "a"},
         {"partition-id": 7, "num-partitions": 2, "state-dir": "b"},
     ]
-    with pytest.raises(ValueError, match="node_configs: 2 for 3 nodes"):
+    with pytest.raises(ValueError, match="node_configs: 2"):
         InProcessGrid(ECHO, num_supernodes=3, node_configs=own)
 
 

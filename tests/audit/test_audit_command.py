@@ -113,7 +113,7 @@ def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Pat
     assert (kept.count("query"), kept.count("train"), kept.count("train.finish")) == (2, 6, 2)
     last = list(of_kind(grid.exchanges, "train"))[-1]
     assert array_of(last.reply, "arrays", "relay").shape == (45, 8)
-    with pytest.raises(ValueError, match="no array arrays/other"):
+    with pytest.raises(ValueError, match="arrays/other"):
         array_of(last.reply, "arrays", "other")
 
 
@@ -123,9 +123,9 @@ def test_seeds_are_joined_attack_by_attack() -> None:
     assert (row["mean"], row["values"], row["n"]) == (0.5, [1.0, 0.0], 4)
     assert row["std"] == pytest.approx(0.5**0.5)
     assert not row["beats-chance"]
-    with pytest.raises(ValueError, match="different attacks"):
+    with pytest.raises(ValueError, match="attacks"):
         findings_of("s", [[first], [ranking("b", [2, 1], [True, False])]])
-    with pytest.raises(ValueError, match="no seed"):
+    with pytest.raises(ValueError, match="seed"):
         findings_of("s", [])
 
 

@@ -22,10 +22,10 @@ def test_scores_that_are_all_equal_are_a_guess() -> None:
 @pytest.mark.parametrize(
     ("scores", "truth", "words"),
     [
-        ([1.0, 2.0], [True, True], "2 of 2 cases are true"),
-        ([1.0, 2.0], [False, False], "0 of 2 cases are true"),
-        ([1.0, np.nan], [True, False], "1 scores are not finite"),
-        ([1.0], [True, False], "1 scores for 2 cases"),
+        ([1.0, 2.0], [True, True], "2.*2 cases"),
+        ([1.0, 2.0], [False, False], "0.*2 cases"),
+        ([1.0, np.nan], [True, False], "1 scores"),
+        ([1.0], [True, False], "1 scores.*2"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(
@@ -48,7 +48,7 @@ def test_findings_count_their_cases() -> None:
     assert found.detail == {"more": 0.5}
     guessed = guesses("b", [True, False, True, True], 0.1)
     assert (guessed.success, guessed.chance, guessed.n) == (0.75, 0.1, 4)
-    with pytest.raises(ValueError, match="nothing was guessed"):
+    with pytest.raises(ValueError, match="guessed"):
         guesses("b", [], 0.1)
 
 

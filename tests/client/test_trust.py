@@ -49,7 +49,7 @@ def test_each_supernode_of_a_simulation_finds_the_key_of_its_partition(registry:
 )
 @pytest.mark.usefixtures("registry")
 def test_a_supernode_without_a_key_takes_no_part(partition: int | str, run_id: int) -> None:
-    with pytest.raises(RefusedError, match="identity-key and registry in its node config"):
+    with pytest.raises(RefusedError, match=r"identity-key.*registry"):
         trust_of(context(partition, run_id))
 
 
@@ -69,9 +69,9 @@ class Run:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trust": "nobody"}, "strategy.trust: 'nobody' is not one of"),
-        ({"registry": "keys.json"}, "'keys.json' is read with strategy.trust=malicious-server"),
-        ({"trust": MALICIOUS_SERVER}, "strategy.participation: 0.5 is not allowed .*: compared"),
+        ({"trust": "nobody"}, "strategy.trust: 'nobody'"),
+        ({"registry": "keys.json"}, "'keys.json'.*strategy.trust=malicious-server"),
+        ({"trust": MALICIOUS_SERVER}, "strategy.participation: 0.5"),
     ],
 )
 def test_settings_of_trust_are_refused_that_no_run_can_have(

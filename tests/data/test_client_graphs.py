@@ -81,7 +81,7 @@ def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
 
 
 def test_too_few_communities_are_counted() -> None:
-    with pytest.raises(DataError, match=r"clients = 4: Louvain found 3 .*resolution above 1 "):
+    with pytest.raises(DataError, match="clients = 4"):
         louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
@@ -94,7 +94,7 @@ def test_louvain_without_a_resolution_finds_one_that_gives_all_clients_something
     parts = louvain(CLIQUES, 8, clients=6, resolution=None, seed=0, every_node=True)
     assert len(parts) == 6 and all(part.numel() for part in parts)
     assert torch.cat(parts).sort().values.tolist() == list(range(8))
-    with pytest.raises(DataError, match=r"clients = 9: .*at most the graph's 8 nodes"):
+    with pytest.raises(DataError, match="clients = 9"):
         louvain(CLIQUES, 8, clients=9, resolution=None, seed=0)
 
 
@@ -125,13 +125,13 @@ def test_metis_cuts_where_there_are_few_edges() -> None:
 
 def test_without_pymetis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(DataError, match=r"needs pymetis: pip install 'flower-graph\[metis\]'"):
+    with pytest.raises(DataError, match=r"'flower-graph\[metis\]'"):
         metis(CLIQUES, 8, clients=2, seed=0)
 
 
 def test_an_empty_part_of_metis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
-    with pytest.raises(DataError, match="clients = 4: METIS left 2 of them without a node of"):
+    with pytest.raises(DataError, match="clients = 4"):
         metis(CLIQUES, 8, clients=4, seed=0)
 
 
@@ -160,9 +160,9 @@ def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
 
 
 def test_clients_of_overlapping_parts_are_counted_in_draws() -> None:
-    with pytest.raises(DataError, match=r"clients = 7: must be a multiple of partition.draws = 3"):
+    with pytest.raises(DataError, match=r"clients = 7.*partition.draws"):
         drawn_parts(7)
-    with pytest.raises(DataError, match=r"drawn_share = 0.001: less than one of the .* nodes of"):
+    with pytest.raises(DataError, match=r"drawn_share = 0.001"):
         drawn_parts(6, share=0.001)
 
 
@@ -199,7 +199,7 @@ def test_nodes_without_a_label_are_dealt_too() -> None:
 
 @pytest.mark.parametrize(("nodes", "alpha"), [(39, 1e6), (1000, 1e-6)])
 def test_settings_that_leave_somebody_too_little_are_refused(nodes: int, alpha: float) -> None:
-    with pytest.raises(DataError, match=f"none of {DRAWS} draws did all of .* = 4 get 10 of the"):
+    with pytest.raises(DataError, match=f"{DRAWS}.*4"):
         dirichlet(torch.zeros(nodes, dtype=torch.int64), 4, alpha, seed=0)
 
 
@@ -225,7 +225,7 @@ def test_a_number_of_clients_that_no_graph_of_this_size_has(clients: int) -> Non
         lambda: dirichlet(y, clients, 0.5, seed=0),
         lambda: random_parts(8, clients, seed=0),
     ):
-        with pytest.raises(DataError, match=f"clients = {clients}: must be .* 1 and .* 8 nodes"):
+        with pytest.raises(DataError, match=f"clients = {clients}"):
             cut()
 
 
@@ -296,14 +296,14 @@ def test_alpha_and_resolution_reach_the_cut() -> None:
 @pytest.mark.parametrize(
     ("changes", "ratio", "said"),
     [
-        ({"method": "leiden"}, 0.5, "method = 'leiden': must be one of louvain, metis, dirichlet"),
-        ({}, 1.1, "graphless_ratio = 1.1: must be 0 to 1"),
-        ({}, math.nan, "graphless_ratio = nan: must be 0 to 1"),
-        ({"clients": 80}, 0.0, r"^client \d+ .*nodes: \d, .*; use fewer .*clients = 80\)"),
+        ({"method": "leiden"}, 0.5, "method = 'leiden'"),
+        ({}, 1.1, "graphless_ratio = 1.1"),
+        ({}, math.nan, "graphless_ratio = nan"),
+        ({"clients": 80}, 0.0, r"^client \d+.*80"),
         (
             {"method": "metis-overlapping", "drawn_share": 0.03, "draws": 1},
             0.0,
-            r"client \d: none of its 1 nodes is for .*fewer clients",
+            r"client \d.*1",
         ),
     ],
 )
@@ -356,10 +356,10 @@ def test_fewer_labels_train_and_the_same_nodes_validate_and_test() -> None:
 @pytest.mark.parametrize(
     ("nodes", "ratios", "said"),
     [
-        ([0], RATIOS, r"client 0 cannot be split \(nodes: 1, with a label: 1\)"),
-        ([5], RATIOS, r"client 0 .*nodes: 1, with a label: 0"),
-        ([0, 1, 5], RATIOS, r"client 0 .*nodes: 3, with a label: 2"),
-        ([0, 1, 2, 3, 4], [0.8, 0.0, 0.2], r"ratios = \[0.8, 0.0, 0.2\] must leave at least one"),
+        ([0], RATIOS, r"client 0.*\(nodes: 1, with a label: 1\)"),
+        ([5], RATIOS, "client 0.*1"),
+        ([0, 1, 5], RATIOS, "client 0.*3"),
+        ([0, 1, 2, 3, 4], [0.8, 0.0, 0.2], r"ratios = \[0.8, 0.0, 0.2\]"),
     ],
 )
 def test_a_client_too_small_for_its_split(nodes: list[int], ratios: list[float], said: str) -> None:
@@ -430,22 +430,22 @@ def test_constant_features_without_edges_are_refused(sparse: bool) -> None:
     nearly = features(torch.tensor([[0.0, 2.0]] * 4 + [[0.0, 1.0]]))
     check_client_graph(trainable(x=constant))
     check_client_graph(trainable(x=nearly, edge_index=None))
-    with pytest.raises(DataError, match="client 0: it has no edges, and all its 5 nodes have"):
+    with pytest.raises(DataError, match=r"client 0.*5"):
         check_client_graph(trainable(x=constant, edge_index=None))
 
 
 def test_nothing_to_train_on_is_refused() -> None:
     nobody = torch.zeros(5, dtype=torch.bool)
-    with pytest.raises(DataError, match="client 0: none of its 5 nodes is for training"):
+    with pytest.raises(DataError, match=r"client 0.*5"):
         check_client_graph(trainable(train_mask=nobody))
-    with pytest.raises(DataError, match="client 0: none of its 5 nodes has a label"):
+    with pytest.raises(DataError, match=r"client 0.*5"):
         check_client_graph(trainable(y=torch.full((5,), -1), train_mask=nobody))
 
 
 def test_more_neighbours_than_a_graphless_client_has_nodes() -> None:
     graphs = [trainable(), trainable(client=4, edge_index=None)]
     check_neighbours(graphs, 4)
-    with pytest.raises(DataError, match=r"client 4 has 5 nodes, .* at most 4 .*neighbours = 5"):
+    with pytest.raises(DataError, match=r"client 4.*5"):
         check_neighbours(graphs, 5)
     check_neighbours(graphs[:1], 5)
 

@@ -379,7 +379,7 @@ def test_whatever_is_given_is_taken_or_refused_in_one_line(key: str) -> None:
 
 
 def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.no_features='one-hot' .*set data\.no_features=deg"):
+    with pytest.raises(DataError, match=r"data\.no_features='one-hot'.*data\.no_features=deg"):
         load_folder(tmp_path, RATIOS, seed=0, no_features="one-hot")
     for name in "ab":
         torch.save({**PLAIN, "x": None}, tmp_path / f"{name}.pt")
@@ -411,7 +411,7 @@ def test_classes_keep_their_names_and_an_order() -> None:
 
 def test_a_thousand_classes_at_most_unless_the_graph_says_so() -> None:
     many = {"x": torch.ones(1001, 1), "y": torch.arange(1001) * 10**12, "edge_index": PAIRS}
-    with pytest.raises(DataError, match="y has 1001 different labels, more than 1000"):
+    with pytest.raises(DataError, match=r"1001.*labels.*1000"):
         as_graph(SimpleNamespace(**many))
     declared = as_graph(SimpleNamespace(**many | {"y": torch.arange(1001), "num_classes": 1001}))
     assert declared.num_classes == 1001
@@ -531,9 +531,7 @@ def test_auto_looks_at_signs_and_zeros(x: torch.Tensor, wanted: str) -> None:
 @pytest.mark.parametrize(("x", "why"), [(DENSE, "dense"), (SIGNED, "negative")])
 def test_presence_does_not_destroy_values(x: torch.Tensor, why: str) -> None:
     for how in ("presence", "presence-row"):
-        with pytest.raises(
-            DataError, match=rf"features are {why} .*: set data\.features=as-is, ro"
-        ):
+        with pytest.raises(DataError, match=rf"{why}.*data\.features=as-is"):
             prepare_features([x], how)
     ones = torch.tensor([[1.0, 1], [1, 0]])  # 0 or 1 already: nothing is lost
     assert torch.equal(prepare_features([ones], "presence")[0][0], ones)
@@ -559,7 +557,7 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) 
 
 
 def test_an_unknown_form_of_features_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.features: .*did you mean row"):
+    with pytest.raises(ConfigError, match=r"^data\.features.*row"):
         load_config("fedgls/cora", ["data.features=rows"])
 
 
@@ -611,5 +609,5 @@ def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(
     check_rows(x[1:4])
     monkeypatch.undo()
     x[2, 0] = torch.nan
-    with pytest.raises(DataError, match=r"x\[1, 0\] is nan"):
+    with pytest.raises(DataError, match=r"x\[1, 0\].*nan"):
         check_rows(x[1:4])

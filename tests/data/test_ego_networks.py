@@ -187,17 +187,17 @@ def test_the_split_is_the_one_asked_for() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clients": 7}, r"partition.clients = 7: the graph has 6 nodes"),
-        ({"clients": 0}, r"partition.clients = 0: must be at least 1"),
-        ({"hops": 0}, r"partition.hops = 0: must be at least 1"),
-        ({"min_nodes": 0}, r"partition.min_nodes = 0: must be at least 1"),
+        ({"clients": 7}, "partition.clients = 7"),
+        ({"clients": 0}, "partition.clients = 0"),
+        ({"hops": 0}, "partition.hops = 0"),
+        ({"min_nodes": 0}, "partition.min_nodes = 0"),
         (
             {"hops": 1, "min_nodes": 4},
-            r"partition.clients = 3: 2 of 6 nodes have a 1-hop .* partition.min_nodes = 4",
+            "partition.clients = 3.*partition.min_nodes",
         ),
-        ({"split": "public"}, r"partition.split = 'public': must be one of per-client, global"),
-        ({"ratios": [0.6, 0.4]}, r"partition.ratios = \[0.6, 0.4\]: must be three shares"),
-        ({"split": "global", "ratios": [0.5, 0.2, float("nan")]}, r"partition.ratios"),
+        ({"split": "public"}, "partition.split = 'public'"),
+        ({"ratios": [0.6, 0.4]}, r"partition.ratios = \[0.6, 0.4\]"),
+        ({"split": "global", "ratios": [0.5, 0.2, float("nan")]}, "partition.ratios"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -208,9 +208,9 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("egos", "hops", "message"),
     [
-        ([0, 6], 1, r"egos \[6\]: outside the graph; its nodes are 0 to 5"),
-        ([-1], 1, r"egos \[-1\]: outside the graph"),
-        ([2, 0, 2], 1, r"egos \[2\]: there more than once"),
+        ([0, 6], 1, r"egos \[6\]"),
+        ([-1], 1, r"egos \[-1\]"),
+        ([2, 0, 2], 1, r"egos \[2\]"),
         ([0], 0, r"partition\.hops = 0"),
     ],
 )

@@ -92,16 +92,16 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": 1}, "data.classes = 1: must be 2 to data.nodes = 100"),
+        ({"classes": 1}, "data.classes = 1.*data.nodes"),
         ({"degree": -1.0}, "data.degree = -1.0"),
         ({"degree": float("nan")}, "data.degree = nan"),
-        ({"active": 9, "features": 8}, "data.active = 9: must be 1 to data.num_features = 8"),
-        ({"homophily": 1.5}, "data.homophily = 1.5: must be 0 to 1"),
-        ({"signal": -0.1}, "data.signal = -0.1: must be 0 to 1"),
+        ({"active": 9, "features": 8}, "data.active = 9.*data.num_features"),
+        ({"homophily": 1.5}, "data.homophily = 1.5"),
+        ({"signal": -0.1}, "data.signal = -0.1"),
     ],
 )
 def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         csbm_sparse(**{"nodes": 100, "classes": 2, **changes})
-    with pytest.raises(DataError, match=r"2\.0 GB.*csbm_sparse"):
+    with pytest.raises(DataError, match=r"2\.0.*csbm_sparse"):
         csbm(1_000_000, 7, features=512)

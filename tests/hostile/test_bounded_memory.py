@@ -105,7 +105,7 @@ def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="allow_pickle=False"):
         array.numpy()  # Flower's own way
     torch.save({"x": Evil("unpickled")}, tmp_path / "server.pt")
-    with pytest.raises(Exception, match=r"[Ww]eights"):
+    with pytest.raises(Exception, match="eights"):
         torch.load(tmp_path / "server.pt", weights_only=True)
     assert not (tmp_path / "unpickled").exists()
 

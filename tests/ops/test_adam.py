@@ -113,5 +113,5 @@ def test_a_models_adam_is_pytorchs_to_the_bit() -> None:
 def test_another_models_state_is_refused() -> None:
     one = Adam([nn.Parameter(torch.zeros(2))], lr=RATE)
     two = Adam([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))], lr=RATE)
-    with pytest.raises(ValueError, match="state is of 1 parameters, not 2"):
+    with pytest.raises(ValueError, match=r"1 parameters.*2"):
         two.load_state_dict(one.state_dict())

@@ -153,12 +153,12 @@ def test_a_collapsed_client_does_no_harm_as_the_first():
 
 def test_bad_settings_and_input_are_named():
     x = torch.zeros(3, 4, 2)
-    with pytest.raises(ValueError, match=r"iterations = 0, tolerance = 0\.001: at least 1 and"):
+    with pytest.raises(ValueError, match="iterations = 0"):
         consensus(x, iterations=0)
     for tolerance in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"tolerance = {tolerance}: at least 1 and at least 0"):
+        with pytest.raises(ValueError, match=f"tolerance = {tolerance}"):
             consensus(x, tolerance=tolerance)
-    with pytest.raises(ValueError, match="held: client 0 holds 0 nodes"):
+    with pytest.raises(ValueError, match="held: client 0"):
         consensus(x, torch.zeros(3, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"x\[0, 0, 0\] = nan"):
         consensus(x * torch.nan)

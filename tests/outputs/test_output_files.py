@@ -104,7 +104,7 @@ def test_a_client_has_its_own_rows_of_the_common_matrix(tmp_path: Path, transpos
         found = state["first.weight"].T if transposed else state["first.weight"]
         assert found.tolist() == first
         assert state["second.bias"].tolist() == [1.0 if client == 4 else 2.0]
-    with pytest.raises(OutputError, match="client 5: no model of it; there are 4, 9"):
+    with pytest.raises(OutputError, match=r"client 5.*4"):
         read.state_dict(5)
 
 

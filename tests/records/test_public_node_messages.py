@@ -60,17 +60,17 @@ def good_reply() -> PublicReply:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({CLIENTS: [], ROWS: [], "nodes": b"", "dimensions": []}, "it hosts no clients"),
-        ({CLIENTS: [3, 3]}, r"its clients \[3, 3\] are not different"),
-        ({CLIENTS: [3, -1]}, "are not different numbers >= 0"),
-        ({CLIENTS: [1]}, "rows: expected whole 1 numbers"),
+        ({CLIENTS: [], ROWS: [], "nodes": b"", "dimensions": []}, "clients"),
+        ({CLIENTS: [3, 3]}, r"\[3, 3\]"),
+        ({CLIENTS: [3, -1]}, "numbers.*0"),
+        ({CLIENTS: [1]}, "rows.*1"),
         (
             {ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))},
-            "client 1 has no public nodes",
+            "client 1",
         ),
-        ({ROWS: [2, 2]}, "3 ids came, rows says 4"),
-        ({"dimensions": [2, 0]}, "client 1 has embeddings of 0 numbers"),
-        ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3 names a public node twice"),
+        ({ROWS: [2, 2]}, "3.*rows.*4"),
+        ({"dimensions": [2, 0]}, "client 1.*0"),
+        ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3"),
     ],
 )
 def test_a_hello_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -101,13 +101,13 @@ def test_a_request_without_embeddings_has_no_array() -> None:
 
 
 def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match="client 3 is not here; here are"):
+    with pytest.raises(ValueError, match="client 3"):
         read_at_client(REQUEST, {1: HELLO.nodes[1]})
-    with pytest.raises(ValueError, match="client 3: the server knows other public nodes"):
+    with pytest.raises(ValueError, match="client 3"):
         read_at_client(REQUEST, {3: np.array([5, 7]), 1: HELLO.nodes[1]})
     parameters = [np.zeros((4, 2), np.float32)]
     config = dict(REQUEST.to_record().config_records[CONFIG])
-    with pytest.raises(ValueError, match=r"public has shape \(4, 2\), expected \[3, d\]"):
+    with pytest.raises(ValueError, match=r"\(4, 2\).*\[3, d\]"):
         PublicRequest.from_numpy(parameters, config, public={3: HELLO.nodes[0], 1: HELLO.nodes[1]})
 
 
@@ -139,18 +139,18 @@ def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda c: c.pop(ARRAYS), "the array arrays/public is missing"),
+        (lambda c: c.pop(ARRAYS), "arrays/public"),
         (lambda c: c[ARRAYS].update(other=c[ARRAYS][PUBLIC]), "is missing, or not alone"),
         (
             lambda c: c[ARRAYS].update({PUBLIC: encode_array("", np.zeros((3, 3), np.float32))}),
-            r"public has shape \(3, 3\) and type float32, expected numbers \(3, 2\)",
+            r"\(3, 3\).*float32.*\(3, 2\)",
         ),
         (
             lambda c: c[ARRAYS].update({PUBLIC: encode_array("", np.zeros((3, 2), np.int64))}),
-            "type int64",
+            "int64",
         ),
-        (lambda c: c[METRICS].pop("loss"), "loss: expected 2 numbers, got None"),
-        (lambda c: c[METRICS].update({"judged-val": [0.5]}), "judged-val: expected 2 numbers"),
+        (lambda c: c[METRICS].pop("loss"), "loss.*2"),
+        (lambda c: c[METRICS].update({"judged-val": [0.5]}), "judged-val.*2"),
     ],
 )
 def test_a_reply_that_cannot_be_is_refused(spoil: Any, why: str) -> None:
@@ -168,5 +168,5 @@ def test_fingerprints_tell_order_and_ids() -> None:
 
 def test_slots_that_do_not_fit_are_refused() -> None:
     entries = SumOrder([np.array([3, -1])], 7, True, False).to_config()
-    with pytest.raises(MalformedReplyError, match="slots: 2 came, expected 3"):
+    with pytest.raises(MalformedReplyError, match="slots: 2"):
         SumOrder.from_config(entries, sizes=[3])

@@ -26,7 +26,7 @@ def test_messages_handled() -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.0, "7", True, b"\x01", [1]])
 def test_messages_handled_that_are_no_count(value: Any) -> None:
-    with pytest.raises(MalformedReplyError, match="handled-messages: expected a count"):
+    with pytest.raises(MalformedReplyError, match="handled-messages"):
         read_handled({"handled-messages": value})
 
 

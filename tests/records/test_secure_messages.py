@@ -84,16 +84,16 @@ def test_counts_must_fit_their_patterns() -> None:
 def test_numbers_that_do_not_agree() -> None:
     shares = np.zeros((3, 33), np.uint8)
     reply = UnmaskReply(RUN, 7, CLIENTS, KINDS, shares)
-    with pytest.raises(MalformedReplyError, match="unmask-shares: expected 99 bytes, got 66"):
+    with pytest.raises(MalformedReplyError, match=r"unmask-shares.*99"):
         UnmaskReply.from_config(replace(reply, shares=shares[:2]).to_config())
-    with pytest.raises(MalformedReplyError, match="no client"):
+    with pytest.raises(MalformedReplyError, match="client"):
         UnmaskReply.from_config(reply.to_config() | {"unmask-clients": b""})
     masked = MaskedReply(RUN, 7, CLIENTS, np.zeros(1, "<u8"), np.array([[3, 5]]))
     config = masked.to_config()
-    with pytest.raises(MalformedReplyError, match=r"3 numbers, expected \[n, 2\]"):
+    with pytest.raises(MalformedReplyError, match=r"3.*\[n, 2\]"):
         MaskedReply.from_config(config | {"mask-refused": bytes(24)}, total=masked.total)
     for bad in (["x:why"], ["why"], 5):
-        with pytest.raises(MalformedReplyError, match="number:reason"):
+        with pytest.raises(MalformedReplyError, match="number"):
             MaskedReply.from_config(config | {"mask-left-out": bad}, total=masked.total)
 
 

@@ -41,7 +41,7 @@ def settings(graphs: str) -> StructureSettings:
     ],
 )
 def test_models_of_other_settings(graphs: str, shapes: list[tuple[int, ...]], why: str) -> None:
-    with pytest.raises(ValueError, match=f"{why}: server and clients must have the same settings"):
+    with pytest.raises(ValueError, match=f"{why}.*settings"):
         SharedModels.of_server([np.zeros(shape, np.float32) for shape in shapes], settings(graphs))
 
 

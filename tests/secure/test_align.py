@@ -84,7 +84,7 @@ def test_second_uncalled_and_foreign_answers_are_refused(form: str) -> None:
         alignment.server.take(1, reply | {"align-clients": pack_integers(np.array([0, 5, 4]))})
     alignment.server.take(1, reply)  # nothing of the other has been taken
     for sender in (1, 99):
-        with pytest.raises(MalformedReplyError, match="not asked, or has answered already"):
+        with pytest.raises(MalformedReplyError, match="answered"):
             alignment.server.take(sender, reply)
 
 
@@ -93,16 +93,16 @@ def test_a_host_refuses_what_it_cannot_answer(form: str) -> None:
     alignment = Alignment(DATA, [[0, 5, 2]], form=form)
     alignment.server.enroll(1, [0, 5, 2])
     request = alignment.server.requests()[1].to_config()
-    with pytest.raises(RefusedError, match="stage 'sing' is unknown"):
+    with pytest.raises(RefusedError, match="'sing'"):
         alignment.reply(1, {"align-stage": "sing"})
-    with pytest.raises(RefusedError, match=r"clients \[7\] that are not hosted"):
+    with pytest.raises(RefusedError, match=r"\[7\]"):
         alignment.reply(1, request | {"align-clients": b"\7" + bytes(7)})
     alignment.server.take(1, alignment.reply(1, request))
     alignment.align()
     state = alignment.hosts[1].to_bytes()
     with pytest.raises(StateLostError, match=r"other identities|not hosted here"):
         alignment.kind.from_bytes(state, *alignment.run, {0: [1, 2, 3]})
-    with pytest.raises(ValueError, match="client 4 has identities twice: numbers 0 and 1"):
+    with pytest.raises(ValueError, match=r"client 4.*0"):
         alignment.kind(*alignment.run, {1: [1], 4: [2, 2]})
 
 
@@ -112,18 +112,18 @@ def test_a_host_refuses_what_it_cannot_answer(form: str) -> None:
 def test_what_else_a_host_of_blinded_identities_refuses() -> None:
     alignment = aligned(DATA, [[0, 5, 2]])
     host = alignment.hosts[1]
-    with pytest.raises(ValueError, match=r"clients \[7\] have no tokens"):
+    with pytest.raises(ValueError, match=r"\[7\]"):
         host.sketch(8, [0, 7])
     with pytest.raises(StateLostError, match="alignment 2"):
         host.publish(PublishedTokens(2, np.zeros((0, 12), np.uint8)))
     order = alignment.server.publications()[1].tokens
-    with pytest.raises(RefusedError, match="change the order"):
+    with pytest.raises(RefusedError, match="change"):
         host.publish(PublishedTokens(1, order[::-1]))
     with pytest.raises(StateLostError):
         AlignmentClient.from_bytes(host.to_bytes(), b"other", alignment.own(1))
     with pytest.raises(StateLostError):
         AlignmentClient.from_bytes(host.to_bytes(), RUN, {**DATA, 5: [3, 5]})
-    with pytest.raises(ValueError, match="clients 1 and 4 have identities of different types"):
+    with pytest.raises(ValueError, match=r"clients 1.*4"):
         AlignmentClient(RUN, {1: [1], 4: ["1"]})
 
 

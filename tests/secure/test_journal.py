@@ -41,7 +41,7 @@ def test_a_run_is_named_by_all_its_parts(tmp_path):
     with pytest.raises(RefusedError):
         mine.contribute(3, b"ab", b"c")
     for name in ((), (b"a" * journal.MOST_NAME,)):
-        with pytest.raises(RefusedError, match="the run's name has"):
+        with pytest.raises(RefusedError, match="name"):
             mine.contribute(1, *name)
 
 
@@ -68,13 +68,13 @@ def test_who_begins_anew_is_counted_by_the_day(tmp_path, monkeypatch):
     second = Journal(path).go_on(1, first, 3, b"run")
     third = Journal(path).go_on(2, second, 3, b"run")
     assert len({first, second, third}) == 3
-    with pytest.raises(RefusedError, match="round 2 is not after 2"):
+    with pytest.raises(RefusedError, match=r"round 2.*2"):
         Journal(path).go_on(2, third, 3, b"run")
     put_back = Journal(path).go_on(3, second, 3, b"run")  # the second time
     Journal(path).go_on(0, "", 3, b"other")  # the third
     before = path.read_bytes()
     for mark, run in (("", b"new"), ("", b"run"), (third, b"run")):
-        with pytest.raises(RefusedError, match=r"began anew 3 times in 24 hours.*trust-runs"):
+        with pytest.raises(RefusedError, match=r"3.*24.*trust-runs"):
             Journal(path).go_on(9, mark, 3, run)
     assert path.read_bytes() == before
     Journal(path).go_on(4, put_back, 3, b"run")
@@ -82,7 +82,7 @@ def test_who_begins_anew_is_counted_by_the_day(tmp_path, monkeypatch):
     Journal(path).go_on(0, "", 3, b"new")
     now[0] -= 2 * journal.DAY  # who sets a clock back gains nothing
     Journal(path).go_on(0, "", 2, b"newer")
-    with pytest.raises(RefusedError, match="began anew 2 times"):
+    with pytest.raises(RefusedError, match="2 times"):
         Journal(path).go_on(0, "", 2, b"newest")
 
 
@@ -92,18 +92,18 @@ def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path
     Journal(path).serve(1, [3, 4], 2, b"run")
     assert "0-4,7" in path.read_text()
     for clients in ([4, 5], [7], [0]):
-        with pytest.raises(RefusedError, match="a second block in alignment 1"):
+        with pytest.raises(RefusedError, match="alignment 1"):
             Journal(path).serve(1, clients, 2, b"run")
     Journal(path).serve(1, [5], 2, b"run")
     for alignment in range(2, 1 + journal.MOST_ALIGNMENTS):
         Journal(path).serve(alignment, [5], 2, b"run")
-    with pytest.raises(RefusedError, match="alignment 1 is over"):
+    with pytest.raises(RefusedError, match="alignment 1"):
         Journal(path).serve(1, [9], 2, b"run")
-    with pytest.raises(RefusedError, match="8 alignments were begun in this run"):
+    with pytest.raises(RefusedError, match="8 alignments"):
         Journal(path).serve(99, [5], 2, b"run")
     Journal(path).go_on(0, "", 1, b"run")  # the run that is counted already
     Journal(path).serve(1, [5], 2, b"other")
-    with pytest.raises(RefusedError, match="began anew 2 times"):
+    with pytest.raises(RefusedError, match="2 times"):
         Journal(path).serve(1, [5], 2, b"a third")
 
 

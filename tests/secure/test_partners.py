@@ -41,7 +41,7 @@ def test_fewer_may_vanish_where_so_few_clients_stand_no_more():
     assert plan(5, 0.4, 0.1) == (4, 3, 1)
     assert plan(4, 0.4, 0.1) == (3, 2, 1)
     assert plan(3, 0.4, 0.1) == (2, 2, 0)
-    with pytest.raises(ValueError, match="with 2 clients no choice of partners stands 1 that coll"):
+    with pytest.raises(ValueError, match=r"2.*partners.*1"):
         plan(2, 0.0, 0.5)
 
 
@@ -107,13 +107,13 @@ def test_most_who_collude_by_hand():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="num_clients is 1"):
+    with pytest.raises(ValueError, match=r"num_clients.*1"):
         plan(1, 0.3, 0.1)
-    with pytest.raises(ValueError, match="dropout is 1"):
+    with pytest.raises(ValueError, match=r"dropout.*1"):
         plan(5, 1.0, 0.1)
     for dropout, corrupt in ((0.6, 0.6), (0.5, 0.0), (0.45, 0.1), (0.7, 0.1)):
-        with pytest.raises(ValueError, match=f"{dropout} and corrupt {corrupt}: .*; lower one"):
+        with pytest.raises(ValueError, match=f"{dropout}.*{corrupt}"):
             plan(10, dropout, corrupt)
     for k in (0, 3, 8):
-        with pytest.raises(ValueError, match=f"k is {k}"):
+        with pytest.raises(ValueError, match=f"{k}"):
             partners(np.arange(8), k, 0, 0)

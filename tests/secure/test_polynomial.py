@@ -76,13 +76,13 @@ def test_patterns_say_exactly_who_holds_what(sets: list[set[int]]) -> None:
 
 @pytest.mark.parametrize("identity", [-1, 1 << 30, "5", 2.0])
 def test_other_identities_are_refused(identity: object) -> None:
-    with pytest.raises(ValueError, match="client 3: its identity number 1"):
+    with pytest.raises(ValueError, match=r"client 3.*1"):
         paper.check_identities(3, [1, identity])
 
 
 @pytest.mark.parametrize("modulus", [7, PRIME + 2, (1 << 31) + 11])
 def test_other_moduli_are_refused(modulus: int) -> None:
-    with pytest.raises(ValueError, match="must be a prime from"):
+    with pytest.raises(ValueError, match="prime"):
         paper.polynomial(array(1), modulus)
 
 

@@ -145,7 +145,7 @@ def test_points_that_are_not_in_the_group_are_refused(bad):
     assert not holds(proof, public_of(key), inputs, wrong)
     assert not holds(proof, public_of(key), wrong, outputs)
     assert not holds(proof, bad, inputs, outputs)
-    with pytest.raises(ValueError, match="not in the group"):
+    with pytest.raises(ValueError, match="group"):
         prove(key, public_of(key), wrong, outputs)
 
 

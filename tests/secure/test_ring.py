@@ -27,7 +27,7 @@ def test_guard_bits_are_zero_and_dropped():
     words = ring.encode(np.array([1.0, -0.25]))
     assert words.tolist() == [32, 2**32 - 8]
     assert ring.decode(words).tolist() == [1.0, -0.25]
-    with pytest.raises(ValueError, match="lowest 3 bits"):
+    with pytest.raises(ValueError, match="lowest 3"):
         ring.decode(words + np.uint32(1))
 
 
@@ -67,17 +67,17 @@ def test_word_is_the_smallest_that_holds_the_sum(clients, limit, bits, guard, wo
 @pytest.mark.parametrize("bad", [64.01, -64.01, np.nan, np.inf, -np.inf])
 def test_out_of_range_names_the_value(bad):
     ring = Ring.fit(2, 64, 2.0**-16)
-    with pytest.raises(OutOfRangeError, match=rf"value {bad} at \(1, 0\).*-64 to 64"):
+    with pytest.raises(OutOfRangeError, match=rf"value {bad}.*\(1, 0\)"):
         ring.encode(np.array([[1.0], [bad]]))
 
 
 @pytest.mark.parametrize(
     ("clients", "limit", "step", "why"),
     [
-        (0, 1, 1, "num_clients is 0, must be"),
-        (2, 0, 1, "limit is 0, must be"),
-        (2, 1, np.nan, "resolution is nan, must be"),
-        (2, 2.0**32, 2.0**-30, "need 65 bits"),
+        (0, 1, 1, "num_clients.*0"),
+        (2, 0, 1, "limit.*0"),
+        (2, 1, np.nan, "resolution.*nan"),
+        (2, 2.0**32, 2.0**-30, "65 bits"),
     ],
 )
 def test_impossible_rings(clients, limit, step, why):
@@ -116,5 +116,5 @@ def test_is_the_ciphers_stream_in_one_piece(dtype, length):
 
 @pytest.mark.usefixtures("threads")
 def test_a_key_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="key size"):
+    with pytest.raises(ValueError, match="size"):
         add_streams(np.zeros(BLOCK, "<u8"), [(KEY, 1), (KEY[1:], 1)])

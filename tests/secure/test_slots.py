@@ -89,9 +89,9 @@ def test_a_sum_under_pads_comes_out_exactly() -> None:
 def test_clear_alignments_have_no_pads() -> None:
     table = open_table(3, {1: np.array([2, -1]), 0: np.array([0, 2])})
     assert table.held.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="no keys, and so no pads"):
+    with pytest.raises(ValueError, match="keys"):
         table.pads(RUN, 1, 4)
-    with pytest.raises(ValueError, match="no common key"):
+    with pytest.raises(ValueError, match="common"):
         table.group_pad(RUN, 1, 4)
 
 

@@ -273,7 +273,7 @@ def test_stages_in_order_only():
     refused("asked for already", server.mask_requests, 0, LENGTH, error=ValueError)
     refused("not after 0", server.open_round, 0, range(4), error=ValueError)
     refused("no shares were asked for", server.result, 0, error=ValueError)
-    with pytest.raises(ValueError, match="corrupt is -1"):
+    with pytest.raises(ValueError, match=r"corrupt.*-1"):
         SumServer(corrupt=-1)
 
 

@@ -126,7 +126,7 @@ def test_a_sum_goes_on_with_however_few_clients_leave_it(gone):
             world.check(found, range(gone, m))
         else:
             assert f"{m - gone} of {m} clients sent their vectors" in found.reason
-    with pytest.raises(ValueError, match=r"dropout is 0.5 and corrupt 0.1: .*lower one"):
+    with pytest.raises(ValueError, match=r"dropout.*0.5"):
         World.make(6, dropout=0.5)
 
 

@@ -118,13 +118,13 @@ def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
         ),
         np.frombuffer(reply[1], np.uint8),
     )
-    with pytest.raises(MalformedReplyError, match="party 2 is at node"):
+    with pytest.raises(MalformedReplyError, match="party 2"):
         secure.enroll(stranger, binding)
 
 
 def test_bad_input(parties):
     for options in ({"trust": "nobody"}, {"registry": None}, {"trust": "semi-honest"}):
-        with pytest.raises(ValueError, match="trust is"):
+        with pytest.raises(ValueError, match="trust"):
             make(parties, **options)
 
 

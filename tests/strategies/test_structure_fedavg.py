@@ -224,9 +224,7 @@ def test_one_client_alone(method: str, graphless: bool) -> None:
 def test_too_many_neighbours(method: str) -> None:
     own = settings_of(method)
     many = own._replace(learner=own.learner._replace(neighbours=7))
-    with pytest.raises(
-        DataError, match=r"client 21 has 7 nodes: 7 neighbours each need at least 8"
-    ):
+    with pytest.raises(DataError, match=r"client 21.*7"):
         StructureCohort(toy_clients(), many)
     fits = many._replace(learner=own.learner._replace(neighbours=6))
     assert_went_well(run(method, settings=fits, rounds=2))

@@ -78,11 +78,9 @@ def test_a_supernode_that_comes_again_keeps_what_it_has(tmp_path: Path) -> None:
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
     saving(tmp_path, 2)
-    with pytest.raises(CheckpointError, match=r"its tau is 0\.5, this run's is 0\.6"):
+    with pytest.raises(CheckpointError, match=r"tau.*0\.5.*0\.6"):
         saving(tmp_path, 4, resume=True, settings=OWN._replace(tau=0.6))
-    with pytest.raises(
-        CheckpointError, match="its strategy is StructureFedAvg, this run's is Adam"
-    ):
+    with pytest.raises(CheckpointError, match="StructureFedAvg"):
         saving(tmp_path, 4, resume=True, strategy=Adam)
-    with pytest.raises(ValueError, match="fraction_evaluate is 0: clients save a checkpoint when"):
+    with pytest.raises(ValueError, match=r"fraction_evaluate.*0"):
         saving(tmp_path, 2, fraction_evaluate=0.0)
