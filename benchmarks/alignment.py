@@ -26,8 +26,8 @@ from benchmarks.measure import say
 from flower_graph.secure.align.blinded import padded_size
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.align.verified import VerifiedAlignmentClient
-from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
+from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
 
 RUN, SEED = b"run", b"the epoch's seed"
 # SuperNodes, clients of each, identities of each client

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from flower_graph.secure.identity import MOST_BEGUN, Identity, TrustSettings
-from flower_graph.secure.registry import Party, Registry
+from flower_graph.secure.parties.identity import MOST_BEGUN, Identity, TrustSettings
+from flower_graph.secure.parties.registry import Party, Registry
 
 RUN = b"1"  # Flower's number of the run
 

@@ -26,10 +26,21 @@ from benchmarks import parties
 from benchmarks.measure import exponent, say
 from flower_graph.secure import channel
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.identity import Binding, Identity, TrustSettings
+from flower_graph.secure.parties.epoch import Epoch, commit
+from flower_graph.secure.parties.identity import Binding, Identity, TrustSettings
+from flower_graph.secure.parties.messages import (
+    BindReply,
+    BindRequest,
+    EpochRequest,
+    ListRequest,
+    Ready,
+    RevealRequest,
+    Signatures,
+    none_declared,
+)
+from flower_graph.secure.parties.party import LIST, ROUND_KEY
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.carried import merged
-from flower_graph.secure.sum.epoch import Epoch, commit
 from flower_graph.secure.sum.masking_client import SecureSumClient
 from flower_graph.secure.sum.messages import (
     RING,
@@ -41,17 +52,6 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.party import LIST, ROUND_KEY
-from flower_graph.secure.sum.party_messages import (
-    BindReply,
-    BindRequest,
-    EpochRequest,
-    ListRequest,
-    Ready,
-    RevealRequest,
-    Signatures,
-    none_declared,
-)
 from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)

@@ -17,14 +17,14 @@ import numpy as np
 
 from benchmarks import parties
 from benchmarks.measure import part_main, say
+from flower_graph.secure.parties.messages import EpochRequest, RevealReply
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_messages import EpochRequest, RevealReply
-from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.server import Skipped, SumServer
-from flower_graph.secure.trust import FEWEST_PARTIES
 
 LENGTH, DROPOUT = 16, 0.3
 BEGIN = 100  # parties that begin the epoch by themselves

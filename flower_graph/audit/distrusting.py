@@ -21,12 +21,12 @@ from flower_graph.audit.deviating import (
     stories_of,
 )
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.proofs import public_of
 from flower_graph.secure.align.server import KEY_HOLDERS
-from flower_graph.secure.align.verified import MOST_SKIPPED, ProvedUnionRequest
 from flower_graph.secure.channel import rows_of
+from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
+from flower_graph.secure.parties.messages import ListRequest, Signatures
+from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import PrepareRequest, UnmaskReply, UnmaskRequest
-from flower_graph.secure.sum.party_messages import ListRequest, Signatures
 
 
 class PartyDeviation(SumDeviation):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.client import NumPyClient
 
-    from flower_graph.secure.identity import TrustSettings
+    from flower_graph.secure.parties.identity import TrustSettings
 
 REGISTRY_FILE = "registry.json"
 LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def refuse_less(client: NumPyClient, context: Context) -> None:
     given = [key for key in context.node_config if key in KEYS or key.startswith("trust-")]
     if not given or getattr(client, "trust", None) is not None:
         return
-    from flower_graph.secure.identity import TrustSettings  # loads cryptography
+    from flower_graph.secure.parties.identity import TrustSettings  # loads cryptography
 
     try:
         TrustSettings.of(context.node_config, context.run_id)
@@ -73,8 +73,8 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
         The clients of each SuperNode, by its ``partition-id``.
     """
     # Importing keys takes longer than a run without them starts.
-    from flower_graph.secure.identity import new_identity
-    from flower_graph.secure.registry import Registry
+    from flower_graph.secure.parties.identity import new_identity
+    from flower_graph.secure.parties.registry import Registry
 
     folder = _folder(run_id)
     own_folder(folder, default_folder())
@@ -100,7 +100,7 @@ def trust_of(context: Context) -> TrustSettings:
     ConfigError, IdentityError
         As of ``TrustSettings.of``.
     """
-    from flower_graph.secure.identity import IDENTITY_KEY, REGISTRY, TrustSettings
+    from flower_graph.secure.parties.identity import IDENTITY_KEY, REGISTRY, TrustSettings
 
     if (given := TrustSettings.of(context.node_config, context.run_id)) is not None:
         return given

@@ -37,7 +37,7 @@ from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
-from flower_graph.secure.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit

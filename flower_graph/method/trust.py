@@ -11,7 +11,7 @@ from flower_graph.config.common import StrategySection
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import setting
 from flower_graph.errors import ConfigError
-from flower_graph.secure.trust import FEWEST_PARTIES, MALICIOUS_SERVER, SEMI_HONEST, TRUST
+from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER, SEMI_HONEST, TRUST
 
 
 @dataclass

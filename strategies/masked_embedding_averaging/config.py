@@ -23,7 +23,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import TrustSection
-from flower_graph.secure.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 APP = "fedscem"
 SPLITS = ("per-client", "global")

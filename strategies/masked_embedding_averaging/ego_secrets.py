@@ -14,12 +14,12 @@ from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
-from flower_graph.secure.align.verified import VerifiedAlignmentClient
-from flower_graph.secure.identity import TrustSettings
+from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.messages import BindReply
+from flower_graph.secure.parties.party import Party
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_messages import BindReply
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED

@@ -13,7 +13,7 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS, MOST_POINTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
 from flower_graph.secure.sum.carried import Keys as SumKeys
 from flower_graph.secure.sum.carried import entries_of
 from flower_graph.secure.sum.service import SecureSum

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed
+from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.secure.sum.party_messages import Ready
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import FloatArray, IntArray, largest_size

@@ -27,7 +27,7 @@ from flower_graph.flower_compat import Mod
 from flower_graph.method import GraphMethod
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.secure.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies import fed_sage

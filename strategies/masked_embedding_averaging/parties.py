@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from flower_graph.errors import RefusedError
-from flower_graph.secure.align.verified import ProvedUnionRequest, VerifiedAlignmentClient
-from flower_graph.secure.journal import Journal
+from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.messages import Ready
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_messages import Ready
-from flower_graph.secure.sum.party_service import answer
 from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
 
 TABLE = b"table of tokens"  # in the journal

@@ -24,13 +24,13 @@ from flower_graph.errors import AlignmentError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
 from flower_graph.secure.align.blinded import MOST_POINTS, Bytes2D
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.carried import as_record, entries_of
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.secure.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.membership import EgoMembership

@@ -24,9 +24,9 @@ from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable
+from flower_graph.secure.parties.party import Party
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.party import Party
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,

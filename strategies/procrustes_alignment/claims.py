@@ -21,8 +21,8 @@ import numpy as np
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import framed, rows_of
-from flower_graph.secure.identity import SIGNATURE_BYTES, Identity, TrustSettings
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,
     FloatArray,

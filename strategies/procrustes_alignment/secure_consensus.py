@@ -38,10 +38,10 @@ from numpy.typing import NDArray
 from flower_graph.errors import says_lost
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.secure.trust import MALICIOUS_SERVER, SEMI_HONEST
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.claims import (
     MEASURED,

@@ -22,8 +22,8 @@ from flower_graph.client.state import Tensors
 from flower_graph.errors import RefusedError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
-from flower_graph.secure.identity import TrustSettings
-from flower_graph.secure.journal import Journal
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.sum.masking_client import MaskingClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.procrustes_alignment.claims import (

@@ -5,7 +5,7 @@ import pytest
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.identity import Binding, TrustSettings
+from flower_graph.secure.parties.identity import Binding, TrustSettings
 
 PARTIES = 6
 

@@ -17,9 +17,17 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.proofs import public_of
-from flower_graph.secure.align.verified import ProvedEvaluateRequest, ProvedUnionRequest
 from flower_graph.secure.channel import new_key
+from flower_graph.secure.parties.alignment import ProvedEvaluateRequest, ProvedUnionRequest
+from flower_graph.secure.parties.messages import (
+    EpochRequest,
+    ListReply,
+    ListRequest,
+    Ready,
+    RevealRequest,
+    Signatures,
+)
+from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.carried import entries_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
@@ -27,14 +35,6 @@ from flower_graph.secure.sum.messages import (
     KeyRequest,
     PrepareRequest,
     UnmaskRequest,
-)
-from flower_graph.secure.sum.party_messages import (
-    EpochRequest,
-    ListReply,
-    ListRequest,
-    Ready,
-    RevealRequest,
-    Signatures,
 )
 from flower_graph.wire.keys import CONFIG, RING_WORD
 

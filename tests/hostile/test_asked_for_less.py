@@ -13,8 +13,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flower_graph.apps.run import client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
-from flower_graph.secure.identity import new_identity
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.identity import new_identity
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import CONFIG
 

@@ -15,8 +15,8 @@ from flower_graph.errors import AlignmentError, RefusedError
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import BlindRequest, UnionRequest, cells_for, peel
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.proofs import prove, public_of
-from flower_graph.secure.align.verified import (
+from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.parties.alignment import (
     OF_BLOCK,
     OF_KEY,
     ProvedEvaluateRequest,
@@ -25,10 +25,10 @@ from flower_graph.secure.align.verified import (
     drawn,
     proof_context,
 )
-from flower_graph.secure.align.verified_server import VerifiedAlignmentServer
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.identity import Identity, TrustSettings
-from flower_graph.secure.registry import Party, Registry
+from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.identity import Identity, TrustSettings
+from flower_graph.secure.parties.proofs import prove, public_of
+from flower_graph.secure.parties.registry import Party, Registry
 
 RUN, SEED = b"run", b"seed that all committed to"
 DATA = {client: [client, client + 1, 100] for client in range(8)}

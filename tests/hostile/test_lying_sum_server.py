@@ -9,17 +9,17 @@ from sum_helpers import LENGTH
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.sum.epoch import MOST_LISTS
-from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_messages import (
+from flower_graph.secure.parties.epoch import MOST_LISTS
+from flower_graph.secure.parties.messages import (
     EpochRequest,
     ListRequest,
     Ready,
     RevealRequest,
     Signatures,
 )
-from flower_graph.secure.sum.party_server import PartyServer
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
 
 VICTIM = 1003
 

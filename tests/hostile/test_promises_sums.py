@@ -19,6 +19,7 @@ from flower_graph.audit.deviating import Opened
 from flower_graph.errors import RefusedError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import SHARE_BYTES, new_key
+from flower_graph.secure.parties.messages import ListRequest, Signatures
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -27,7 +28,6 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.party_messages import ListRequest, Signatures
 
 VICTIM = 3
 

@@ -13,10 +13,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
-from flower_graph.secure.align.verified import ProvedUnionRequest, SignedBlindReply
+from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
+from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
-from flower_graph.secure.sum.party_messages import BindReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.masked_embedding_averaging import messages as ego
 from flower_graph.strategies.procrustes_alignment import messages as public

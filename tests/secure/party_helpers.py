@@ -11,11 +11,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sum_helpers import LENGTH, RING, wire
 
-from flower_graph.secure.identity import Identity, TrustSettings, new_identity
-from flower_graph.secure.registry import Party as Entry
-from flower_graph.secure.registry import Registry
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_server import PartyServer
+from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.registry import Party as Entry
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.server import PartyServer
 
 RUN = bytes(16)
 

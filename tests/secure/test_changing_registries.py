@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from party_helpers import PartyWorld
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
-from flower_graph.secure.identity import Identity
-from flower_graph.secure.sum.party import Party
+from flower_graph.secure.parties.identity import Identity
+from flower_graph.secure.parties.party import Party
 
 
 def read(world, node, registry, key=None):

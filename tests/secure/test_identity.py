@@ -11,8 +11,8 @@ import pytest
 
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.identity import Binding, Identity, TrustSettings, new_identity
-from flower_graph.secure.registry import Registry, read_numbers, write_numbers
+from flower_graph.secure.parties.identity import Binding, Identity, TrustSettings, new_identity
+from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
 
 
 @pytest.fixture(scope="module")

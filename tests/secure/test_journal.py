@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from flower_graph.errors import IdentityError, RefusedError
-from flower_graph.secure import journal
-from flower_graph.secure.journal import Journal
+from flower_graph.secure.parties import journal
+from flower_graph.secure.parties.journal import Journal
 
 
 def test_rounds_go_up_in_each_run_and_a_new_process_knows_them(tmp_path):
@@ -20,7 +20,8 @@ def test_rounds_go_up_in_each_run_and_a_new_process_knows_them(tmp_path):
         mine.contribute(number, b"run")
     mine.contribute(1, b"other")
     code = (
-        "import sys; from pathlib import Path; from flower_graph.secure.journal import Journal\n"
+        "import sys; from pathlib import Path\n"
+        "from flower_graph.secure.parties.journal import Journal\n"
         "Journal(Path(sys.argv[1])).contribute(int(sys.argv[2]), b'run')"
     )
     for number, said in ((5, "round 5 is not after 5"), (3, "round 3 is not after 5"), (6, "")):

@@ -10,7 +10,8 @@ import pytest
 from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.proofs import (
+from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.parties.proofs import (
     ORDER,
     PROOF,
     Claim,
@@ -21,7 +22,6 @@ from flower_graph.secure.align.proofs import (
     public_of,
     verify,
 )
-from flower_graph.secure.channel import pieces, rows_of
 
 
 def a_scalar(number: int = 0) -> bytes:

@@ -8,11 +8,11 @@ from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.messages import BindReply
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.sum.carried import as_record
 from flower_graph.secure.sum.masking_client import SecureSumClient
-from flower_graph.secure.sum.party_messages import BindReply
-from flower_graph.secure.sum.party_server import PartyServer
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, Message
 
 from flower_graph.errors import ConfigError, NoClientsError
 from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_proto
-from flower_graph.secure.identity import TrustSettings, new_identity
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.identity import TrustSettings, new_identity
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import (
     EgoNetworkClient,

@@ -15,8 +15,8 @@ from public_helpers import Outcome, make_distrusting, run_secure, silent, start,
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.method.load import load_config
-from flower_graph.secure.identity import TrustSettings
-from flower_graph.secure.journal import Journal
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
 from flower_graph.strategies.procrustes_alignment.claims import (
     Claims,
     SignedClaims,

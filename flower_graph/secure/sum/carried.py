@@ -10,8 +10,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
+from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.party_service import PartySums
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
 from flower_graph.wire.codec import Message
 from flower_graph.wire.keys import CONFIG, METRICS

@@ -14,13 +14,13 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.secure.identity import TrustSettings
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.messages import BindRequest, Ready
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.service import answer, bound
 from flower_graph.secure.ring import encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_messages import BindRequest, Ready
-from flower_graph.secure.sum.party_service import answer, bound
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 
 FloatArray = NDArray[np.floating[Any]]

@@ -19,15 +19,15 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, UnreadableSumError, says_lost
-from flower_graph.secure.identity import MOST_BLOCK
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.identity import MOST_BLOCK
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.service import PartySums, Send
+from flower_graph.secure.parties.trust import MALICIOUS_SERVER, SEMI_HONEST, TRUST
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.carried import CarriedSum, Keys, as_record, merged, parts_of
 from flower_graph.secure.sum.messages import RING, MaskedReply, UnmaskReply, sum_bytes
-from flower_graph.secure.sum.party_server import PartyServer
-from flower_graph.secure.sum.party_service import PartySums, Send
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
-from flower_graph.secure.trust import MALICIOUS_SERVER, SEMI_HONEST, TRUST
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM

@@ -20,11 +20,7 @@ from safetensors.numpy import load, save
 from flower_graph.errors import IdentityError, RefusedError, StateLostError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
-from flower_graph.secure.identity import Binding, TrustSettings
-from flower_graph.secure.journal import Journal
-from flower_graph.secure.ring import RingArray
-from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.epoch import (
+from flower_graph.secure.parties.epoch import (
     MASKS,
     MOST_LISTS,
     Epoch,
@@ -32,19 +28,9 @@ from flower_graph.secure.sum.epoch import (
     check_list,
     commit,
 )
-from flower_graph.secure.sum.messages import (
-    KEPT_ROUNDS,
-    MASK_KEY,
-    NOTHING,
-    SEED,
-    MaskedReply,
-    MaskRequest,
-    PrepareReply,
-    PrepareRequest,
-    UnmaskReply,
-    UnmaskRequest,
-)
-from flower_graph.secure.sum.party_messages import (
+from flower_graph.secure.parties.identity import Binding, TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.messages import (
     SEED_BYTES,
     BindReply,
     EpochReply,
@@ -56,6 +42,20 @@ from flower_graph.secure.sum.party_messages import (
     RevealRequest,
     Signatures,
     SignedKey,
+)
+from flower_graph.secure.ring import RingArray
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
+    MASK_KEY,
+    NOTHING,
+    SEED,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
 )
 from flower_graph.wire.fields import Bytes, Integers
 

@@ -1,7 +1,7 @@
 """A party's own key, what it signs, and what its node config says of whom it trusts.
 
 The keys of all parties, and what each may speak for, are in the registry
-(``flower_graph.secure.registry``), which no server hands out.
+(``flower_graph.secure.parties.registry``), which no server hands out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
-from flower_graph.secure.registry import Registry, signed_bytes
-from flower_graph.secure.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.registry import Registry, signed_bytes
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 __all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
 
@@ -230,7 +230,7 @@ class TrustSettings:
     block_cap : int
         ``block-cap``: the most points that a client may bring to an alignment.
     journal : Path
-        Where it is noted what is done once (``flower_graph.secure.journal``): beside the key.
+        Where it is noted what is done once (``journal.py``): beside the key.
     runs : int
         ``trust-runs``: how often in 24 hours its sums may begin anew; 24.
     run : bytes

@@ -1,7 +1,7 @@
 """The blinded alignment where the server is not trusted: every step is signed or proved.
 
 It shares stages and union with ``AlignmentServer`` and ``AlignmentClient``, and differs in what
-clients believe. *Parties* are SuperNodes with a registered key (``flower_graph.secure.identity``).
+clients believe. *Parties* are SuperNodes with a registered key (``identity.py``).
 
 - A party signs each block of points that its clients send. A key-holder evaluates only blocks that
   are signed by a party to which the client is granted, no larger than declared, and one for each
@@ -42,11 +42,11 @@ from flower_graph.secure.align.blinded import (
     add,
 )
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.proofs import PROOF, Claim, failing, prove, public_of
 from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import framed, pieces, rows_of
-from flower_graph.secure.identity import SIGNATURE_BYTES, TrustSettings
-from flower_graph.secure.journal import Journal
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.proofs import PROOF, Claim, failing, prove, public_of
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Block, Exact, Whole, split_rows

@@ -13,21 +13,9 @@ import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.identity import MOST_BLOCK, SIGNATURE_BYTES, Binding
-from flower_graph.secure.registry import Registry
-from flower_graph.secure.sum.epoch import MASKS, Epoch, commit, fewest_in_a_sum
-from flower_graph.secure.sum.messages import (
-    KEPT_ROUNDS,
-    MaskedReply,
-    MaskRequest,
-    PrepareReply,
-    PrepareRequest,
-    UnmaskReply,
-    UnmaskRequest,
-)
-from flower_graph.secure.sum.partners import check_shares
-from flower_graph.secure.sum.party import LIST, ROUND_KEY
-from flower_graph.secure.sum.party_messages import (
+from flower_graph.secure.parties.epoch import MASKS, Epoch, commit, fewest_in_a_sum
+from flower_graph.secure.parties.identity import MOST_BLOCK, SIGNATURE_BYTES, Binding
+from flower_graph.secure.parties.messages import (
     BindReply,
     EpochReply,
     EpochRequest,
@@ -39,6 +27,18 @@ from flower_graph.secure.sum.party_messages import (
     Signatures,
     SignedKey,
 )
+from flower_graph.secure.parties.party import LIST, ROUND_KEY
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.partners import check_shares
 from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
 from flower_graph.wire.fields import RUN_BYTES, Bytes
 

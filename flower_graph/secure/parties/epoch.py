@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import framed
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.sum.partners import BROKEN, circle, plan, steps
-from flower_graph.secure.trust import FEWEST_PARTIES
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
 DOMAIN = b"flower-graph epoch 1"

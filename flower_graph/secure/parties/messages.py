@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.secure.channel import KEY_BYTES
-from flower_graph.secure.identity import SIGNATURE_BYTES as SIGNATURE
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES as SIGNATURE
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import (
     Block,

@@ -22,7 +22,7 @@ from nacl.bindings import crypto_core_ed25519_is_valid_point as is_valid_point
 
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import KEY_BYTES, framed
-from flower_graph.secure.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
 
 __all__ = ["Party", "Registry"]

@@ -15,19 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError
-from flower_graph.secure.identity import TrustSettings
-from flower_graph.secure.registry import Registry
-from flower_graph.secure.sum.epoch import MOST_LISTS
-from flower_graph.secure.sum.messages import (
-    MaskedReply,
-    MaskRequest,
-    PrepareReply,
-    PrepareRequest,
-    UnmaskReply,
-    UnmaskRequest,
-)
-from flower_graph.secure.sum.party import Party
-from flower_graph.secure.sum.party_messages import (
+from flower_graph.secure.parties.epoch import MOST_LISTS
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.messages import (
     BindReply,
     BindRequest,
     EpochReply,
@@ -40,7 +30,17 @@ from flower_graph.secure.sum.party_messages import (
     Signatures,
     SignedKey,
 )
-from flower_graph.secure.sum.party_server import PartyServer
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.sum.messages import (
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+)
 from flower_graph.secure.sum.round import Skipped, SumResult
 from flower_graph.wire.ledger import setup_bytes
 

@@ -1,4 +1,4 @@
-"""The server's half of the alignment in which the server is not trusted; see ``verified``."""
+"""The server's half of the alignment in which the server is not trusted; see ``alignment.py``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.secure.align.blinded import MOST_POINTS, POINT, BlindRequest, Bytes2D, Words
-from flower_graph.secure.align.proofs import PROOF, Claim, failing
 from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
-from flower_graph.secure.align.verified import (
+from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.parties.alignment import (
     MOST_SKIPPED,
     OF_KEY,
     ProvedEvaluateReply,
@@ -21,9 +21,9 @@ from flower_graph.secure.align.verified import (
     drawn,
     proof_context,
 )
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.identity import SIGNATURE_BYTES
-from flower_graph.secure.registry import Registry
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES
+from flower_graph.secure.parties.proofs import PROOF, Claim, failing
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.wire.codec import Entries
 from flower_graph.wire.fields import split_rows
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
-from flower_graph.secure.registry import read_numbers, write_numbers
+from flower_graph.secure.parties.registry import read_numbers, write_numbers
 from flower_graph.storage.files import replaced
 
 __all__ = ["Journal"]
