@@ -21,7 +21,7 @@ def test_every_figure_stands_in_a_table_of_its_section() -> None:
         assert figures and not figures - known, section.splitlines()[0]
 
 
-@pytest.mark.parametrize("method", ["nfedgnn", "ppfl", "fedscem", "personalised"])
+@pytest.mark.parametrize("method", ["nfedgnn", "ppfl", "fedscem", "fedgls", "personalised"])
 def test_figures_and_chances_of_a_method_s_page_stand_in_its_table(method: str) -> None:
     folder = PAGE.parent / method
     said = " ".join((folder / "README.md").read_text("utf-8").split())
