@@ -1,6 +1,7 @@
-"""A corpus of wrong inputs: settings, YAML files, arguments, saved graphs and folders of clients.
+"""A corpus of wrong inputs: overrides, YAML files, arguments, saved graphs and folders of clients.
 
-Each case is a command that must end with exit code 2 and one line, and write nothing.
+Each case is a command that must end with exit code 2 and one line, and write nothing. What rules
+of settings refuse, and what a YAML file may not have, is tested in ``tests/config``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from app_helpers import own_graph
 from torch_geometric.data import Data, HeteroData
-
-from flower_graph.config.rules import Choice
-from flower_graph.config.schema import Setting, settings_of
-from flower_graph.method.registry import known_apps, schema_of
 
 
 class Case(NamedTuple):
@@ -29,117 +26,42 @@ class Case(NamedTuple):
 
 def all_cases() -> list[Case]:
     """Give the whole corpus."""
-    cases = [*_settings(), *_yamls(), *_arguments(), *_files(), *_client_folders()]
+    cases = [*_settings(), *_arguments(), *_files(), *_client_folders()]
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
     return cases
 
 
-# Settings: of every key of every method a value of the wrong type, and one that its rule refuses --
-
-
-def _settings() -> Iterator[Case]:
-    seen = set[str]()
-    for app in known_apps():
-        for one in settings_of(schema_of(app)):
-            if one.key in seen or one.key == "app":
-                continue
-            seen.add(one.key)
-            for value in _wrong_values(one):
-                words = ("run", "mine.yaml", f"{one.key}={value}")
-                write = _writes("mine.yaml", f"app: {app}\n")
-                yield Case(f"{one.key}={value}", words, rf"{one.key}: ", write)
-
-
-def _wrong_values(one: Setting) -> Iterator[str]:
-    if any(isinstance(rule, Choice) for rule in one.rules):
-        yield "nonsense"
-    elif "list" in one.wanted:
-        yield from ("half", "[0.6, 0.2]", "[0.9, 0.9, 0.9]")
-    elif "number" in one.wanted and one.rules:
-        yield "-1" if "whole" in one.wanted else "nan"
-    elif "text" not in one.wanted:
-        yield "several"
-
+# Settings ----------------------------------------------------------------------------------------
 
 OVERRIDES = {
-    "rounds": r"override 'rounds': write key=value",
-    "rounds=": r"override 'rounds='",
-    "=3": r"override '=3'",
-    "round=3": r"round: unknown key; did you mean rounds\?",
-    "data=cora": r"data: a section, not a setting",
-    "strategy.nme=x": r"strategy.nme: unknown key",
-    "data.name=[1": r"override 'data.name=\[1': malformed",
-    "app=nfedgn": r"app: 'nfedgn' is not one of .* did you mean nfedgnn",
+    "rounds": r"override 'rounds'",
+    "rounds=0": r"rounds: 0",
+    "round=3": r"round: .*rounds",
     "app=os": r"app: 'os'",
     "app=no.such.module": r"app: 'no.such.module'",
-    "rounds=1e3": r"rounds: 1000.0 is not a whole number",
-    "seed=1.5": r"seed: 1.5 is not a whole number",
-    "rounds=null": r"rounds: null is not a whole number",
-    "data.name=''": r"data.name: '' is not allowed",
-    "data.name=cora-lings": r"'cora-lings': unknown data set; did you mean 'cora-linqs'",
+    "data.name=''": r"data.name: ''",
+    "data.name=cora-lings": r"'cora-lings'.*'cora-linqs'",
     "data.name=WebKB/Oxford": r"data.name = 'WebKB/Oxford'",
     "data.name=nowhere.pt": r"nowhere.pt",
     "data.name=nowhere/": r"nowhere/",
     "data.split=geom-gcn": r"data.split",
-    "device=cuda:99": r"device: 'cuda:99' is not there",
-    "data.root=${nothing}": r"nothing",
+    "device=cuda:99": r"device: 'cuda:99'",
+}
+YAMLS = {
+    "malformed": ("data: {name: [\n", r"config mine.yaml"),
+    "binary": (bytes(range(256)), r"config file mine.yaml"),
+    "unknown key": ("dta: {name: csbm}\n", r"dta.name: .*mine.yaml"),
+    "missing parent file": ("defaults: other.yaml\n", r"other.yaml"),
 }
 
 
-def _yamls() -> Iterator[Case]:
+def _settings() -> Iterator[Case]:
     for override, said in OVERRIDES.items():
         yield Case(f"override {override}", ("run", "quickstart", override), said)
     for name, (text, said) in YAMLS.items():
         write = _writes("mine.yaml", text)
         yield Case(f"YAML {name}", ("run", "mine.yaml"), said, write)
-
-
-YAMLS = {
-    "malformed": ("data: {name: [\n", r"config mine.yaml: malformed YAML"),
-    "with a tab": ("data:\n\tname: csbm\n", r"config mine.yaml: malformed YAML"),
-    "list": ("- data\n- model\n", r"config mine.yaml: a list"),
-    "text": ("just words\n", r"just words: unknown key.*mine.yaml"),
-    "number": ("5\n", r"config mine.yaml"),
-    "not UTF-8": (b"data: \xff\xfe", r"config file mine.yaml: it is not UTF-8"),
-    "binary": (bytes(range(256)), r"config file mine.yaml"),
-    "unknown key": ("dta: {name: csbm}\n", r"dta.name: unknown key.*mine.yaml"),
-    "unknown section": ("modell:\n  hidden: 4\n", r"modell.hidden: unknown key.*mine.yaml"),
-    "section as value": ("data: csbm\n", r"data: a section.*mine.yaml"),
-    "value as section": ("rounds: {a: 1}\n", r"rounds"),
-    "wrong type": ("rounds: many\n", r"rounds: 'many' is not a whole number.*mine.yaml"),
-    "of another method": ("app: nfedgnn\npartition: {clients: 3}\n", r"partition.clients: unknown"),
-    "unknown app": ("app: fedavg\n", r"app: 'fedavg'"),
-    "app as number": ("app: 3\n", r"app: 3"),
-    "app as list": ("app: [nfedgnn]\n", r"app: "),
-    "no parent": ("defaults: nfedgnn/coral\n", r"nfedgnn/coral"),
-    "own parent": ("defaults: mine.yaml\n", r"defaults: .*mine.yaml"),
-    "two parents": ("defaults: [quickstart, nfedgnn/cora]\n", r"defaults: .*one config"),
-    "missing parent file": ("defaults: other.yaml\n", r"other.yaml"),
-    "interpolation to nowhere": ("data: {name: '${model.nme}'}\n", r"model.nme"),
-    "twice the same key": ("rounds: 1\nrounds: 2\n", r"mine.yaml"),
-    "alias to nowhere": ("data: *base\n", r"config mine.yaml: malformed YAML"),
-    "two documents": ("rounds: 1\n---\nrounds: 2\n", r"config mine.yaml"),
-    "a number as key": ("1: 2\n", r"1: unknown key"),
-    "old key": ("data: {presence: true}\n", r"data.presence"),
-    "budget with checkpoints": (
-        "privacy: {epsilon: 1}\ncheckpoint_every: 5\n",
-        r"checkpoint_every: 5 is not allowed with privacy.epsilon",
-    ),
-    "more features in use than there are": (
-        "data: {name: csbm, active: 4000}\n",
-        r"data.num_features: 512 .*data.active",
-    ),
-    "shares above one": (
-        "app: ppfl\npartition: {clients: 4, private_share: 0.3}\n",
-        r"partition.private_share: 0.3",
-    ),
-    "a sum over one client": ("app: fedscem\npartition: {clients: 1}\n", r"partition.clients: 1"),
-    "GAT without labels": (
-        "app: ppfl\nmodel: {name: gat}\npartition: {ratios: [0, 0.5, 0.5]}\n",
-        r"partition.ratios",
-    ),
-}
 
 
 # Arguments ---------------------------------------------------------------------------------------
@@ -257,6 +179,7 @@ def _graph_faults() -> dict[str, tuple[dict[str, Any], str]]:
 
 
 NFEDGNN = ("run", "nfedgnn/own-graph", "data.name=graph.pt", "data.split=public")
+# Every fault goes through the first door; the others are tried with one graph and one file.
 DOORS = {
     "nfedgnn": NFEDGNN,
     "fedscem": ("run", "fedscem/own-graph", "data.name=graph.pt"),
@@ -266,12 +189,14 @@ DOORS = {
 
 
 def _files() -> Iterator[Case]:
-    for name, (changes, said) in _graph_faults().items():
-        for door, words in DOORS.items():
-            yield Case(f"{door}: {name}", words, said, _saves("graph.pt", **changes))
-    for name, (content, said) in FILES.items():
-        for door in ("nfedgnn", "check"):
-            write = _writes("graph.pt", content)
+    faults = {
+        name: (_saves("graph.pt", **how), said) for name, (how, said) in _graph_faults().items()
+    }
+    faults |= {
+        name: (_writes("graph.pt", content), said) for name, (content, said) in FILES.items()
+    }
+    for name, (write, said) in faults.items():
+        for door in DOORS if name in ("NaN feature", "a truncated file") else ("nfedgnn",):
             yield Case(f"{door}: {name}", DOORS[door], said, write)
 
 
@@ -299,21 +224,16 @@ FILES: dict[str, tuple[Any, str]] = {
 
 
 def _client_folders() -> Iterator[Case]:
-    doors = {
-        "fedgls": ("run", "fedgls/own-graph", "data.name=clients/"),
-        "ppfl": ("run", "ppfl/own-graph", "data.name=clients/"),
-    }
-    for door, words in doors.items():
-        for name in ("NaN feature", "edge out of range", "a mask too short", "labels missing"):
-            changes, said = _graph_faults()[name]
-            yield Case(f"{door}, client 1: {name}", words, said, _saves_clients(**changes))
-        wide = {"x": torch.rand(N, 9)}
-        yield Case(f"{door}, client 1: other features", words, r"9", _saves_clients(**wide))
-        empty = Case(f"{door}: a folder without files", words, r"clients", _makes("clients"))
-        yield empty
-        yield Case(f"{door}: no folder", words, r"clients")
-        broken = _writes("clients/0.pt", b"not a graph")
-        yield Case(f"{door}: a broken file", words, r"0.pt", broken)
+    words = ("run", "fedgls/own-graph", "data.name=clients/")
+    for name in ("NaN feature", "edge out of range", "a mask too short", "labels missing"):
+        changes, said = _graph_faults()[name]
+        yield Case(f"client 1: {name}", words, said, _saves_clients(**changes))
+    wide = {"x": torch.rand(N, 9)}
+    yield Case("client 1: other features", words, r"9", _saves_clients(**wide))
+    yield Case("a folder without files", words, r"clients", _makes("clients"))
+    broken = _writes("clients/0.pt", b"not a graph")
+    yield Case("a broken file", words, r"0.pt", broken)
+    yield Case("ppfl: a broken file", ("run", "ppfl/own-graph", words[2]), r"0.pt", broken)
 
 
 # What cases write --------------------------------------------------------------------------------
