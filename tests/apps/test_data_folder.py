@@ -221,7 +221,7 @@ def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_fold
     out = partition(config, tmp_path / "out", "--supernodes", "5")
     for number in range(1, 5):
         (clients / f"{number}.pt").unlink()
-    with pytest.raises(ConfigError, match="has 1 client; a masked sum needs 2"):
+    with pytest.raises(ConfigError, match=r"1 client.*2"):
         method_of(config).graphs(config)
     shutil.rmtree(clients)
     forbid_whole_data(monkeypatch)
@@ -321,7 +321,7 @@ def test_graphs_of_ones_own_go_to_folders_too(config_of: MakeConfig, tmp_path: P
 def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
     contexts = [context_of({"partition-id": p, "num-partitions": parts}) for p in range(parts)]
     if parts > count:
-        with pytest.raises(ConfigError, match=f"{parts} SuperNodes for {count} clients"):
+        with pytest.raises(ConfigError, match=f"{parts}.*{count}"):
             share(contexts[0], count)
         return
     shares = [list(range(count))[share(context, count)] for context in contexts]
@@ -395,7 +395,7 @@ def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
 ) -> None:
     config = config_of("fedgls")
     for value in ("", 3, True):
-        with pytest.raises(ConfigError, match=f"data-folder: {value!r} is no folder; write"):
+        with pytest.raises(ConfigError, match=f"data-folder: {value!r}"):
             client_folder(config, context_of({"data-folder": value}))
     assert client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
     assert server_folder(config, "") is None

