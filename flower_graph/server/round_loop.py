@@ -36,7 +36,6 @@ class RoundLoop(Strategy):
     usual_rounds: ClassVar = 100
     more_passes: ClassVar = 0  # after the last round: then a round is reported in a later one
     wire_key: ClassVar = "wire"  # in a checkpoint: bytes that travelled
-    counts_saving: ClassVar = True  # whether a checkpoint counts the bytes of its making
     counts_rejoining: ClassVar = False  # whether the bytes of going on are counted
     _config = ConfigRecord()  # entries that the caller adds to ``train``
     _evaluate_config = ConfigRecord()  # ... and to ``evaluate``
@@ -260,18 +259,15 @@ class RoundLoop(Strategy):
         """Complete a round's checkpoint, if one is due and all clients that are there saved."""
         session = self.session
         if self.is_due(server_round):
-            wire = session.exchange.ledger.state_dict()
             missing = self.clients_save(server_round)
-            state = self._saved(None if self.counts_saving else wire)
-            if session.checkpoints.save(server_round, state, missing):
+            if session.checkpoints.save(server_round, self._saved(), missing):
                 self.best.saved()
 
-    def _saved(self, wire: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return all that a checkpoint of the server has; bytes so far, unless others are given."""
-        wire = self.session.exchange.ledger.state_dict() if wire is None else wire
+    def _saved(self) -> dict[str, Any]:
+        """Return all that a checkpoint of the server has."""
         kept = {
             "settings": self.fixed_settings(),
-            self.wire_key: wire,
+            self.wire_key: self.session.exchange.ledger.state_dict(),
             BEST_ROUND: self.best.saving(),
         }
         return {**kept, **self.state()}

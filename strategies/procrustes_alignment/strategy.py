@@ -84,7 +84,7 @@ class ProcrustesAlignment(RoundStrategy):
 
     usual_rounds = 10
     unused = "the server has no model, and clients measure when they train; leave them out"
-    wire_key, counts_saving = "ledger", False
+    wire_key = "ledger"
     idle = NOT_DRAWN  # why a client that is there may not have been asked
     wants_embeddings = True
 
