@@ -90,8 +90,6 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         If an argument is impossible.
     """
 
-    wire_key = "ledger"
-
     def __init__(
         self,
         *,

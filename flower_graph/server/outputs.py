@@ -85,6 +85,10 @@ class BestRound:
         self.protected = list(state["protected"])
         self.any_used = bool(state["any-used"])
 
+    def forget(self) -> None:
+        """Let a later round be the best: those so far are of other clients."""
+        self.number, self.accuracy, self.protected = 0, -math.inf, []
+
     def _saved(self) -> list[int]:
         held = [one for one in self.protected if one != self.number]
         return [*held, self.number][-KEPT:]

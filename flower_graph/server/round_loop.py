@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from flower_graph.server.outputs import BestRound, KeptOutputs, Wanted
 from flower_graph.server.session import Session
 
 LOG = logging.getLogger(__name__)
-BEST_ROUND = "best"  # in a checkpoint
+WIRE, BEST_ROUND = "wire", "best"  # in a checkpoint: bytes that travelled, and the best round
 # What Flower's result says of a round: in the same place, under the same names, for every method
 LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
@@ -34,9 +34,6 @@ class RoundLoop(Strategy):
     best: BestRound
     _outputs: KeptOutputs
     usual_rounds: ClassVar = 100
-    more_passes: ClassVar = 0  # after the last round: then a round is reported in a later one
-    wire_key: ClassVar = "wire"  # in a checkpoint: bytes that travelled
-    counts_rejoining: ClassVar = False  # whether the bytes of going on are counted
     _config = ConfigRecord()  # entries that the caller adds to ``train``
     _evaluate_config = ConfigRecord()  # ... and to ``evaluate``
 
@@ -99,8 +96,17 @@ class RoundLoop(Strategy):
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
 
-    def check_start(self, *given: object) -> None:
-        """Refuse arguments of ``start`` that the method has no use for."""
+    def check_start(self, given: Collection[str], *, resume: bool) -> None:
+        """Refuse to start, or arguments of ``start`` that are given and of no use."""
+
+    def rejoin(self) -> list[str]:
+        """Have the clients go on from a checkpoint; return why some cannot."""
+        # They were asked who they are in the run's first part: what that takes is counted there.
+        ledger = self.session.exchange.ledger
+        before = ledger.state_dict()
+        refused = self.session.rejoin()
+        ledger.load_state_dict(before)
+        return refused
 
     # The loop
 
@@ -192,7 +198,13 @@ class RoundLoop(Strategy):
             raise ValueError(f"num_rounds: {rounds} is not at least 1")
         at_least(0).check("patience", patience)
         wanted = Wanted(save, keep, every, output_dir)
-        self.check_start(resume, initial_arrays, train_config, evaluate_config, evaluate_fn)
+        given = {
+            "initial_arrays": initial_arrays,
+            "train_config": train_config,
+            "evaluate_config": evaluate_config,
+            "evaluate_fn": evaluate_fn,
+        }
+        self.check_start([n for n, value in given.items() if value is not None], resume=resume)
         self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
@@ -249,7 +261,7 @@ class RoundLoop(Strategy):
             why = "the run ends after round %d: since round %d no validation accuracy was better"
             LOG.info(why, done, best.number)
             self._end_after(done)
-        return done >= session.rounds + self.more_passes
+        return best.last >= session.rounds
 
     def _end_after(self, done: int) -> None:
         """Let no round follow those that were trained; what is not measured yet still is."""
@@ -257,38 +269,32 @@ class RoundLoop(Strategy):
 
     def _save(self, server_round: int) -> None:
         """Complete a round's checkpoint, if one is due and all clients that are there saved."""
-        session = self.session
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
-            if session.checkpoints.save(server_round, self._saved(), missing):
+            if self.session.checkpoints.save(server_round, self._saved(), missing):
                 self.best.saved()
 
     def _saved(self) -> dict[str, Any]:
         """Return all that a checkpoint of the server has."""
-        kept = {
+        return {
             "settings": self.fixed_settings(),
-            self.wire_key: self.session.exchange.ledger.state_dict(),
+            WIRE: self.session.exchange.ledger.state_dict(),
             BEST_ROUND: self.best.saving(),
+            **self.state(),
         }
-        return {**kept, **self.state()}
 
     def _resume(self) -> int:
         """Go on from the newest checkpoint that is here and at the clients; return its round."""
-        session, wire = self.session, dict[str, Any]()
+        session = self.session
 
         def load(state: Mapping[str, Any]) -> None:
             self.load_state(state)
             self.best.load(state[BEST_ROUND])
-            wire.update(state[self.wire_key])
-            session.exchange.ledger.load_state_dict(wire)
+            session.exchange.ledger.load_state_dict(state[WIRE])
 
         def ask(server_round: int) -> list[str]:
             self.best.last = server_round
-            refused = session.rejoin()
-            if not self.counts_rejoining:
-                # The clients were asked who they are in the run's first part already.
-                session.exchange.ledger.load_state_dict(wire)
-            return refused
+            return self.rejoin()
 
         return session.checkpoints.go_on(session.rounds, self.fixed_settings(), load, ask)
 

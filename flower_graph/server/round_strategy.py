@@ -13,8 +13,8 @@ Others write
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -33,9 +33,6 @@ LOG = logging.getLogger(__name__)
 
 class RoundStrategy(RoundLoop):
     """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
-
-    unused: ClassVar = ""  # why ``start`` takes no arrays, configs and ``evaluate_fn``
-    again: ClassVar = ""  # what else than building a new one helps who starts it twice
 
     def __init__(self, session: Session) -> None:
         self.session, self.best = session, BestRound()
@@ -110,17 +107,15 @@ class RoundStrategy(RoundLoop):
             **figures,
         )
 
-    def check_start(self, *given: object) -> None:
-        """Refuse to run twice, and arguments that the method has no use for."""
-        resume, *others = given
-        if self.session.is_open and not (resume and self.again):
-            raise ValueError(f"this strategy has run already: build a new one{self.again}")
-        if not self.unused:
-            if others[2] is not None:
-                raise ValueError("evaluate_config: the server evaluates, clients are not asked")
-        elif any(value is not None for value in others):
-            names = "initial_arrays, train_config, evaluate_config, evaluate_fn"
-            raise ValueError(f"{names}: {self.unused}")
+    def check_start(self, given: Collection[str], *, resume: bool) -> None:
+        """Refuse to run twice, and what only a server with a model can use."""
+        if self.session.is_open:
+            raise ValueError("this strategy has run already: build a new one")
+        if given:
+            raise ValueError(
+                f"{', '.join(given)}: the server has no model to start from, to train or to "
+                "evaluate; leave it out"
+            )
 
     def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
         """Write the requests, with the caller's entries where a message has not its own."""

@@ -84,7 +84,6 @@ class LocalSage(RoundStrategy):
     """
 
     usual_rounds = 400
-    unused = "not used"
     averages = False  # whether classifiers are averaged and generators trained together
 
     def __init__(

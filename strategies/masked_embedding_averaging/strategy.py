@@ -106,9 +106,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
     """
 
     session: EgoSession
-    usual_rounds, more_passes = 400, 1
-    unused = "there is no global model to start from or to evaluate; leave them out"
-    counts_rejoining = True  # what is sent from there on is the set-up of the run that goes on
+    usual_rounds = 400
 
     def __init__(
         self,
@@ -200,6 +198,10 @@ class MaskedEmbeddingAveraging(OwnRounds):
             return None
         report.rejected[:0], self._early = _others(self._early, report.rejected), []
         return report
+
+    def rejoin(self) -> list[str]:
+        """Have the clients go on, and count what that takes: it sets up a run of its own."""
+        return self.session.rejoin()
 
     def finish(self, server_round: int) -> None:
         """Let the clients forget the run."""

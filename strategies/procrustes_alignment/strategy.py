@@ -83,8 +83,6 @@ class ProcrustesAlignment(RoundStrategy):
     """
 
     usual_rounds = 10
-    unused = "the server has no model, and clients measure when they train; leave them out"
-    wire_key = "ledger"
     idle = NOT_DRAWN  # why a client that is there may not have been asked
     wants_embeddings = True
 

@@ -29,7 +29,7 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,6 @@ class SplitGradientRelay(RoundStrategy):
     """
 
     usual_rounds = 200
-    again = ", or resume the run"
 
     def __init__(
         self,
@@ -200,6 +199,13 @@ class SplitGradientRelay(RoundStrategy):
         self.users.grow(Roster.grown(int(data.y.shape[0]), left, alone))
         self.server.take(data, left)
 
+    def check_start(self, given: Collection[str], *, resume: bool) -> None:
+        """Refuse to run twice but to go on; the server has a model, which it evaluates itself."""
+        if self.session.is_open and not resume:
+            raise ValueError("this strategy has run already: build a new one, or resume the run")
+        if "evaluate_config" in given:
+            raise ValueError("evaluate_config: the server evaluates, clients are not asked")
+
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         """Take over the server model's initial ``state_dict``."""
         if initial_arrays is not None:
@@ -272,7 +278,7 @@ class SplitGradientRelay(RoundStrategy):
         last, roster = super()._resume(), self.users.roster
         if roster.is_change:
             # What was the best is of other users; nobody needs what is held of it.
-            self.best.load({})
+            self.best.forget()
             self._right_then = None
         if roster.is_change and roster.left.any():
             self.session.checkpoints.rewrite(last, self._saved())
