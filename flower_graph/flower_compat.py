@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from flwr.common.serde import recorddict_to_proto  # 1.22
     from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto  # 1.22
 
-    # The average of Flower's strategies, for FedSage+. Gone: `FedAvg().aggregate_train`.
-    from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords  # 1.22
-
     # The mechanism of `LocalDpMod`. Gone: the mod itself, on one row at a time.
     from flwr.supercore.differential_privacy import add_gaussian_noise_inplace  # 1.32
     from flwr.supercore.differential_privacy import clip_inputs_inplace  # 1.32
@@ -89,7 +86,6 @@ __all__ = [
     "Task",
     "TaskIdentity",
     "add_gaussian_noise_inplace",
-    "aggregate_arrayrecords",
     "build_fab_from_disk",
     "clip_inputs_inplace",
     "create_message_to_sign",

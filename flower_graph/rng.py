@@ -29,5 +29,10 @@ def seeded(device: torch.device, seed: int, *labels: str | int) -> Iterator[None
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(seed, *labels))
+        # ``torch.manual_seed`` takes a millisecond for the kinds of processor that are not there.
+        number = derive_seed(seed, *labels)
+        torch.default_generator.manual_seed(number)
+        for one in devices:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(number)
         yield

@@ -123,7 +123,7 @@ VARIANTS = {
         for name, final in (
             ("self-training", "train"),
             ("fedavg", "evaluate"),
-            ("local-sage", "train"),
+            ("local-sage", "evaluate"),
             ("fed-sage", "evaluate"),
         )
     },

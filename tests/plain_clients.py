@@ -169,40 +169,6 @@ def averaging_app(nodes_of: dict[int, int], trained: list[str], names: list[str]
     return app
 
 
-# LocalSage+: classifiers that train alone, and only their scores travel ---------------------------
-
-
-def scored_app(num_features: int, num_classes: int) -> ClientApp:
-    """Clients that get one of two nodes right in each role."""
-    app = ClientApp()
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        said = {
-            "clients": integers([here(context)]),
-            "num-features": num_features,
-            "num-classes": num_classes,
-        }
-        return reply(message, config=said)
-
-    @app.train("generate")
-    def generate(message: Message, context: Context) -> Message:
-        metrics = {"num-examples": 1, "epoch": message.content["config"]["epoch"]}
-        return reply(message, metrics=metrics)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        number = message.content["config"]["server-round"]
-        metrics = {"num-examples": 1, "server-round": number, "losses": [1.0 + here(context)]}
-        return reply(message, metrics=metrics, config={"counts": integers([1, 1, 1, 2, 2, 2])})
-
-    @app.train("finish")
-    def finish(message: Message, context: Context) -> Message:
-        return reply(message, metrics={"num-examples": 1})
-
-    return app
-
-
 # PPFL-GNN: embeddings that stay where they are ----------------------------------------------------
 
 

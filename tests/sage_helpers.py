@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage.cohort_client import SageClient
+from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 
 CLASSES, FEATURES = 3, 8
+EPOCHS = 3  # of the generators, alone and together
 SETTINGS = EgoSettings(FEATURES, CLASSES, hidden=6, learning_rate=0.02, seed=5)
 
 
@@ -56,12 +57,30 @@ def networks() -> list[EgoNetwork]:
     ]
 
 
-def client_app(egos: list[EgoNetwork], client: Callable[..., Any] = SageClient) -> Any:
+def client_app(
+    egos: list[EgoNetwork],
+    strategy: type[LocalSage],
+    client: Callable[..., Any] = SageClient,
+    settings: EgoSettings = SETTINGS,
+) -> Any:
+    how: dict[str, Any] = {"averages": strategy.averages, "generator_epochs": EPOCHS}
+
     def client_fn(context: Context) -> Any:
         part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        return client(context, egos[part::parts], num_classes=CLASSES)
+        return client(context, egos[part::parts], settings, **how)
 
     return make_client_app(client_fn)
+
+
+def new_client(egos: list[EgoNetwork], settings: EgoSettings = SETTINGS, **how: Any) -> SageClient:
+    context = Context(1, 1, {}, RecordDict(), {})
+    return SageClient(
+        context, egos, settings, **{"averages": True, "generator_epochs": EPOCHS, **how}
+    )
+
+
+def learners_of(client: SageClient) -> list[Any]:
+    return client._state.look(client._makers)
 
 
 @dataclass
@@ -88,8 +107,10 @@ def run_sage(
     **options: Any,
 ) -> SageOutcome:
     """Run a strategy; `options` are its arguments."""
-    outcome = SageOutcome(strategy(settings, **{"generator_epochs": 3, **options}))
-    grid = make_grid(client_app(egos or networks(), client), num_supernodes=supernodes)
+    outcome = SageOutcome(strategy(settings, **{"generator_epochs": EPOCHS, **options}))
+    grid = make_grid(
+        client_app(egos or networks(), strategy, client, settings), num_supernodes=supernodes
+    )
     outcome.strategy.start(
         grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append, resume=resume
     )

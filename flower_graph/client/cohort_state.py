@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
     from flower_graph.data.partition.client_graphs import ClientGraph
+    from flower_graph.data.partition.ego_networks import EgoNetwork
 
 T = TypeVar("T")
-G = TypeVar("G", bound="ClientGraph")
+G = TypeVar("G", bound="ClientGraph | EgoNetwork")
 LOG = logging.getLogger(__name__)
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 # Makes what clients keep of what a checkpoint has of others: its tensors, its clients' numbers and
@@ -182,15 +183,15 @@ def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
             raise told(error, "its checkpoint: made with other data or settings")
 
 
-def check_graphs(graphs: Sequence[G]) -> list[G]:
-    """Refuse graphs that cannot train; names the client."""
+def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
+    """Refuse graphs that cannot train, unless some need not; names the client."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
     numbers = [graph.client for graph in graphs]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
     for graph in graphs:
-        if not graph.train_mask.any():
+        if all_train and not graph.train_mask.any():
             raise ValueError(f"client {graph.client} has no training node: it cannot train")
     check_clients(graphs)
     return sorted(graphs, key=lambda graph: graph.client)

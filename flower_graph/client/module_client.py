@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
+from flower_graph.client.learner import (
+    GraphOnDevice,
+    Learner,
+    LocalGraph,
+    first_module,
+    has_diverged,
+    measure,
+    placed_on,
+    trained_parameters,
+)
 from flower_graph.client.state import Tensors
 from flower_graph.data.graph import called
-from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.device import resolve_device
+from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, role_of
 from flower_graph.outputs.form import form_of
@@ -32,7 +42,6 @@ from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
-ROLES = ("train", "val", "test")
 PROXIMAL = "proximal-mu"  # as Flower's FedProx says it
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # as Adam calls them
 
@@ -66,25 +75,6 @@ class ModuleSettings(NamedTuple):
         return not any(fnmatch(name, pattern) for pattern in self.local)
 
 
-class GraphOnDevice(NamedTuple):
-    """A client's graph where its module computes."""
-
-    client: int
-    x: Tensor  # [n, f], dense
-    edge_index: Tensor  # [2, e]; without edges at a graphless client
-    y: Tensor  # [n]; below 0 without a label
-    masks: dict[str, Tensor]  # [n] bool by role: train, val, test
-
-
-@dataclass
-class Learner:
-    """One client: module, optimiser, graph."""
-
-    module: nn.Module
-    optimiser: torch.optim.Optimizer
-    graph: GraphOnDevice
-
-
 class ModuleClient(NumPyClient):
     """The clients of one SuperNode, each with a module on a graph of its own.
 
@@ -92,15 +82,16 @@ class ModuleClient(NumPyClient):
     their weights: the server's mean is what it is with a SuperNode for each. A method that answers
     each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for each.
 
-    A subclass may say anew how a module is called (``logits``), what it learns by (``loss``), what
-    is sent (``arrays``, ``extras``), what a client weighs (``examples``), and which module stays
-    when the run is over (``exported``).
+    A subclass may say anew how a module is called (``logits``), what it learns by (``loss``), with
+    which optimiser and on what in each step (``optimiser``, ``steps``), what comes before
+    (``prepare``), what is sent (``arrays``, ``extras``), what a client weighs (``examples``), and
+    which module stays when the run is over (``exported``).
 
     Parameters
     ----------
     context : Context
         The ClientApp's context; modules and optimisers live behind it.
-    graphs : sequence of ClientGraph
+    graphs : sequence of ClientGraph or EgoNetwork
         The clients' data.
     make_module : callable
         Makes a module, of the same form at all clients and the server. Its entries take their
@@ -123,10 +114,12 @@ class ModuleClient(NumPyClient):
         If there is no graph, two have one number, or one has no training node.
     """
 
+    all_train = True  # whether a client without a training node is refused
+
     def __init__(
         self,
         context: Context,
-        graphs: Sequence[ClientGraph],
+        graphs: Sequence[LocalGraph],
         make_module: Callable[[], nn.Module],
         settings: ModuleSettings,
         *,
@@ -136,7 +129,11 @@ class ModuleClient(NumPyClient):
         how: Any = None,
         classes: Sequence[str] | None = None,
     ) -> None:
-        self.settings, self.graphs, self.how = settings, check_graphs(graphs), how
+        self.settings, self.graphs, self.how = (
+            settings,
+            check_graphs(graphs, all_train=self.all_train),
+            how,
+        )
         self.device, self._make_module = resolve_device(device), make_module
         self.outputs, self._classes = ClientOutputs(context, output_dir), classes
         self._makers = Makers(self._start, self._build)
@@ -156,6 +153,20 @@ class ModuleClient(NumPyClient):
         mask = graph.masks["train"]
         return functional.cross_entropy(self.logits(module, graph)[mask], graph.y[mask])
 
+    def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Make what takes a client's steps: Adam on all parameters."""
+        how = self.settings
+        return torch.optim.Adam(
+            module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay
+        )
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        """Give what each step of a round is on: the whole graph, once an epoch."""
+        return repeat(graph, self.settings.local_epochs)
+
+    def prepare(self, learner: Learner) -> None:
+        """Do what must be done before a client trains or measures; nothing by default."""
+
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
         """Return what is sent, by name; also which arrays of the server are taken over."""
         state = module.state_dict().items()
@@ -165,7 +176,7 @@ class ModuleClient(NumPyClient):
         """Return what is sent besides, as the server's ``extras`` declares it."""
         return {}
 
-    def examples(self, graph: ClientGraph) -> int:
+    def examples(self, graph: LocalGraph) -> int:
         """Return what a client weighs: its training nodes."""
         return int(graph.train_mask.sum())
 
@@ -185,9 +196,10 @@ class ModuleClient(NumPyClient):
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
         """Train from the server's arrays."""
         server_round = RoundRequest.from_config(config).server_round
-        with self._state.opened(self._makers) as learners:
+        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
             for learner in learners:
                 self._take_over(learner.module, parameters)
+                self.prepare(learner)
                 self._train(learner, server_round, float(config.get(PROXIMAL, 0)))
         # Out here: if nobody is left to average, the clients still keep what they have.
         return self._answer(learners, parameters)
@@ -196,10 +208,11 @@ class ModuleClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Measure the server's arrays on every client."""
-        with self._state.opened(self._makers) as learners:
+        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
             for learner in learners:
                 self._take_over(learner.module, parameters)
-            measured = torch.stack([_measure(self._judged(one), one.graph) for one in learners])
+                self.prepare(learner)
+            measured = torch.stack([measure(self._judged(one), one.graph) for one in learners])
         loss, train, val, test = measured.T
         server_round = RoundRequest.from_config(config).server_round
         nodes = [graph.y.numel() for graph in self.graphs]
@@ -223,7 +236,7 @@ class ModuleClient(NumPyClient):
     def _predicted(self, learner: Learner) -> Predictions | None:
         """Predict one client's nodes; None where its loss is no number."""
         graph, client, logits = learner.graph, learner.graph.client, self._judged(learner)
-        if not bool(_measure(logits, graph)[0].isfinite()):
+        if has_diverged(logits, graph):
             return None
         nodes = called([one for one in self.graphs if one.client == client])
         roles = role_of(*graph.masks.values())
@@ -257,9 +270,9 @@ class ModuleClient(NumPyClient):
         shared = [p for n, p in learner.module.named_parameters() if self.settings.is_shared(n)]
         begun = [parameter.detach().clone() for parameter in shared] if proximal else []
         with seeded(self.device, self.settings.seed, "module-client", client, server_round):
-            for _ in range(self.settings.local_epochs):
+            for part in self.steps(graph, server_round):
                 learner.optimiser.zero_grad()
-                loss = self.loss(learner.module, graph)
+                loss = self.loss(learner.module, part)
                 for parameter, first in zip(shared, begun, strict=False):
                     loss = loss + proximal / 2 * (parameter - first).square().sum()
                 loss.backward()
@@ -311,7 +324,7 @@ class ModuleClient(NumPyClient):
             for name, value in module.state_dict().items():
                 tensors[f"{client}/{name}"] = value.detach().clone().to(device)
             if self.settings.keep_optimiser:
-                for name, value in module.named_parameters():
+                for name, value in trained_parameters(module):
                     for each in MOMENTS[:2]:
                         tensors[f"{client}/{name}/{each}"] = torch.zeros_like(value, device=device)
                     # Adam counts steps on the CPU.
@@ -327,50 +340,14 @@ class ModuleClient(NumPyClient):
             names = module.state_dict().keys()
             local = {name: placed[f"{graph.client}/{name}"] for name in names}
             module.load_state_dict(local, assign=True)
-            adam = torch.optim.Adam(
-                module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay
-            )
+            adam = self.optimiser(module)
             if how.keep_optimiser:
-                for name, parameter in module.named_parameters():
+                for name, parameter in trained_parameters(module):
                     held = {each: placed[f"{graph.client}/{name}/{each}"] for each in MOMENTS}
                     adam.state[parameter] = held
-            learners.append(Learner(module, adam, _placed(graph, self.device)))
+            learners.append(Learner(module, adam, placed_on(graph, self.device)))
         return learners, placed
 
 
 def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
-
-
-# Modules and graphs ------------------------------------------------------------------------------
-
-
-def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the module that all begin with."""
-    with seeded(torch.device("cpu"), seed, "module"):
-        return make_module()
-
-
-def _placed(graph: ClientGraph, device: torch.device) -> GraphOnDevice:
-    x = graph.x if graph.x.layout == torch.strided else graph.x.to_dense()
-    edges = graph.edge_index
-    if edges is None:
-        edges = torch.zeros((2, 0), dtype=torch.int64)
-    masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
-    return GraphOnDevice(
-        graph.client,
-        x.to(device),
-        edges.to(device),
-        graph.y.to(device),
-        {role: mask.to(device) for role, mask in masks.items()},
-    )
-
-
-def _measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
-    """Return loss and accuracy by role; NaN where a client has no such nodes."""
-    right = (logits.argmax(1) == graph.y).double()
-    mask = graph.masks["train"]
-    loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
-    shares = [right[graph.masks[role]].mean() for role in ROLES]
-    result = torch.stack([loss, *shares]).cpu()
-    return result if bool(loss.isfinite()) else torch.full_like(result, torch.nan)

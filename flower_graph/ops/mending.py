@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from flower_graph.ops.grouped import group_sum
 
 
 class Impaired(NamedTuple):
@@ -62,18 +59,6 @@ def mended_edges(edge_index: Tensor, num_nodes: int, parent: Tensor) -> Tensor:
     child = torch.arange(parent.numel(), device=parent.device) + num_nodes
     links = torch.stack([parent, child])[:, parent >= 0]
     return torch.cat([edge_index, links, links.flip(0)], dim=1)
-
-
-def number_loss(predicted: Tensor, missing: Tensor, ptr: list[int]) -> Tensor:
-    """Smooth L1 between predicted and true numbers, averaged over each client's nodes, ``[c]``."""
-    loss = F.smooth_l1_loss(predicted, missing.to(predicted.dtype), reduction="none")
-    return mean_by_client(loss, ptr)
-
-
-def mean_by_client(values: Tensor, ptr: list[int]) -> Tensor:
-    """Average ``[n]`` values over each client's rows, ``[c]``; zero for a client without rows."""
-    sizes = torch.tensor(ptr, device=values.device).diff().clamp(min=1)
-    return group_sum(values, ptr) / sizes
 
 
 def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -> Tensor:

@@ -6,12 +6,28 @@ import inspect
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
 from flower_graph import models
 from flower_graph.outputs.files import SavedModels
+
+
+class Form(NamedTuple):
+    """Which class builds saved models again, and with what."""
+
+    module: str  # its dotted name
+    arguments: dict[str, Any]
+
+
+@runtime_checkable
+class SavedAs(Protocol):
+    """A module that is saved as one of another class, under the same names."""
+
+    def saved_as(self) -> Form:
+        """Say as what."""
+
 
 # The engine's own GCN is saved as one of PyG's layers.
 GCN = "flower_graph.outputs.modules.GCN"
@@ -37,6 +53,8 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
         arguments = dict(zip(names, widths, strict=True)) | {"dropout": module.dropout}
         own = {GCN_NAMES[name]: value for name, value in own.items()}
         return SavedModels(GCN, arguments, [client], {}, own)
+    if isinstance(module, SavedAs):
+        return SavedModels(*module.saved_as(), [client], {}, own)
     arguments = {}
     if isinstance(make, partial) and make.func is kind:
         bound = inspect.signature(kind).bind(*make.args, **make.keywords)

@@ -123,6 +123,9 @@ class CheckedFedAvg(FedAvg):
         self._round.trained = trained or MetricRecord()
         return arrays
 
+    def prepare(self, server_round: int) -> None:
+        """Exchange what comes before a round with those who are there; nothing by default."""
+
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the largest weight that a SuperNode's reply can have, if that is known."""
         return self.session.members.most_examples(node, training=training)
@@ -143,6 +146,7 @@ class CheckedFedAvg(FedAvg):
             self.own_arrays = {}
         session.over(grid)
         session.gather(server_round, "no SuperNode can take part")
+        self.prepare(server_round)
         there = session.members.present(session.connected)
         nodes = [there[place] for place in session.draw(len(there), server_round)]
         sent = self._send(super().configure_train(server_round, arrays, config, shown(nodes)))

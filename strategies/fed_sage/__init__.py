@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fed_sage.cohort_client import SageClient
+    from flower_graph.strategies.fed_sage.client import SageClient
     from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 
 __all__ = ["FedSage", "LocalSage", "SageClient"]

@@ -9,204 +9,84 @@ NeurIPS 2021; here as baselines of FedSCem, on ego-networks and with FedSCem's c
 2. *Together* (FedSage+, epochs 1, 2, ...). Each client shows its feature generator ``fGen`` and
    its encoded nodes, with noise. Every other client answers with the gradient, by the weights of
    ``fGen``, of ``sum ||g - x_u||^2``, where ``x_u`` is its own node nearest to the generated ``g``
-   (``train.judge``). The author adds it to its own loss and steps ``fGen`` (``train.generate``).
+   (``train.compare``). The author adds it to its own loss and steps ``fGen`` (``train.generate``).
 3. Every client mends its whole ego-network, once.
-4. *Rounds* (``train``). Each client trains the classifier on its mended ego-network. FedSage+
-   averages the classifiers (FedAvg) and judges the mean in a second exchange (``evaluate``), as
-   Flower does; LocalSage+ exchanges nothing but scores.
+4. *Rounds*, Flower's own. Each client trains the classifier on its mended ego-network and
+   measures it. FedSage+ averages the classifiers, weighted by training nodes (FedAvg); of
+   LocalSage+ nothing but measurements travels.
 
-*Where we differ.* ``fGen`` is smaller (``neighbour_generation.py``). As in the paper, and unlike
+*Where we differ.* ``fGen`` is smaller (``networks.py``). As in the paper, and unlike
 its published code, nodes are hidden among all nodes, the number and feature losses run over all
 that are left, and others compare with their nearest node, not a random one. Of a node's slots the
 losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
 
-*Absent clients.* Figures have each client's last score; a client of LocalSage+ that never took
-part has none. One that comes later trains its generator alone.
+*Late clients.* One that comes after the first round trains its generator alone.
 *Privacy.* The server sees generators, encoded nodes with unit noise, and gradients, unmasked.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
-from torch import Tensor
+from flwr.app import RecordDict
 
-from flower_graph.errors import NoClientsError
-from flower_graph.flower_compat import aggregate_arrayrecords
-from flower_graph.records.participation import NOT_CONNECTED
-from flower_graph.records.rounds import RoundReport
-from flower_graph.server.round_strategy import RoundStrategy
-from flower_graph.server.session import Session
-from flower_graph.strategies.fed_sage.cohort import CLASSIFIER_NAMES, SageSettings
+from flower_graph.config.rules import at_least
+from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.strategies.fed_sage.client import (
+    GENERATOR_EPOCHS,
+    model_maker,
+    module_settings,
+)
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
-    SageRequest,
-    SageScores,
-    read_mean,
-    tensors_of,
-    write_settings,
+    GeneratorRequest,
+    Generators,
+    PeerGradients,
 )
-from flower_graph.strategies.fed_sage.neighbour_generation import initial_weights
-from flower_graph.strategies.fed_sage.server_state import (
-    SageExchanges,
-    SageMembership,
-    SageServerState,
-)
+from flower_graph.strategies.fed_sage.networks import FEATURES
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-from flower_graph.wire.exchange import Replies
-from flower_graph.wire.keys import CONFIG, NUM_EXAMPLES, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class LocalSage(RoundStrategy):
-    """Server of LocalSage+, for clients that answer as ``SageClient`` does: it keeps the scores.
+class LocalSage(ModuleFedAvg):
+    """Server of LocalSage+, for ``SageClient``: nothing but measurements travels.
 
     Parameters
     ----------
     settings : EgoSettings
         Sizes, optimiser and seed of the classifier; the rest plays no part.
-    participation : float
-        Share of the clients that train in a round, above 0 and at most 1.
-    seed : int
-        Of the choice of participants.
-    min_nodes : int
-        SuperNodes to wait for before a round.
     generator_epochs : int
         Steps of NeighGen alone, at least 1; FedSage+ takes as many together after them.
-    checkpoint_dir, checkpoint_every : Path or None, int
-        Where and every how many rounds to save everything; 0 for never.
+    **more
+        As for ``ReportedFedAvg``.
     """
 
     usual_rounds = 400
     averages = False  # whether classifiers are averaged and generators trained together
 
     def __init__(
-        self,
-        settings: EgoSettings,
-        *,
-        participation: float = 1.0,
-        seed: int = 0,
-        min_nodes: int = 1,
-        generator_epochs: int = 20,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
+        self, settings: EgoSettings, *, generator_epochs: int = GENERATOR_EPOCHS, **more: Any
     ) -> None:
-        if generator_epochs < 1:
-            raise ValueError(f"generator_epochs: {generator_epochs} is not at least 1")
-        s = settings
-        rates = s.learning_rate, s.weight_decay
-        self.settings = SageSettings(
-            s.hidden, *rates, s.local_epochs, generator_epochs, s.seed, s.batch_size
-        )
-        start = initial_weights(s.num_features, s.hidden, s.num_classes, s.seed)
-        self.shapes = {name: tuple(weight.shape) for name, weight in start.items()}
-        self.scores = SageServerState()
-        self.members = SageMembership(self.scores, self.settings, s.num_features, s.num_classes)
-        super().__init__(
-            Session(
-                self.members,
-                min_nodes=min_nodes,
-                participation=participation,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
-        self.exchanges = SageExchanges(self.session, self.scores, self.settings, self.shapes)
-        # The averaged classifier; LocalSage+ has none.
-        self.classifier: Arrays = (
-            {name: start[name].numpy() for name in CLASSIFIER_NAMES} if self.averages else {}
-        )
-
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        """Bytes that the method sent so far: direction to kind to bytes."""
-        return self.scores.ledger.payload
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return what the last report was made with, as far as the server has it.
-
-        Returns
-        -------
-        dict of str to Tensor
-            The averaged classifier's parameters, as its ``state_dict`` names and shapes them; of
-            LocalSage+ nothing.
-        """
-        return tensors_of(self.classifier)
-
-    def ask(self, server_round: int) -> dict[int, SageRequest]:
-        """Have newcomers' generators trained (steps 1, 2), then ask the round's clients (4)."""
-        session, members = self.session, self.members
-        is_first = not members.clients and not members.resume.server_round
-        members.new = []
-        session.gather(server_round)
-        if members.new:
-            self.exchanges.train(members.new, together=self.averages and is_first)
-        there = session.there()
-        everyone = np.sort(np.concatenate(list(members.clients.values())))
-        chosen = set(everyone[session.draw(everyone.size, server_round)].tolist())
-        asked = {node: [c for c in local if c in chosen] for node, local in there.items()}
-        if not any(asked.values()):
-            raise NoClientsError(f"round {server_round}: no client who takes part is connected")
-        return {
-            node: SageRequest(server_round, np.array(local), self.settings, self.classifier)
-            for node, local in asked.items()
-            if local
-        }
-
-    def read(self, node: int, content: RecordDict) -> Any:
-        """Read scores."""
-        return SageScores.of_request(content, self.requests[node])
-
-    def reply_bytes(self) -> int:
-        """Return the most bytes of any reply."""
-        return self.exchanges.reply_bytes()
-
-    def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
-        """Keep the scores."""
-        self.session.must_have(server_round, replies)
-        for node, scores in replies.values.items():
-            self.scores.keep_scores(self.requests[node].clients, scores)
-        return self.summed_up(server_round, replies)
-
-    def summed_up(self, server_round: int, replies: Replies[Any]) -> RoundReport:
-        """Sum a round up from the clients' last scores."""
-        session, result = self.session, self.scores.figures()
-        absent = self.scores.known.difference(*session.members.clients.values())
-        who = session.participation(
-            session.clients_of(replies.values), left_out=dict.fromkeys(absent, NOT_CONNECTED)
-        )
-        figures = {"loss": result["loss"], "cross_entropy": result["loss"], "regulariser": 0.0}
-        return self.report(server_round, who, result, bytes=self.payload, **figures)
-
-    def finish(self, server_round: int) -> None:
-        """Let the clients forget the run."""
-        self.session.tell_all(server_round, RecordDict(), "train.finish")
-
-    def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have all clients that are there save a round."""
-        order = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
-        config = ConfigRecord(write_settings(self.settings) | order)
-        return self.session.have_saved(server_round, RecordDict({CONFIG: config}), {})
+        at_least(1).check("generator_epochs", generator_epochs)
+        how = module_settings(settings, averages=self.averages)
+        super().__init__(model_maker(settings), how, **more)
+        self._settings, self._generator_epochs = settings, generator_epochs
 
     def fixed_settings(self) -> dict[str, Any]:
         """Return what may not change when a run is resumed."""
-        return {"strategy": type(self).__name__, **self.settings._asdict()}
-
-    def state(self) -> dict[str, Any]:
-        """Return scores and classifier."""
-        return {"book": self.scores.state_dict(), "classifier": tensors_of(self.classifier)}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
-        self.scores.load_state_dict(state["book"])
-        self.classifier |= {name: v.numpy() for name, v in state["classifier"].items()}
+        return super().fixed_settings() | {
+            "hidden": self._settings.hidden,
+            "batch_size": self._settings.batch_size,
+            "generator_epochs": self._generator_epochs,
+        }
 
 
 class FedSage(LocalSage):
@@ -214,21 +94,87 @@ class FedSage(LocalSage):
 
     averages = True
 
-    def read(self, node: int, content: RecordDict) -> Any:
-        """Read a mean classifier and its weight."""
-        return read_mean(content, self.requests[node].server_round, self.shapes)
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, **more)
+        made_by = self.make_module().get_submodule("generator")
+        self._shapes = {name: tuple(made_by.get_parameter(name).shape) for name in FEATURES}
+        self._size = sum(math.prod(shape) for shape in self._shapes.values())
 
-    def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
-        """Average the classifiers as FedAvg does, and have the mean evaluated."""
-        session = self.session
-        session.must_have(server_round, replies)
-        size = sum(value.nbytes for value in self.classifier.values())
-        self.scores.count_weights(session.asked, replies.values, size)
-        weighted = [content for content, weight in replies.values.values() if weight]
-        if weighted:
-            mean = aggregate_arrayrecords(weighted, NUM_EXAMPLES)
-            self.classifier |= {n: mean[n].numpy().astype(np.float32) for n in CLASSIFIER_NAMES}
-        else:
-            LOG.warning("round %d: no client has training nodes; nothing averaged", server_round)
-        self.exchanges.evaluate(server_round, self.classifier)
-        return self.summed_up(server_round, replies)
+    def prepare(self, server_round: int) -> None:
+        """Have the generators of those who are there at the start trained (steps 1 and 2)."""
+        if server_round != 1:
+            return
+        started, clients = time.perf_counter(), self.session.members.clients
+        first = GeneratorRequest(0, share=True).to_record()
+        shown = self._generated(dict.fromkeys(self.session.there(), first), 1)
+        for epoch in range(1, self._generator_epochs + 1):
+            is_last = epoch == self._generator_epochs
+            requests = self._compared(epoch, shown, share=not is_last) if shown else {}
+            if not requests:
+                LOG.warning("epoch %d: no generator was compared; the rounds begin", epoch)
+                break
+            shown = self._generated(requests, 0 if is_last else epoch + 1)
+        seconds = time.perf_counter() - started
+        LOG.info("generators of %d SuperNodes trained in %.1f s", len(clients), seconds)
+
+    def _generated(self, requests: Mapping[int, RecordDict], epoch: int) -> dict[int, Generators]:
+        """Have generators trained; return what SuperNodes show for an epoch, nothing for 0."""
+        members = self.session.members.clients
+
+        def read(node: int, content: RecordDict) -> Generators | None:
+            clients = np.array(members[node])
+            known = {"epoch": epoch, "clients": clients, "shapes": self._shapes}
+            return Generators.read(content, **known) if epoch else None
+
+        shown = self._sent(requests, "train.generate", 0, read)
+        return {node: one for node, one in shown.items() if one is not None}
+
+    def _compared(
+        self, epoch: int, shown: Mapping[int, Generators], *, share: bool
+    ) -> dict[int, RecordDict]:
+        """Have all compare what all generate; return the next requests of the authors."""
+        everyone = Generators.join(list(shown.values()))
+
+        def read(_: int, reply: RecordDict) -> PeerGradients:
+            known = {"epoch": epoch, "a": everyone.clients.size, "shapes": self._shapes}
+            return PeerGradients.read(reply, **known)
+
+        content = dict.fromkeys(shown, everyone.to_record())
+        replies = self._sent(content, "train.compare", epoch, read)
+        if not replies:
+            return {}
+        total = {
+            name: np.sum([reply.gradient[name] for reply in replies.values()], axis=0)
+            for name in FEATURES
+        }
+        clients = sum(shown[node].clients.size for node in replies)
+        self._count(everyone, clients)
+        starts = np.cumsum([0, *(part.clients.size for part in shown.values())])
+        requests = {}
+        for node, first, last in zip(shown, starts, starts[1:], strict=False):
+            local: Arrays = {name: grad[first:last] for name, grad in total.items()}
+            others = clients - int(node in replies)  # nobody compares its own
+            requests[node] = GeneratorRequest(epoch, share, local, others).to_record()
+        return requests
+
+    def _sent(
+        self,
+        requests: Mapping[int, RecordDict],
+        message_type: str,
+        number: int,
+        read: Callable[[int, RecordDict], T],
+    ) -> dict[int, T]:
+        clients = sum(map(len, self.session.members.clients.values()))
+        most = setup_bytes(clients) + reply_bytes(clients * self._size)
+        return self.session.send(
+            requests, number, read, message_type=message_type, max_reply_bytes=most
+        ).values
+
+    def _count(self, shown: Generators, clients: int) -> None:
+        """Count an epoch's payload: each generator goes to all others and comes back."""
+        authors, others = shown.clients.size, max(clients - 1, 0)
+        weights, ledger = 4 * authors * self._size, self.session.ledger
+        ledger.count("up", "generators", weights + shown.encoded.nbytes)
+        ledger.count("down", "generators", (weights + shown.encoded.nbytes) * others)
+        ledger.count("up", "gradients", weights * others)
+        ledger.count("down", "gradients", weights)

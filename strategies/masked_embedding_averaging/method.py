@@ -98,8 +98,6 @@ class FedSCem(GraphMethod):
             averaging: ReportedFedAvg = make_robust(kind, how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
             return averaging
-        if how.name in SAGE:
-            options["seed"] = config.seed
         if how.name == FEDSCEM:
             options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, "registry")}
         strategy: Strategy = kind(settings, **options)
@@ -114,8 +112,9 @@ class FedSCem(GraphMethod):
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
         how["classes"] = self.class_names(config, folder)
         if config.strategy.name in SAGE:
-            classes = self.num_classes(config, folder)
-            return fed_sage.SageClient(context, egos, num_classes=classes, **how)
+            averages = config.strategy.name == "fed-sage"
+            settings = ego_settings(config, folder)
+            return fed_sage.SageClient(context, egos, settings, averages=averages, **how)
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
             return EgoModelClient(context, egos, **how)

@@ -110,7 +110,7 @@ def test_a_client_hosts_its_share(name: str, config_of: MakeEgoConfig, tmp_path:
         client: Any = fedscem.METHOD.build_client(config, context, tmp_path)
         assert type(client) is CLIENTS.get(name, EgoNetworkClient)
         if name in SAGE:
-            hosted += client.clients.tolist()
+            hosted += [ego.client for ego in client.graphs]
         else:
             hosted += [ego.client for ego in client.egos]
     assert hosted == list(range(12)) == list(range(fedscem.METHOD.num_clients(config)))

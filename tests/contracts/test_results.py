@@ -22,7 +22,7 @@ WEIGHTS = {
     "fedscem": "",
     "fedscem, shared": r"(weight|bias)-\d|first|(classifier|projection)(-bias)?",
     "fedscem, fedavg": "first|rest",
-    "fedscem, fed-sage": r"classifier.*|first.*|second.*|sage.*",
+    "fedscem, fed-sage": r"conv[12]\..+|classifier\..+",
     "fedgls": "(gnn|encoder)-(first|rest)",
     "fedgls, proto": "prototypes(-share)?",
     "fedgls, alone": "",

@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from flower_graph.ops.mending import (
     Slots,
     impair,
-    mean_by_client,
     mended_edges,
     nearest_hidden,
     nearest_of_each,
-    number_loss,
     slots,
 )
 
@@ -61,16 +59,6 @@ def test_slots_by_hand() -> None:
 def test_mending_a_tiny_graph_by_hand() -> None:
     edges = mended_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.tensor([1, -1, 0]))
     assert edges.tolist() == [[0, 1, 1, 0, 2, 4], [1, 0, 2, 4, 1, 0]]
-
-
-def test_number_loss_by_hand() -> None:
-    # Smooth L1: 0.5 d^2 below 1, d - 0.5 above.
-    loss = number_loss(torch.tensor([0.5, 3.0, 1.0]), torch.tensor([0, 0, 1]), [0, 2, 3, 3])
-    torch.testing.assert_close(loss, torch.tensor([(0.125 + 2.5) / 2, 0.0, 0.0]))
-
-
-def test_mean_by_client_without_rows_is_zero() -> None:
-    assert mean_by_client(torch.tensor([2.0, 4.0]), [0, 0, 2]).tolist() == [0.0, 3.0]
 
 
 def test_nearest_hidden_neighbour_by_hand() -> None:

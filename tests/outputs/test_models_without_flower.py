@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sage_helpers import CLASSES, networks
+from sage_helpers import learners_of, networks, new_client
 from structure_helpers import settings_of, toy_clients
 from without_flower import Given, call_saved
 
@@ -15,8 +15,6 @@ from flower_graph import models
 from flower_graph.outputs.files import SavedModels, write_outputs
 from flower_graph.outputs.form import form_of
 from flower_graph.strategies.fed_pub import Masked
-from flower_graph.strategies.fed_sage import kept as sage
-from flower_graph.strategies.fed_sage.cohort import SageCohort, SageSettings
 from flower_graph.strategies.structure_fedavg import kept
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 
@@ -42,11 +40,10 @@ def test_models_need_no_flower(tmp_path: Path) -> None:
     forms = kept.models_of(cohort, shared=True)
     add("fedgls", forms, 21, x, edges, cohort.logits()[begin:end])
 
-    alone = SageCohort(networks()[:1], CLASSES, SageSettings(6, 0.02, 0.0, 2, 4, 5), x.device)
-    alone.pretrain()
-    alone.begin()
-    ego, logits = networks()[0], alone.logits()
-    add("sage", [sage.models_of(alone)], ego.client, ego.x, ego.edge_index, logits)
+    alone, ego = new_client(networks()[:1], averages=False), networks()[0]
+    alone.fit([], {"server-round": 1})
+    logits = learners_of(alone)[0].module(ego.x, ego.edge_index).detach()
+    add("sage", alone.snapshot().models, ego.client, ego.x, ego.edge_index, logits)
 
     make = partial(models.GCN, ego.x.shape[1], 4, 3)
     masked = Masked(make(), 0.1)

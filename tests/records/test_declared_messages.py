@@ -31,7 +31,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXA
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
 PRIME = 2**31 - 1
-SHAPES = {name: (2, 3) for name in (*sage.FEATURE_NAMES, *sage.CLASSIFIER_NAMES)}
+SHAPES = {name: (2, 3) for name in sage.FEATURES}
 # What only these can have; the rest is drawn
 VALUES: dict[type, dict[str, Any]] = {
     UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
@@ -41,7 +41,6 @@ VALUES: dict[type, dict[str, Any]] = {
     polynomial.PairRequest: {"prime": PRIME},
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
-    sage.SageScores: {"counts": np.array([[[1, 0, 0], [2, 1, 0]]] * 2)},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
     Claims: {
@@ -61,8 +60,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     sage.Generators: {"shapes": SHAPES},
     sage.PeerGradients: {"a": 2, "shapes": SHAPES},
-    sage.SageScores: {"p": 2},
-    sage.MeanClassifier: {"shapes": SHAPES},
     ego.EgoReply: {"L": 3},
     ego.PlainEnrolment: {"asked": np.arange(100)},
     structure.SharedModels: {"f": 4, "h": 2, "D": 3, "encoder": True, "shares": True},

@@ -169,7 +169,7 @@ def sages(see: Recorder, folder: Path) -> None:
         where = folder / strategy.__name__
         own = partial(SageClient, checkpoint_dir=where)
         for rounds, resume in ((2, False), (3, True)):
-            grid = see.grid(sage_app(networks(), own), num_supernodes=2)
+            grid = see.grid(sage_app(networks(), strategy, own), num_supernodes=2)
             server = strategy(
                 SAGE_SETTINGS._replace(batch_size=4), generator_epochs=3, **saving(where)
             )

@@ -1,0 +1,85 @@
+"""One client of a ``ModuleClient``: a module, its optimiser, and the graph that it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.rng import seeded
+
+LocalGraph = ClientGraph | EgoNetwork
+ROLES = ("train", "val", "test")
+
+
+class GraphOnDevice(NamedTuple):
+    """A client's graph where its module computes."""
+
+    client: int
+    x: Tensor  # [n, f], dense
+    edge_index: Tensor  # [2, e]; without edges at a graphless client
+    y: Tensor  # [n]; below 0 without a label
+    masks: dict[str, Tensor]  # [n] bool by role: train, val, test
+
+
+@dataclass
+class Learner:
+    """One client: module, optimiser, graph."""
+
+    module: nn.Module
+    optimiser: torch.optim.Optimizer
+    graph: GraphOnDevice
+
+
+def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make the module that all begin with."""
+    with seeded(torch.device("cpu"), seed, "module"):
+        return make_module()
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return features ``[n, f]`` as a dense matrix."""
+    return x if x.layout == torch.strided else x.to_dense()
+
+
+def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+    """Put a client's graph where its module computes."""
+    edges = graph.edge_index
+    if edges is None:
+        edges = torch.zeros((2, 0), dtype=torch.int64)
+    masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
+    return GraphOnDevice(
+        graph.client,
+        dense(graph.x).to(device),
+        edges.to(device),
+        graph.y.to(device),
+        {role: mask.to(device) for role, mask in masks.items()},
+    )
+
+
+def measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
+    """Return loss and accuracy by role; NaN where a client has no such nodes."""
+    right = (logits.argmax(1) == graph.y).double()
+    mask = graph.masks["train"]
+    loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
+    shares = [right[graph.masks[role]].mean() for role in ROLES]
+    result = torch.stack([loss, *shares]).cpu()
+    return torch.full_like(result, torch.nan) if has_diverged(logits, graph) else result
+
+
+def has_diverged(logits: Tensor, graph: GraphOnDevice) -> bool:
+    """Whether the loss on the training nodes, if there are any, is no number."""
+    mask = graph.masks["train"]
+    loss = functional.cross_entropy(logits[mask], graph.y[mask], reduction="sum")
+    return not bool(loss.isfinite())
+
+
+def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that an optimiser keeps something of, by name."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]

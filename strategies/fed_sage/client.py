@@ -1,0 +1,274 @@
+"""The clients of LocalSage+ and FedSage+ that one SuperNode hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from torch import Tensor, nn
+
+from flower_graph.client.learner import dense
+from flower_graph.client.module_client import (
+    Answer,
+    GraphOnDevice,
+    Learner,
+    ModuleClient,
+    ModuleSettings,
+)
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.mini_batches import BatchOrder, epochs_of
+from flower_graph.ops.grouped import one_thread
+from flower_graph.ops.mending import slots
+from flower_graph.strategies.fed_sage.messages import (
+    GeneratorRequest,
+    Generators,
+    PeerGradients,
+)
+from flower_graph.strategies.fed_sage.networks import (
+    FEATURES,
+    NEIGHBOURS,
+    UNTRAINED,
+    ImpairedGraph,
+    TrainedModel,
+    class_loss,
+    distance_gradient,
+    features_of,
+    generator_loss,
+)
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+
+# NeighGen's own optimiser, as published.
+GENERATOR_RATE, GENERATOR_DECAY = 0.001, 1e-4
+GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
+
+
+def model_maker(settings: EgoSettings) -> Callable[[], TrainedModel]:
+    """Give what makes the model that all clients start from."""
+    how = settings.num_features, settings.hidden, settings.num_classes, settings.seed
+    return partial(TrainedModel, *how)
+
+
+def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
+    """Say how clients train, and that generators, or all of a model, never leave them."""
+    return ModuleSettings(
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.local_epochs,
+        keep_optimiser=True,
+        local=("generator.*",) if averages else ("*",),
+        seed=settings.seed,
+    )
+
+
+class SageClient(ModuleClient):
+    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the clients' weights live behind it.
+    egos : sequence of EgoNetwork
+        The clients.
+    settings : EgoSettings
+        Sizes, optimiser and seed of the classifier; the rest plays no part.
+    averages : bool
+        Whether classifiers are averaged and generators trained together (FedSage+).
+    generator_epochs : int
+        Steps of NeighGen alone.
+    **more
+        ``device``, ``checkpoint_dir``, ``output_dir`` and ``classes``, as of ``ModuleClient``.
+    """
+
+    actions = ("generate", "compare")
+    all_train = False
+
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
+        *,
+        averages: bool,
+        generator_epochs: int = GENERATOR_EPOCHS,
+        **more: Any,
+    ) -> None:
+        for ego in egos:
+            check_sizes(ego, settings.num_features, settings.num_classes)
+        how = module_settings(settings, averages=averages)
+        super().__init__(context, egos, model_maker(settings), how, **more)
+        self._batch_size, self._generator_epochs = settings.batch_size, generator_epochs
+
+    # What a ready client may say anew
+
+    def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Step classifiers as the settings say, and ``fGen`` as published."""
+        assert isinstance(module, TrainedModel)
+        shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
+        rates = {"lr": GENERATOR_RATE, "weight_decay": GENERATOR_DECAY}
+        own: dict[str, Any] = {"params": _features(module), **rates}
+        how = self.settings
+        return torch.optim.Adam(
+            [{"params": shared}, own],
+            lr=how.learning_rate,
+            weight_decay=how.weight_decay,
+            fused=self.device.type == "cpu",
+        )
+
+    def examples(self, graph: Any) -> int:
+        """Return what a client weighs: its training nodes, or 1 without any."""
+        return max(1, super().examples(graph))
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Return the mean cross-entropy of the training nodes, 0 without any."""
+        return class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        """Go through the training nodes by batches, if there is a size of them."""
+        order = BatchOrder(self._batch_size, self.settings.seed, server_round, "local")
+        train, ptr = graph.masks["train"], [0, graph.y.numel()]
+        epochs = self.settings.local_epochs
+        for epoch in epochs_of(train, ptr, [graph.client], order, epochs=epochs):
+            for part in epoch:
+                nodes = train if part.nodes is None else train & part.nodes
+                yield graph._replace(masks=graph.masks | {"train": nodes})
+
+    def prepare(self, learner: Learner) -> None:
+        """Train a new client's generator; the classifier then starts again (steps 1 and 3)."""
+        model = _model(learner)
+        if int(model.generator.client) == UNTRAINED:
+            state = model.state_dict().items()
+            begun = {name: value.clone() for name, value in state if "generator" not in name}
+            self._train_alone(learner)
+            model.load_state_dict(begun, strict=False)
+
+    def evaluate(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Measure the clients; where none has a training node, the loss of all is 0."""
+        loss, weight, metrics = super().evaluate(parameters, config)
+        has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
+        return loss if has_loss else 0.0, weight, metrics
+
+    # Generators
+
+    def generate(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Train NeighGen alone, or step ``fGen`` with the others' gradients (steps 1 and 2)."""
+        request = GeneratorRequest.from_numpy(parameters, config)
+        with self._state.opened(self._makers) as learners, one_thread(len(learners)):
+            for place, learner in enumerate(learners):
+                if int(_model(learner).generator.client) == UNTRAINED:
+                    self._train_alone(learner)
+                if request.epoch:
+                    local = {name: grad[place] for name, grad in request.gradient.items()}
+                    self._learn(learner, request, local)
+            if not request.share:
+                return [], len(learners), {}
+            shown = [self._shown(learner, request.epoch + 1) for learner in learners]
+        return Generators.join(shown).to_numpy()
+
+    def compare(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Compare what all clients generate with the nodes here (step 2)."""
+        shown, device = Generators.from_numpy(parameters, config), self.device
+        weights = {
+            name: torch.from_numpy(values).to(device).requires_grad_()
+            for name, values in shown.weights.items()
+        }
+        each = zip(*(weight.unbind() for weight in weights.values()), strict=True)
+        rows = shown.rows.tolist()
+        encoded = torch.from_numpy(shown.encoded).to(device).split(rows)
+        missing = torch.from_numpy(shown.missing).to(device).split(rows)
+        with one_thread(len(rows)):
+            parts = [
+                features_of(dict(zip(weights, own, strict=True)), z, slots(count))
+                for own, z, count in zip(each, encoded, missing, strict=True)
+            ]
+        made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
+        author = torch.from_numpy(shown.clients).repeat_interleave(sizes).to(device)
+        features = [dense(graph.x).to(device) for graph in self.graphs]
+        wanted = distance_gradient(
+            made.detach(),
+            author,
+            torch.cat(features),
+            [0, *accumulate(map(len, features))],
+            torch.tensor(self._clients, device=device),
+        )
+        grads = torch.autograd.grad(made, list(weights.values()), wanted)
+        gradient = {n: g.cpu().numpy() for n, g in zip(weights, grads, strict=True)}
+        return PeerGradients(shown.epoch, gradient).to_numpy(len(self.graphs))
+
+    def _train_alone(self, learner: Learner) -> None:
+        """Train a generator together with its classifier on the impaired ego-network."""
+        model, graph = _model(learner), self._impaired(learner)
+        adam = torch.optim.Adam(
+            model.parameters(),
+            lr=GENERATOR_RATE,
+            weight_decay=GENERATOR_DECAY,
+            fused=self.device.type == "cpu",
+        )
+        model.generator.requires_grad_()
+        for epoch in range(self._generator_epochs):
+            adam.zero_grad()
+            self._generator_loss(learner, graph, "local", epoch).backward()
+            adam.step()
+        adam.zero_grad()
+        model.freeze_encoder()
+        model.generator.client.fill_(learner.graph.client)
+
+    def _learn(self, learner: Learner, request: GeneratorRequest, others: dict[str, Any]) -> None:
+        """Step ``fGen`` on its own loss and the others' gradients for the same neighbours."""
+        model, graph = _model(learner), self._impaired(learner)
+        loss = self._generator_loss(learner, graph, "together", request.epoch)
+        weights = _features(model)
+        grads = torch.autograd.grad(loss, weights)
+        # The own term is a mean over the client's nodes, the others' arrives as a sum.
+        for weight, grad, theirs in zip(weights, grads, others.values(), strict=True):
+            came = torch.from_numpy(theirs).to(grad) / graph.rest.shape[0]
+            weight.grad = (grad + came) / (request.others + 1)
+        learner.optimiser.step()
+        learner.optimiser.zero_grad()
+
+    def _generator_loss(
+        self, learner: Learner, graph: ImpairedGraph, purpose: str, epoch: int
+    ) -> Tensor:
+        made_by, client = _model(learner).generator, learner.graph.client
+        rows = graph.rest.new_empty(graph.rest.shape[0], made_by.number.in_features)
+        noise = made_by.noise(client, purpose, epoch, rows)
+        return generator_loss(_model(learner), graph, noise)
+
+    @torch.no_grad()
+    def _shown(self, learner: Learner, epoch: int) -> Generators:
+        """Give what the other clients need to compare a generator in an epoch, from 1."""
+        model, graph, client = _model(learner), self._impaired(learner), learner.graph.client
+        z = model.generator.encode(graph.rest, graph.adjacency)
+        z = z + model.generator.noise(client, "together", epoch, z)
+        chosen = (graph.impaired.missing > 0).nonzero().flatten()
+        weights = zip(FEATURES, _features(model), strict=True)
+        return Generators(
+            epoch,
+            np.array([client]),
+            np.array([chosen.numel()]),
+            graph.impaired.missing[chosen].clamp(max=NEIGHBOURS).cpu().numpy(),
+            z[chosen].cpu().numpy(),
+            {name: weight.detach()[None].cpu().numpy() for name, weight in weights},
+        )
+
+    def _impaired(self, learner: Learner) -> ImpairedGraph:
+        graph, seed = learner.graph, self.settings.seed
+        train = graph.masks["train"]
+        return ImpairedGraph.of(graph.client, graph.x, graph.edge_index, graph.y, train, seed)
+
+
+def _model(learner: Learner) -> TrainedModel:
+    assert isinstance(learner.module, TrainedModel)
+    return learner.module
+
+
+def _features(model: TrainedModel) -> list[nn.Parameter]:
+    """Return the parameters of ``fGen``."""
+    return [model.generator.get_parameter(name) for name in FEATURES]
