@@ -28,12 +28,11 @@ from flower_graph.client.learner import (
     trained_parameters,
 )
 from flower_graph.client.state import Tensors
-from flower_graph.data.graph import called
 from flower_graph.engine.device import resolve_device
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, role_of
-from flower_graph.outputs.form import form_of
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
+from flower_graph.outputs.form import form_of, predictions_from
 from flower_graph.rng import seeded
 from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
 from flower_graph.wire.fields import Resume
@@ -235,12 +234,11 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def _predicted(self, learner: Learner) -> Predictions | None:
         """Predict one client's nodes; None where its loss is no number."""
-        graph, client, logits = learner.graph, learner.graph.client, self._judged(learner)
+        graph, logits = learner.graph, self._judged(learner)
         if has_diverged(logits, graph):
             return None
-        nodes = called([one for one in self.graphs if one.client == client])
-        roles = role_of(*graph.masks.values())
-        return Predictions.of(logits, client, nodes, roles, graph.y.cpu(), self._classes)
+        own = [one for one in self.graphs if one.client == graph.client]
+        return predictions_from(own, logits, self._classes)
 
     @property
     def _clients(self) -> list[int]:

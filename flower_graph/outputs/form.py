@@ -1,17 +1,20 @@
-"""How a torch module is saved: which class builds it again, with what, and its state."""
+"""What clients leave of a run: how a torch module is saved, and what is read off its logits."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from flower_graph import models
-from flower_graph.outputs.files import SavedModels
+from flower_graph.data.graph import called
+from flower_graph.outputs.files import Predictions, SavedModels, role_of
 
 
 class Form(NamedTuple):
@@ -37,6 +40,23 @@ GCN_NAMES = {
     "second.weight": "conv2.lin.weight",
     "second.bias": "conv2.bias",
 }
+
+
+def predictions_from(
+    graphs: Sequence[Any], logits: Tensor, classes: Sequence[str] | None, nodes: Any = None
+) -> Predictions:
+    """Read off what clients say of all their nodes, one client's behind the other's.
+
+    ``nodes``: what these are called, if not as the graphs say.
+    """
+    return Predictions.of(
+        logits,
+        np.repeat([graph.client for graph in graphs], [graph.y.numel() for graph in graphs]),
+        called(graphs) if nodes is None else nodes,
+        np.concatenate([role_of(g.train_mask, g.val_mask, g.test_mask) for g in graphs]),
+        torch.cat([graph.y for graph in graphs]).cpu(),
+        classes,
+    )
 
 
 def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> SavedModels:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, role_of
+from flower_graph.outputs.files import Predictions, SavedModels, SparseRows
+from flower_graph.outputs.form import predictions_from
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     EgoCohort,
@@ -42,14 +42,8 @@ def predictions_of(
     """Read the clients' predictions for all nodes of theirs off their weights."""
     of_client = {ego.client: ego for ego in egos}
     egos = [of_client[client] for client in chosen.batch.clients]
-    return Predictions.of(
-        chosen.classify(chosen.embed()),
-        np.repeat([ego.client for ego in egos], [ego.y.numel() for ego in egos]),
-        [node for ego in egos for node in ego.called or ego.identities],
-        np.concatenate([role_of(e.train_mask, e.val_mask, e.test_mask) for e in egos]),
-        torch.cat([ego.y for ego in egos]),
-        classes,
-    )
+    nodes = [node for ego in egos for node in ego.called or ego.identities]
+    return predictions_from(egos, chosen.classify(chosen.embed()), classes, nodes)
 
 
 def own_models(chosen: ChosenEgos) -> SavedModels:

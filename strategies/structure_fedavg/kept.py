@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import called
 from flower_graph.engine.stacked_weights import Tensors
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows, role_of
-from flower_graph.outputs.form import GCN, GCN_NAMES
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows
+from flower_graph.outputs.form import GCN, GCN_NAMES, predictions_from
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, split_rest
 from flower_graph.strategies.structure_fedavg.networks import (
     ENCODER,
@@ -46,18 +45,9 @@ def snapshot_of(
 
 def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None) -> Predictions:
     """Read off what the clients say of all their nodes, without clients whose loss is no number."""
-    batch, counts = cohort.batch, cohort.nodes
-    nodes = batch.ptr[cohort.size]
     logits = cohort.logits()
-    good = cohort.evaluate(logits).loss.isfinite().repeat_interleave(counts)
-    found = Predictions.of(
-        logits[:nodes],
-        torch.tensor(cohort.clients).repeat_interleave(counts),
-        called(cohort.graphs),
-        role_of(*(batch.masks[role][:nodes] for role in ("train", "val", "test"))),
-        batch.y[:nodes].cpu(),
-        classes,
-    )
+    good = cohort.evaluate(logits).loss.isfinite().repeat_interleave(cohort.nodes)
+    found = predictions_from(cohort.graphs, logits[: good.numel()], classes)
     return found if bool(good.all()) else found.rows(good.numpy())
 
 
