@@ -32,6 +32,7 @@ from flower_graph.wire.fields import Word
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"
+ADVERSARIES = PROMISES.parents[1] / "privacy" / "adversaries.json"
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 SECTIONS = ("partition", "model", "strategy")  # the order of keys that several methods have
@@ -209,13 +210,26 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def promises(page: str) -> str:
+def promises(guide: str) -> str:
     """Make the table of one guide: words that promise something, and the tests that attack them."""
-    attacks: dict[str, list[str]] = json.loads(PROMISES.read_text(encoding="utf-8"))[page]
-    lines = ["| words | tests |", "|---|---|"]
-    for words, tests in attacks.items():
-        lines.append(f'| "{words}" | {", ".join(f"`{test}`" for test in tests)} |')
+    if guide == "adversaries":
+        return _adversaries()
+    attacks: dict[str, list[str]] = json.loads(PROMISES.read_text(encoding="utf-8"))[guide]
+    lines = [f'| "{words}" | {_listed(tests)} |' for words, tests in attacks.items()]
+    return "\n".join(["| words | tests |", "|---|---|", *lines, ""])
+
+
+def _adversaries() -> str:
+    """Make the table of tests for each adversary, method and setting in docs/privacy.md."""
+    shown: dict[str, dict[str, list[str]]] = json.loads(ADVERSARIES.read_text(encoding="utf-8"))
+    lines = ["| adversary | method and setting | tests |", "|---|---|---|"]
+    for adversary, methods in shown.items():
+        lines += [f"| {adversary} | {method} | {_listed(methods[method])} |" for method in methods]
     return "\n".join([*lines, ""])
+
+
+def _listed(tests: list[str]) -> str:
+    return ", ".join(f"`{test}`" for test in tests)
 
 
 # page: what makes its tables
