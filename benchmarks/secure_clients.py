@@ -26,6 +26,7 @@ from benchmarks import parties
 from benchmarks.measure import exponent, say
 from flower_graph.secure import channel
 from flower_graph.secure.channel import rows_of
+from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.epoch import Epoch, commit
 from flower_graph.secure.parties.identity import Binding, Identity, TrustSettings
 from flower_graph.secure.parties.messages import (
@@ -40,8 +41,6 @@ from flower_graph.secure.parties.messages import (
 )
 from flower_graph.secure.parties.party import LIST, ROUND_KEY
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.carried import merged
-from flower_graph.secure.sum.masking_client import SecureSumClient
 from flower_graph.secure.sum.messages import (
     RING,
     SEED,
@@ -52,6 +51,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import plan
+from flower_graph.secure.sum.stages import merged
 from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
         orthogonal_procrustes,
         procrustes,
     )
+    from flower_graph.secure.client import SecureSumClient
+    from flower_graph.secure.parties.service import PartySums
     from flower_graph.secure.sum import service as secure_sum
-    from flower_graph.secure.sum.masking_client import SecureSumClient
+    from flower_graph.secure.sum.server import SumServer
     from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
     from flower_graph.simulation import InProcessGrid
@@ -113,6 +115,7 @@ __all__ = [
     "ModuleFedAvg",
     "NodeClient",
     "OverlappingGraph",
+    "PartySums",
     "ProcrustesAlignment",
     "PrototypeClient",
     "PublicNodeClient",
@@ -131,6 +134,7 @@ __all__ = [
     "StructureClient",
     "StructureFedAvg",
     "StructureSettings",
+    "SumServer",
     "UserSettings",
     "align_pairs",
     "alignment_precision",

@@ -153,7 +153,7 @@ def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> 
 
 def _alignment_of(strategy: Any) -> tuple[bytes, Any]:
     session = strategy.session
-    return session.sums.run_id, session.members.aligner
+    return session.sums.server.run_id, session.members.aligner
 
 
 class EgoAudit(Audit):

@@ -30,7 +30,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.sum.masking_client import PartyActions
+from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,

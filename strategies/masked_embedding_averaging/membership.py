@@ -14,9 +14,10 @@ from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
-from flower_graph.secure.sum.carried import Keys as SumKeys
-from flower_graph.secure.sum.carried import entries_of
-from flower_graph.secure.sum.service import SecureSum
+from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.sum.server import Keys as SumKeys
+from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.stages import entries_of
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import VERIFIED, EgoEnrolment
@@ -40,13 +41,14 @@ class EgoMembership(Membership):
     """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
 
     def __init__(
-        self, settings: EgoSettings, alignment: str, sums: SecureSum, block_cap: int = MOST_POINTS
+        self, settings: EgoSettings, alignment: str, sums: SumServer, block_cap: int = MOST_POINTS
     ) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
         self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
-        if sums.parties is not None:
-            self.alignment, registry = VERIFIED, sums.parties.server.registry
+        self.parties = sums if isinstance(sums, PartySums) else None
+        if self.parties is not None:
+            self.alignment, registry = VERIFIED, self.parties.protocol.registry
             self.aligner = VerifiedAlignmentServer(sums.run_id, registry, block_cap)
         elif alignment == "psi":
             self.aligner = AlignmentServer(block_cap)
@@ -65,7 +67,8 @@ class EgoMembership(Membership):
 
     def read(self, node: int, content: RecordDict) -> Keys:
         """Read and check keys."""
-        reply = self.sums.read_keys(node, content)
+        reply = self.sums.enrolment[-1].from_config(entries_of(content))
+        self.sums.check_keys(node, reply)
         if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
             raise MalformedReplyError(
                 f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
@@ -96,22 +99,21 @@ class EgoMembership(Membership):
 
     def forget_unbound(self) -> None:
         """Ask parties again that have not bound themselves for the epoch that is to begin."""
-        if self.sums.parties is not None:
-            homes = set(self.sums.parties.server.homes.values())
-            for node in self.clients.keys() - homes:
+        if self.parties is not None:
+            for node in self.clients.keys() - self.parties.homes.values():
                 self.forget(node)
 
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""
-        parties, aligner = self.sums.parties, self.aligner
+        parties, aligner = self.parties, self.aligner
         assert parties is not None and isinstance(aligner, VerifiedAlignmentServer)
         members = parties.epoch_clients()
         aligner.forget(set(aligner.known) - {c for local in members.values() for c in local})
         for party, local in members.items():
-            aligner.enroll(parties.server.homes[party], local)
-        epoch = parties.server.epoch
+            aligner.enroll(parties.protocol.homes[party], local)
+        epoch = parties.protocol.epoch
         assert epoch is not None
-        aligner.registry = parties.server.registry
+        aligner.registry = parties.protocol.registry
         aligner.begin(epoch.digest, members)
 
     def forget(self, node: int) -> None:

@@ -25,12 +25,11 @@ from flower_graph.records.participation import NOT_READY, Participation, by_reas
 from flower_graph.secure.align.blinded import MOST_POINTS, Bytes2D
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
-from flower_graph.secure.parties.trust import MALICIOUS_SERVER, SEMI_HONEST
+from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.carried import as_record, entries_of
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.server import Skipped
-from flower_graph.secure.sum.service import SecureSum
+from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.membership import EgoMembership
@@ -70,20 +69,21 @@ class EgoSession(Session):
         registry: Path | str | None = None,
         **more: Any,
     ) -> None:
-        self.sums = SecureSum(
-            None,
+        server = SumServer(dropout=dropout)
+        if registry is not None:
+            server = PartySums(registry, dropout=dropout, block_cap=block_cap)
+        members = EgoMembership(settings, alignment, server, block_cap)
+        min_nodes = max(server.fewest_nodes, more.pop("min_nodes", 1))
+        super().__init__(members, seed=settings.seed, min_nodes=min_nodes, **more)
+        self.sums = SumStages(
+            server,
+            self.send,
             limit=limit,
             resolution=resolution,
-            dropout=dropout,
-            min_nodes=more.pop("min_nodes", 1),
             guard=True,
-            trust=SEMI_HONEST if registry is None else MALICIOUS_SERVER,
-            registry=registry,
-            block_cap=block_cap,
+            first=1,  # as rounds do
+            unmask="train.unmask",
         )
-        self.sums.number = 0  # they count from 1, as rounds do
-        members = EgoMembership(settings, alignment, self.sums, block_cap)
-        super().__init__(members, seed=settings.seed, min_nodes=self.sums.min_nodes, **more)
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that are held by two clients or more
@@ -92,7 +92,6 @@ class EgoSession(Session):
         self.drawn: set[int] = set()  # clients of this round's sum
         self._named = 0  # clients that reports have named already
         self._told = 0  # clients that the log has named after an alignment
-        self._turn = partial(self.sums.turn, send=self.send, message_type="train.unmask")
 
     @property
     def clients(self) -> dict[int, list[int]]:
@@ -104,21 +103,21 @@ class EgoSession(Session):
     def everyone(self) -> list[int]:
         """All clients that can take part, by number."""
         known = {client for clients in self.clients.values() for client in clients}
-        return sorted(known - self.sums.out)
+        return sorted(known - self.sums.server.out)
 
     # Set-up
 
     def admit(self, server_round: int) -> bool:
         """Enrol and align SuperNodes that are new; return whether the slots may have changed."""
         started, members = time.perf_counter(), self.members
-        self.sums.renew()
+        self.sums.server.renew()
         self.enrol(server_round)
         new, members.new = members.new, []
         for node in new:
             members.aligner.enroll(node, members.clients[node])
             for client in members.clients[node]:
                 self.unaligned.pop(client, None)
-        begun = self.sums.begin(server_round, self.send, self.connected)
+        begun = self.sums.begin(server_round, self.connected)
         members.forget_unbound()
         if begun:
             members.begin_epoch()
@@ -126,12 +125,12 @@ class EgoSession(Session):
         if not self.everyone:
             reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
-        if self.sums.parties is None:
-            begun = bool(new) or members.aligner.waits(self.sums.out)
+        if members.parties is None:
+            begun = bool(new) or members.aligner.waits(self.sums.server.out)
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)
-            self.sums.clients = []  # a sum that was prepared without them is given up
+            self.sums.give_up()  # it was prepared without them
         self.setup_seconds += time.perf_counter() - started
         return begun
 
@@ -139,7 +138,7 @@ class EgoSession(Session):
         """Bring all clients to one order of slots."""
         members, aligner = self.members, self.members.aligner
         self._ask_stages(server_round)
-        while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.out):
+        while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
             self._ask_stages(server_round)  # where a union that failed has all aligned anew
         for entry in by_reason(dict(aligner.blamed[self._told :])):
@@ -174,7 +173,7 @@ class EgoSession(Session):
         if not (clients := aligner.uniting):
             aligner.union_failed("nobody is left whose tables could be added up")
             return
-        silent = self._turn(server_round, clients, reveal=False)
+        silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
         length = 3 * next(iter(unions.values())).cells
         masks = self.sums.masks(length)
@@ -189,12 +188,11 @@ class EgoSession(Session):
             message_type="train.union",
             max_reply_bytes=reply_bytes(length, self._most_clients),
         )
-        self.sums.sign(server_round, self.send)
-        silent += [*replies.rejected, *self._turn(server_round, None)]
-        result = self.sums.result(self.sums.number)
+        silent += [*replies.rejected, *self.sums.reveal(server_round, None)]
+        result = self.sums.server.result(self.sums.number)
         if not isinstance(result, Skipped):
             aligner.take_union(result.total, result.contributors.tolist())
-        elif self.sums.out.isdisjoint(clients):  # else it is known who spoilt it
+        elif self.sums.server.out.isdisjoint(clients):  # else it is known who spoilt it
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
                 absent += [client for client in masks[node][0] if client not in listed]
@@ -227,7 +225,7 @@ class EgoSession(Session):
 
     def prepare(self, server_round: int, clients: list[int]) -> None:
         """Let clients make the keys of the next secure sum, in an exchange of its own."""
-        self._turn(server_round, clients, reveal=False)
+        self.sums.ready(server_round, clients)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         """Address a round's request to the SuperNodes of this round's clients."""
@@ -291,16 +289,15 @@ class EgoSession(Session):
         """Take the masks away, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
-        now, sums = self.sums.number, self.sums
+        now, server = self.sums.number, self.sums.server
         following = None if server_round > self.rounds else self.sample(server_round + 1)
-        self.sums.sign(server_round, self.send)
-        revealed = self._turn(server_round, following)
+        revealed = self.sums.reveal(server_round, following)
         started = time.perf_counter()
-        result = sums.result(now)
+        result = server.result(now)
         # The secure sum has a number of its own.
         local, ours = f"round {now}", f"round {server_round}"
-        blamed = [(c, why.replace(local, ours, 1)) for c, why in sums.blamed[self._named :]]
-        self._named = len(sums.blamed)
+        blamed = [(c, why.replace(local, ours, 1)) for c, why in server.blamed[self._named :]]
+        self._named = len(server.blamed)
         found = RoundSum(server_round, now, failed=dict(blamed))
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": why} for client, why in blamed]
@@ -316,7 +313,7 @@ class EgoSession(Session):
         return found
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        self.sums.tick()
+        self.sums.server.tick()
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)
@@ -332,10 +329,10 @@ class EgoSession(Session):
 
     def became_of(self, found: RoundSum) -> Participation:
         """Say what became of every client in the exchanges of a round's sum."""
-        there, sums = set(self.connected), self.sums
+        there, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in there}
-        excluded = {client: why for client, why in sums.blamed if client in sums.excluded}
+        excluded = {client: why for client, why in server.blamed if client in server.excluded}
         return self.participation(
             found.answered,
             failed=found.failed,

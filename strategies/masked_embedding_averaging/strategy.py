@@ -47,7 +47,7 @@ from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MOST_POINTS
-from flower_graph.secure.sum.carried import as_record
+from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.config import (
@@ -239,12 +239,12 @@ class MaskedEmbeddingAveraging(OwnRounds):
 
     def state(self) -> dict[str, Any]:
         """Return what travelled, the model that the next round began with, and proven cheats."""
-        return self.kept.state_dict() | {"excluded": sorted(self.session.sums.excluded)}
+        return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         self.kept.load_state_dict(state)
-        self.session.sums.exclude(state.get("excluded", ()))
+        self.session.sums.server.exclude(state.get("excluded", ()))
 
 
 def _others(early: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,9 +38,8 @@ from numpy.typing import NDArray
 from flower_graph.errors import says_lost
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.trust import MALICIOUS_SERVER, SEMI_HONEST
-from flower_graph.secure.sum.server import Skipped
+from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.sum.server import Skipped, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.claims import (
@@ -129,10 +128,11 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self.mean = CommonMean(dropout)
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
-        self._registry, self._measured = registry, dict[str, float]()
-        if registry is not None:
-            claims = SignedClaims(Registry.read(registry), lambda: self._run_id)
-            self.clients.claims = claims
+        self._measured = dict[str, float]()
+        self._parties = None if registry is None else PartySums(registry, dropout=dropout)
+        if self._parties is not None:
+            registered = self._parties.protocol.registry
+            self.clients.claims = SignedClaims(registered, lambda: self._run_id)
 
     @cached_property
     def sums(self) -> SecureSum:
@@ -140,11 +140,9 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         return SecureSum(
             self.session.exchange,
             **self._ring,
-            dropout=self.mean.dropout,
+            server=self._parties or SumServer(dropout=self.mean.dropout),
             timeout=self.session.timeout,
             min_nodes=self.session.min_nodes,
-            trust=SEMI_HONEST if self._registry is None else MALICIOUS_SERVER,
-            registry=self._registry,
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
@@ -171,11 +169,6 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
     def _run_id(self) -> int:
         return self.session.exchange.grid.run.run_id
 
-    def _parties(self) -> list[int]:
-        """Return the parties of the sums' epoch, absent ones too; none before there is one."""
-        epoch = None if self.sums.parties is None else self.sums.parties.server.epoch
-        return [] if epoch is None else epoch.parties.tolist()
-
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
         """Choose the nodes of a sum for these clients; give what shows clients that all do."""
         dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
@@ -184,7 +177,8 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
             if len(ready) > 1:
                 require_nodes(nodes, fewest, f"{len(ready)} clients")
             return nodes, None
-        held = signed.of(self._parties())
+        assert self._parties is not None
+        held = signed.of(self._parties.members)
         nodes = agreed_nodes(held) if held else self.mean.nodes
         if held:
             require_nodes(nodes, fewest_parties(len(held)), f"{len(held)} SuperNodes")
@@ -205,14 +199,14 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
     def state(self) -> dict[str, Any]:
         """Return what the server must find again: the common mean, and proven cheats."""
         state = super().state()
-        kept = self.mean.state_dict() | {"excluded": sorted(self.sums.excluded)}
+        kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
         return state | {"strategy": state["strategy"] | kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         super().load_state(state)
         self.mean.load_state_dict(state["strategy"])
-        self.sums.exclude(state["strategy"].get("excluded", ()))
+        self.sums.server.exclude(state["strategy"].get("excluded", ()))
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do step 5 with what came, and say what the round gave."""
@@ -222,7 +216,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self._skipped = ""
         report = super().learn(server_round, replies)
         report.skipped = self._skipped
-        blamed = self.sums.blamed
+        blamed = self.sums.server.blamed
         for client, why in blamed[self._named :]:
             report.rejected.append({"client": client, "reason": _without_number(why)})
         self._named = len(blamed)
@@ -235,7 +229,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         """Say what became of every client; those that are not in a sum that was made fail."""
         # Where there is no sum, what the clients measured was used all the same.
         used = answered if self._skipped else set(answered) & set(self.contributors)
-        blamed = self.sums.blamed[self._named :]
+        blamed = self.sums.server.blamed[self._named :]
         local = {client: _without_number(why) for client, why in blamed}
         return super().participation(used, local | dict(failed))
 
@@ -250,7 +244,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         rows = self.mean.rows.size
         self.mean.take(summed.values[:rows], self.contributors)
         names = [f"precision-{k}" for k in NEAREST]
-        if self._registry is not None:
+        if self._parties is not None:
             self._measured = _measured(summed.values[rows:])
             return {name: self._measured[name] for name in names if name in self._measured}
         result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
@@ -258,7 +252,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
 
     def averages(self, came: Answers) -> Mapping[str, float]:
         """Give the means of what clients measured, which is in the sum if they send it there."""
-        return super().averages(came) if self._registry is None else self._measured
+        return super().averages(came) if self._parties is None else self._measured
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
         """Count the payload: rows of the mean down, masked sums up, of each client."""

@@ -24,7 +24,7 @@ from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.sum.masking_client import MaskingClient
+from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.procrustes_alignment.claims import (
     MEASURED,
@@ -59,7 +59,7 @@ RUN = "public-run"  # likewise: the run that a SuperNode with a key of its own t
 ROUNDS = b"public-rounds"  # in its journal
 
 
-class SecureConsensusClient(PublicNodeClient, MaskingClient):
+class SecureConsensusClient(PublicNodeClient, MaskingParty):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
     Parameters
@@ -84,7 +84,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         **folders: Path | None,
     ) -> None:
         super().__init__(context, members, **folders)
-        MaskingClient.__init__(self, context, list(self.members), trust)
+        MaskingParty.__init__(self, context, list(self.members), trust)
 
     def enrolment(self) -> EmbeddingEnrolment:
         """Say who is here and what each can share, signed where the server is not trusted."""

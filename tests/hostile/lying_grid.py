@@ -28,7 +28,6 @@ from flower_graph.secure.parties.messages import (
     Signatures,
 )
 from flower_graph.secure.parties.proofs import public_of
-from flower_graph.secure.sum.carried import entries_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
@@ -36,6 +35,7 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
     UnmaskRequest,
 )
+from flower_graph.secure.sum.stages import entries_of
 from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from test_asked_for_less import Spy
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align.plaintext import PlainReply
-from flower_graph.secure.sum.carried import entries_of
+from flower_graph.secure.sum.stages import entries_of
 from flower_graph.strategies.procrustes_alignment.messages import IntArray
 from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
 from flower_graph.strategies.procrustes_alignment.server_state import CommonMean, Floats

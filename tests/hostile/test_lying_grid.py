@@ -17,7 +17,8 @@ from flower_graph.apps.run import client_app, with_registry
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.sum.masking_client import SecureSumClient
+from flower_graph.secure.client import SecureSumClient
+from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
@@ -38,7 +39,7 @@ def test_every_lie_about_a_sum_is_refused_and_the_sum_is_right(tmp_path: Path) -
 
     grid = LyingGrid(InProcessGrid(make_client_app(client_fn), num_supernodes=6))
     exchange: Any = Exchange(grid)  # type: ignore[arg-type]
-    secure = SecureSum(exchange, limit=1000.0, trust="malicious-server", registry=registry)
+    secure = SecureSum(exchange, limit=1000.0, server=PartySums(registry))
     for server_round in (1, 2):
         summed = secure.sum(server_round, 2)
         assert isinstance(summed, Summed)

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.sum.masking_client import SecureSumClient
+from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid

@@ -7,14 +7,15 @@ import pytest
 from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import IdentityError, MalformedReplyError
+from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartyServer
-from flower_graph.secure.sum.carried import as_record
-from flower_graph.secure.sum.masking_client import SecureSumClient
+from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.secure.sum.service import SecureSum
+from flower_graph.secure.sum.stages import as_record
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import RING_WORD
@@ -39,8 +40,8 @@ def parties(tmp_path):
 
 def make(parties, **options):
     grid, registry = parties
-    options = {"trust": "malicious-server", "registry": registry} | options
-    return grid, SecureSum(Exchange(grid), limit=1000.0, **options)
+    server = PartySums(registry, **options)
+    return grid, SecureSum(Exchange(grid), limit=1000.0, server=server)
 
 
 def test_sums_with_one_exchange_more(parties):
@@ -56,7 +57,7 @@ def test_sums_with_one_exchange_more(parties):
 
 
 def test_who_has_a_key_refuses_a_server_that_wants_to_be_trusted(parties):
-    _, secure = make(parties, trust="semi-honest", registry=None)
+    secure = SecureSum(Exchange(parties[0]), limit=1000.0)
     assert isinstance(secure.sum(1, 2), Skipped)
     assert len(secure.rejected) == 6
     assert "takes part in no sum whose server is trusted" in str(secure.rejected[0])
@@ -86,9 +87,9 @@ def test_four_steps_are_one_sum(parties):
         assert all({"mask-ready", "mask-signatures", RING_WORD} <= e.keys() for e in asked.values())
         requests = {node: as_record(entries) for node, entries in asked.items()}
         sent = {"message_type": "train.sum_mask", "max_reply_bytes": 1 << 20}
-        secure._send(requests, number, secure.take, **sent)
+        secure._ask(requests, number, secure.take, **sent)
         assert secure.close(number).values.tolist() == [62, 11]
-    assert secure.blamed[-1] == (4, "round 1: left out: no vector, expected (2,)")
+    assert secure.server.blamed[-1] == (4, "round 1: left out: no vector, expected (2,)")
 
 
 def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(parties):
@@ -97,9 +98,9 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
     seen = []
     for number, there in enumerate((nodes[:5], nodes, nodes[1:], nodes)):
         clients = secure.prepare(number, there)
-        seen.append((secure.parties.server.epoch.number, len(clients)))
+        seen.append((secure.server.protocol.epoch.number, len(clients)))
         secure.requests(2)
-        assert secure.node_of(0) == (nodes[0] if nodes[0] in there else None)
+        assert secure.server.node_of(0) == (nodes[0] if nodes[0] in there else None)
         assert isinstance(secure.close(number), Skipped)  # nobody sent a vector
     assert seen[:2] == [(0, 10), (1, 12)] and {epoch for epoch, _ in seen} == {0, 1}
 
@@ -107,9 +108,9 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
 def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
     grid, secure = make(parties)
     secure.prepare(1, grid.get_node_ids())
-    stranger, reply = 99, secure.parties.server.bindings[2]
+    stranger, reply = 99, secure.server.protocol.bindings[2]
     binding = BindReply(
-        secure.run_id,
+        secure.server.run_id,
         2,
         np.array(reply[0].clients),
         *(
@@ -119,13 +120,14 @@ def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
         np.frombuffer(reply[1], np.uint8),
     )
     with pytest.raises(MalformedReplyError, match="party 2"):
-        secure.enroll(stranger, binding)
+        secure.server.enroll(stranger, binding)
 
 
 def test_bad_input(parties):
-    for options in ({"trust": "nobody"}, {"registry": None}, {"trust": "semi-honest"}):
-        with pytest.raises(ValueError, match="trust"):
-            make(parties, **options)
+    with pytest.raises(ValueError, match="dropout"):
+        make(parties, dropout=0.5)
+    with pytest.raises(IdentityError):
+        make((parties[0], parties[1].with_name("none.json")))
 
 
 @pytest.mark.parametrize(("count", "dropout"), [(9, 0.2), (5, 0.0), (12, 0.1)])
@@ -163,7 +165,7 @@ def seven(tmp_path):
 
     give(Registry.read(registry), range(7))
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=7)
-    secure = SecureSum(Exchange(grid), limit=1000.0, trust="malicious-server", registry=registry)
+    secure = SecureSum(Exchange(grid), limit=1000.0, server=PartySums(registry))
     return secure, registry, give
 
 
@@ -188,9 +190,9 @@ def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until
         "party 5: its binding is not signed with its key for this run and this version" in reasons
     )
     assert "the key of party 3 is revoked" in reasons
-    lists = secure.parties.server.lists
+    lists = secure.server.protocol.lists
     assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
-    assert secure.parties.server.lists == lists  # who is refused uses up no list of commitments
+    assert secure.server.protocol.lists == lists  # who is refused uses up no list of commitments
     give(new, [5])
     assert secure.sum(4, 2).contributors.tolist() == of(0, 1, 2, 4, 5, 6)
 

@@ -262,7 +262,7 @@ def test_a_proven_cheat_is_out_of_a_resumed_run_too(
     cheat, honest = seven_egos()[5].client, MaskedEmbeddingAveraging.state
 
     def state(strategy: MaskedEmbeddingAveraging) -> dict[str, Any]:
-        strategy.session.sums.exclude([cheat])
+        strategy.session.sums.server.exclude([cheat])
         return honest(strategy)
 
     saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
@@ -271,7 +271,7 @@ def test_a_proven_cheat_is_out_of_a_resumed_run_too(
         cheating.setattr(MaskedEmbeddingAveraging, "state", state)
         run(seven_egos(), rounds=2, **how)
     sums = run(seven_egos(), rounds=3, resume=True, **how).strategy.session.sums
-    assert sums.excluded == {cheat}
+    assert sums.server.excluded == {cheat}
     assert cheat not in sums.clients
 
 

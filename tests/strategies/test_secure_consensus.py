@@ -329,7 +329,7 @@ def test_a_proven_cheat_is_out_of_a_resumed_run_too(
     honest = SecureConsensus.state
 
     def state(strategy: SecureConsensus) -> dict[str, Any]:
-        strategy.sums.exclude([3])
+        strategy.sums.server.exclude([3])
         return honest(strategy)
 
     saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
@@ -338,7 +338,7 @@ def test_a_proven_cheat_is_out_of_a_resumed_run_too(
         run(toy_members(), rounds=2, strategy=SecureConsensus(**saving), checkpoint_dir=tmp_path)
     strategy = SecureConsensus(**saving)
     run(toy_members(), rounds=3, strategy=strategy, resume=True, checkpoint_dir=tmp_path)
-    assert strategy.sums.excluded == {3}
+    assert strategy.sums.server.excluded == {3}
     assert strategy.sums.clients == [0, 1, 2]
 
 

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.parties.epoch import MOST_LISTS
-from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.identity import MOST_BLOCK, TrustSettings
 from flower_graph.secure.parties.messages import (
     BindReply,
     BindRequest,
@@ -42,145 +42,172 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped, SumResult
+from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
 TRIES = 3  # lists of commitments, while parties show no seed
-Send = Callable[..., Any]  # as ``Session.send``
 
 
-class PartySums:
-    """The server's half: what ``SumServer`` is, told in clients, over parties.
+class PartySums(SumServer):
+    """Carries out sums over parties, SuperNodes with keys that the registry has, told in clients.
 
     An epoch is `begin`, once all that joined have enrolled; `sign` comes between masked vectors
     and shares.
+
+    Parameters
+    ----------
+    registry : Path or str
+        The registry's file, which is read again before each sum.
+    dropout, corrupt : float
+        Shares of the parties that may vanish during a sum, and that may collude with the server.
+    block_cap : int
+        Most points that a client may declare for an alignment, where the caller has one.
+
+    Raises
+    ------
+    IdentityError
+        If the registry cannot be read.
+    ValueError
+        If a share is impossible, or the registry has too few parties for a sum.
     """
 
     # What a SuperNode is asked, and answers, when it enrols; and with what keys of a round come
-    enrolment: ClassVar = ("sum_bind", BindRequest, BindReply)
-    prepared: ClassVar = (PrepareReply, SignedKey)
+    enrolment = ("sum_bind", BindRequest, BindReply)
+    prepared = (PrepareReply, SignedKey)
 
-    def __init__(self, server: PartyServer) -> None:
-        self.server = server
+    def __init__(
+        self,
+        registry: Path | str,
+        *,
+        dropout: float = 0.3,
+        corrupt: float = 0.1,
+        block_cap: int = MOST_BLOCK,
+    ) -> None:
+        super().__init__(dropout=dropout, corrupt=corrupt)
+        self._registry = registry
+        self.protocol = PartyServer(
+            Registry.read(registry), dropout=dropout, corrupt=corrupt, block_cap=block_cap
+        )
+        self.run_id = self.protocol.run_id  # bindings name it
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
-        self._blamed: list[tuple[int, str]] = []  # numbers of clients
         self._told = 0  # how many of the parties' are among them
         # Rounds, each with the clients that it is for, and who was left out of it
         self._open: dict[int, tuple[set[int], dict[int, str]]] = {}
 
     @property
-    def run_id(self) -> bytes:
-        """What bindings name."""
-        return self.server.run_id
+    def fewest_nodes(self) -> int:
+        """SuperNodes without whom there is no sum."""
+        return self.protocol.minimum
+
+    @property
+    def members(self) -> list[int]:
+        """Parties of the epoch, absent ones too, ascending; none before there is one."""
+        epoch = self.protocol.epoch
+        return [] if epoch is None else epoch.parties.tolist()
 
     @property
     def blamed(self) -> list[tuple[int, str]]:
         """Clients at fault, their own or with their party, and why."""
-        told, self._told = self._told, len(self.server.blamed)
-        for party, why in self.server.blamed[told:]:
-            self._blamed += [(c, f"{why} (party {party})") for c in self.server.clients_of([party])]
+        told, self._told = self._told, len(self.protocol.blamed)
+        for party, why in self.protocol.blamed[told:]:
+            self._blamed += [
+                (c, f"{why} (party {party})") for c in self.protocol.clients_of([party])
+            ]
         return self._blamed
 
     @property
     def excluded(self) -> set[int]:
         """Clients of parties that have cheated."""
-        return set(self.server.clients_of(self.server.excluded & self.server.bindings.keys()))
+        return set(self.protocol.clients_of(self.protocol.excluded & self.protocol.bindings.keys()))
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude the parties of clients whose fault is proven: a run that goes on knows them."""
-        parties = self.server.registry.parties.values()
-        self.server.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
+        parties = self.protocol.registry.parties.values()
+        self.protocol.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
 
     @property
     def out(self) -> set[int]:
         """Clients that cannot be in a sum of this epoch."""
-        return set(self.server.clients_of(self.server.bindings.keys() - self._members))
+        return set(self.protocol.clients_of(self.protocol.bindings.keys() - self._taking_part))
 
     @property
     def clients(self) -> list[int]:
         """Numbers of all clients that may be in the next sum, ascending."""
-        return self.server.clients_of(self._members & self.server.homes.keys())
+        return self.protocol.clients_of(self._taking_part & self.protocol.homes.keys())
 
     @property
     def homes(self) -> dict[int, int]:
         """The SuperNode of every enrolled client."""
-        homes = self.server.homes.items()
-        return {client: node for party, node in homes for client in self.server.clients_of([party])}
+        homes = self.protocol.homes.items()
+        return {client: node for party, node in homes for client in self.hosted([party])}
 
     @property
-    def _members(self) -> set[int]:
-        epoch = self.server.epoch
-        return set() if epoch is None else set(epoch.parties.tolist()) - self.server.excluded
-
-    def node_of(self, client: int) -> int | None:
-        """Return the SuperNode that hosts a client; None if it is not enrolled."""
-        return self.homes.get(client)
-
-    def tick(self) -> None:
-        """Do nothing: no party waits for rounds."""
+    def _taking_part(self) -> set[int]:
+        return set(self.members) - self.protocol.excluded
 
     # Who is there
 
     def check_keys(self, node: int, reply: BindReply) -> None:
         """Refuse what a party has not signed, or may not sign."""
-        self.server.check_binding(reply)
+        self.protocol.check_binding(reply)
 
     def knows(self, old: int, reply: BindReply) -> bool:
         """Whether this is the party of a SuperNode, in the epoch with this very key."""
-        return self.server.homes.get(reply.party) == old and self._is_in(reply)
+        return self.protocol.homes.get(reply.party) == old and self._is_in(reply)
 
     def move(self, old: int, node: int) -> None:
         """Go on with a SuperNode under another id: it is back with its keys."""
-        self.server.move(old, node)
+        self.protocol.move(old, node)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
         """Take in a party, for the next epoch unless it is in this one."""
         self.check_keys(node, reply)
-        if (home := self.server.homes.get(reply.party, node)) != node and home not in gone:
+        if (home := self.protocol.homes.get(reply.party, node)) != node and home not in gone:
             raise MalformedReplyError(f"party {reply.party} is at node {home} already")
         if self._is_in(reply):
-            self.server.settle(node, reply.party)
-        elif self.server.lists >= MOST_LISTS:
+            self.protocol.settle(node, reply.party)
+        elif self.protocol.lists >= MOST_LISTS:
             raise MalformedReplyError(
                 f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
             )
         else:
-            self.server.take_binding(node, reply)
+            self.protocol.take_binding(node, reply)
             self._fresh.add(reply.party)
 
     def forget(self, node: int) -> None:
         """Know a SuperNode no more; its party counts as absent until it is back."""
-        self._fresh -= {party for party, at in self.server.homes.items() if at == node}
-        self.server.forget(node)
+        self._fresh -= {party for party, at in self.protocol.homes.items() if at == node}
+        self.protocol.forget(node)
 
     def _is_in(self, reply: BindReply) -> bool:
-        if reply.party not in self._members:
+        if reply.party not in self._taking_part:
             return False
-        known = self.server.bindings[reply.party][0]
+        known = self.protocol.bindings[reply.party][0]
         said = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
         return (known.clients, known.channel_key) == said
 
-    def renew(self, path: Path | str) -> None:
+    def renew(self) -> None:
         """Read the registry again; under another version all must bind anew, and begin an epoch."""
         try:
-            registry = Registry.read(path)
+            registry = Registry.read(self._registry)
         except IdentityError as error:
             LOG.error("%s: the version before goes on", error)
             return
-        if registry.digest != self.server.registry.digest:
-            self._unbound = set(self.server.homes.values())
-            self.server.renew(registry)
+        if registry.digest != self.protocol.registry.digest:
+            self._unbound = set(self.protocol.homes.values())
+            self.protocol.renew(registry)
             self._fresh.clear()
             self._open.clear()
 
     def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
         """Begin an epoch if a party has joined; return whether one has begun."""
-        server = self.server
+        server = self.protocol
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
         self._unbound.clear()
         there = {party for party in server.parties if server.homes[party] in nodes}
-        if there <= self._members - self._fresh:
+        if there <= self._taking_part - self._fresh:
             return False
         for _ in range(TRIES):
             if server.lists >= MOST_LISTS:
@@ -206,29 +233,29 @@ class PartySums:
         replies = send(
             dict.fromkeys(sorted(nodes), BindRequest(self.run_id).to_record()),
             server_round,
-            lambda node, content: self.server.take_binding(node, BindReply.read(content)),
+            lambda node, content: self.protocol.take_binding(node, BindReply.read(content)),
             message_type="train.sum_bind",
             max_reply_bytes=setup_bytes(),
         )
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             self.forget(entry.node_id)
-        return {party for party, node in self.server.homes.items() if node in replies.values}
+        return {party for party, node in self.protocol.homes.items() if node in replies.values}
 
     def epoch_clients(self) -> dict[int, list[int]]:
         """Return the clients of each party of the epoch."""
-        return {party: self.hosted([party]) for party in sorted(self._members)}
+        return {party: self.hosted([party]) for party in sorted(self._taking_part)}
 
     # A round, as ``SumServer`` has it
 
     def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
         """Begin a round of the epoch, for the parties of some clients."""
-        if self.server.epoch is None:
+        if self.protocol.epoch is None:
             return {}
         asked = set(clients)
-        there = {party for party in self._members if not asked.isdisjoint(self.hosted([party]))}
+        there = {party for party in self._taking_part if not asked.isdisjoint(self.hosted([party]))}
         self._open = {old: one for old, one in self._open.items() if old == number - 1}
         self._open[number] = asked, {}
-        return self.server.open_round(number, there)
+        return self.protocol.open_round(number, there)
 
     def mask_requests(
         self, number: int, length: int, word: int = 64, meaning: bytes = b""
@@ -236,20 +263,20 @@ class PartySums:
         """Ask every party that prepared for its masked sum."""
         if number not in self._open:
             return {}
-        return self.server.mask_requests(number, length, word, meaning)
+        return self.protocol.mask_requests(number, length, word, meaning)
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
         """Return the clients that a request or a reply is about."""
-        return self.server.clients_of(list(parties))
+        return self.protocol.clients_of(list(parties))
 
     def take(self, node: int, reply: MaskedReply | PrepareReply | UnmaskReply, *more: Any) -> None:
         """Take what a SuperNode answers in a round."""
         if isinstance(reply, PrepareReply):
-            self.server.take_prepared(node, reply, *more)
+            self.protocol.take_prepared(node, reply, *more)
         elif isinstance(reply, UnmaskReply):
-            self.server.take_shares(node, reply)
+            self.protocol.take_shares(node, reply)
         else:
-            self.server.take_masked(node, replace(reply, left_out={}))
+            self.protocol.take_masked(node, replace(reply, left_out={}))
             number = reply.server_round
             asked, known = self._open[number]
             local = asked.intersection(self.hosted(reply.clients.tolist()))
@@ -259,19 +286,19 @@ class PartySums:
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
         """Let those whose vectors came sign who they are."""
-        lists = self.server.list_requests(number) if number in self._open else {}
-        self._exchange(send, server_round, "sum_list", lists, ListReply, self.server.take_list)
+        lists = self.protocol.list_requests(number) if number in self._open else {}
+        self._exchange(send, server_round, "sum_list", lists, ListReply, self.protocol.take_list)
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
         """Ask for shares, with the signatures of the list."""
-        return self.server.unmask_requests(number) if number in self._open else {}
+        return self.protocol.unmask_requests(number) if number in self._open else {}
 
     def result(self, number: int) -> SumResult | Skipped:
         """End a round; contributors are numbers of clients."""
         if number not in self._open:
-            few = f"{len(self.server.parties)} parties, a sum needs {self.server.minimum}"
+            few = f"{len(self.protocol.parties)} parties, a sum needs {self.protocol.minimum}"
             return Skipped(f"round {number} is skipped: {few}")
-        result, (asked, out) = self.server.result(number), self._open.pop(number)
+        result, (asked, out) = self.protocol.result(number), self._open.pop(number)
         if isinstance(result, Skipped):
             return result
         local = asked.intersection(self.hosted(result.contributors.tolist())) - out.keys()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,17 +21,19 @@ from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     KeyReply,
     KeyRequest,
-    MaskRequest,
     PrepareReply,
     PrepareRequest,
-    UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.round import Skipped, StageReply, SumResult, SumRound
+from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import RUN_BYTES
 
 __all__ = ["Skipped", "SumResult", "SumServer"]
 
+Keys = Any  # what a SuperNode enrols with: here a KeyReply
+Asked = Message | tuple[Message, ...]  # a request, with what goes beside it
+Send = Callable[..., Any]  # as ``Session.send``
 MAX_REASON = 300  # characters of a reason, part of which may be a client's own words
 
 
@@ -72,15 +74,15 @@ class SumServer:
     # taken nothing of it.
 
     # What a SuperNode is asked, and answers, when it enrols; and with what keys of a round come
-    enrolment: ClassVar = ("sum_enroll", KeyRequest, KeyReply)
-    prepared: ClassVar = (PrepareReply,)
+    enrolment: ClassVar[tuple[str, Any, Any]] = ("sum_enroll", KeyRequest, KeyReply)
+    prepared: ClassVar[tuple[Any, ...]] = (PrepareReply,)
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
         self.dropout, self.corrupt = dropout, corrupt
         self.run_id = os.urandom(RUN_BYTES)
-        self.blamed: list[tuple[int, str]] = []
-        self.excluded: set[int] = set()  # for good; proven cheats, and who shares their SuperNode
+        self._blamed: list[tuple[int, str]] = []
+        self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
         self._sitting_out = Waits(0)  # who stopped a sum, as it seems
         self._begun = Waits(2)  # who enrolled with new keys
@@ -89,6 +91,21 @@ class SumServer:
         self._rounds: dict[int, SumRound] = {}
         self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
         self._last = -1
+
+    @property
+    def fewest_nodes(self) -> int:
+        """SuperNodes without whom there is no sum."""
+        return 1
+
+    @property
+    def blamed(self) -> list[tuple[int, str]]:
+        """Clients at fault and what they did, in the order of their deeds."""
+        return self._blamed
+
+    @property
+    def excluded(self) -> set[int]:
+        """Clients that are in no sum any more: proven cheats, and who shares their SuperNode."""
+        return self._excluded
 
     @property
     def clients(self) -> list[int]:
@@ -107,16 +124,32 @@ class SumServer:
 
     def node_of(self, client: int) -> int | None:
         """Return the SuperNode that hosts a client; None if it is not enrolled."""
-        return self._members.get(client, (None,))[0]
+        return self.homes.get(client)
 
-    def check_keys(self, node: int, reply: KeyReply) -> None:
+    # For servers that clients need not trust (``flower_graph.secure.parties``)
+
+    def renew(self) -> None:
+        """Read anew who may take part: here whoever enrols."""
+
+    def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
+        """Let clients agree on who is there; return whether all begins anew: here it never does."""
+        return False
+
+    def sign(self, number: int, server_round: int, send: Send) -> None:
+        """Let clients sign who is in a sum before any mask is opened: here they believe it."""
+
+    # Who is there
+
+    def check_keys(self, node: int, reply: Keys) -> None:
         """Refuse keys of another run, those that hide nothing, and who may not begin anew."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         clients = reply.clients.tolist()
         for row in low_order_rows(reply.channel_keys):
             raise MalformedReplyError(f"the channel key of client {clients[row]} is of low order")
-        if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
+        if (home := self._members.get(clients[0], (None,))[0]) is not None and self.knows(
+            home, reply
+        ):
             return  # it goes on
         begun = [client for client in clients if client in self._begun]
         # Whoever cheated before this run went on is let in once, and has no part in any sum.
@@ -129,7 +162,7 @@ class SumServer:
                 f"client {clients[0]} has begun anew too often: not before {rest} more rounds"
             )
 
-    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
+    def enroll(self, node: int, reply: Keys, gone: Collection[int] = ()) -> None:
         """Take in a SuperNode's clients; one that enrols again gets its new keys."""
         self.check_keys(node, reply)
         result = {}
@@ -144,13 +177,13 @@ class SumServer:
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude clients whose fault is proven: a run that goes on knows them."""
-        self.excluded |= set(clients)
+        self._excluded |= set(clients)
 
     def forget(self, node: int) -> None:
         """Strike a SuperNode's clients off, so that another may host them."""
         self._members = {c: entry for c, entry in self._members.items() if entry[0] != node}
 
-    def knows(self, old: int, reply: KeyReply) -> bool:
+    def knows(self, old: int, reply: Keys) -> bool:
         """Whether these are the clients of a SuperNode, with the very keys that it enrolled."""
         local = {c: key for c, (node, key) in self._members.items() if node == old}
         keys = [key.tobytes() for key in reply.channel_keys]
@@ -189,13 +222,13 @@ class SumServer:
         """Note that a round has begun, for those that must wait for some."""
         self._clock += 1
 
-    def take(self, node: int, reply: StageReply) -> None:
+    def take(self, node: int, reply: StageReply, *more: Message) -> None:
         """Take what a SuperNode answers in any stage."""
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
         self, server_round: int, length: int, word: int = 64, meaning: bytes = b""
-    ) -> dict[int, MaskRequest]:
+    ) -> Mapping[int, Asked]:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         if server_round in self._unopened:
             return {}
@@ -206,7 +239,7 @@ class SumServer:
         """Return the clients that a request or a reply is about."""
         return list(clients)
 
-    def unmask_requests(self, server_round: int) -> dict[int, UnmaskRequest]:
+    def unmask_requests(self, server_round: int) -> Mapping[int, Asked]:
         """Ask for the shares; nobody if too few clients are in the sum."""
         if server_round in self._unopened:
             return {}
@@ -260,12 +293,12 @@ class SumServer:
         """Note what a client did; if that is proven, with the SuperNode, all that it hosts go."""
         reason = " ".join(reason.split())[:MAX_REASON]
         if node is None:
-            self.blamed.append((client, reason))
+            self._blamed.append((client, reason))
             return
         hosted = {other for other, (at, _) in self._members.items() if at == node} - {client}
         self._barred.add(node)
         for other in [client, *sorted(hosted)]:
             if other not in self.excluded:
                 why = reason if other == client else f"{reason} (client {client}, same SuperNode)"
-                self.blamed.append((other, why))
-        self.excluded |= {client, *hosted}
+                self._blamed.append((other, why))
+        self._excluded |= {client, *hosted}

@@ -1,0 +1,32 @@
+"""The clients' half of ``SecureSum``, whomever a SuperNode trusts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Context
+
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.masking_client import MaskingParty
+from flower_graph.secure.sum.masking_client import Answer, FloatArray
+
+
+class SecureSumClient(MaskingParty):
+    """The clients' half: a subclass says in ``vectors`` what is to be added up."""
+
+    actions = (*MaskingParty.actions, "sum_mask")
+
+    def __init__(self, context: Context, clients: Sequence[int]) -> None:
+        trust = TrustSettings.of(context.node_config, context.run_id)
+        super().__init__(context, clients, trust)
+
+    @abstractmethod
+    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
+        """Return the vector of each client; one that is missing is left out of the sum."""
+
+    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Add up the own clients' vectors and mask the sum."""
+        reply, entries = self.masked(config, self.vectors(config))
+        return [reply.total], reply.clients.size, entries

@@ -1,0 +1,106 @@
+"""The clients' half of sums over Flower messages, where SuperNodes may have keys of their own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.messages import BindRequest, Ready
+from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.service import answer, bound
+from flower_graph.secure.sum.masking_client import Answer, MaskingClient
+from flower_graph.secure.sum.messages import MaskRequest
+
+
+class PartyActions(NumPyClient):
+    """The exchanges in which a SuperNode with a key of its own sends no vector."""
+
+    party_actions = ("sum_bind", "sum_reveal", "sum_epoch", "sum_list")
+    trust: TrustSettings | None
+
+    @abstractmethod
+    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+        """Answer any of them, and ``sum_unmask``."""
+
+    def as_party(self, action: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Answer with the key that the SuperNode has, if it has one."""
+        if self.trust is None:
+            raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
+        return self.of_party(action, config, self.trust)
+
+    def sum_bind(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Say who is here, signed."""
+        return [], 1, self.as_party("sum_bind", config)
+
+    def sum_reveal(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Show the own part of the seed of the graph of partners."""
+        return [], 1, self.as_party("sum_reveal", config)
+
+    def sum_epoch(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Begin an epoch."""
+        return [], 1, self.as_party("sum_epoch", config)
+
+    def sum_list(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Sign who is in a sum."""
+        return [], 1, self.as_party("sum_list", config)
+
+
+class MaskingParty(PartyActions, MaskingClient):
+    """A ``MaskingClient`` that takes no part in a sum whose server is trusted if it has ``trust``.
+
+    With ``trust``, the SuperNode's own key and whom it trusts, the keys that are kept are those of
+    a party; without it, of clients.
+    """
+
+    actions = (*MaskingClient.actions, *PartyActions.party_actions)
+
+    def __init__(
+        self, context: Context, clients: Sequence[int], trust: TrustSettings | None = None
+    ) -> None:
+        super().__init__(context, clients)
+        self.trust = trust
+
+    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Make channel keys, or show those of the run; refused where there is a key of its own."""
+        if self.trust is not None:
+            raise RefusedError(
+                "this SuperNode has a key of its own and takes part in no sum whose server is "
+                "trusted"
+            )
+        return super().sum_enroll(parameters, config)
+
+    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+        """Reveal shares of one sum, prepare the next, or both."""
+        if self.trust is not None:
+            return [], len(self.clients), self.as_party("sum_unmask", config)
+        return super().sum_unmask(parameters, config)
+
+    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+        """Answer any of the exchanges without a vector, and ``sum_unmask``."""
+        try:
+            known = self.keys()
+        except StateLostError:
+            if action != "sum_bind":
+                raise
+            known = None
+        if action == "sum_bind":
+            known = bound(known, BindRequest.from_config(config).run_id, self.clients, trust)
+        entries = answer(known, action, config)
+        self._keep(known)
+        return entries
+
+    def keys(self) -> Any:
+        """Return the ``SumClient`` or ``Party`` that is kept; ``StateLostError`` without one."""
+        return super().keys() if self.trust is None else Party.from_bytes(self._kept(), self.trust)
+
+    def _asked(self, request: MaskRequest) -> list[int]:
+        return super()._asked(request) if self.trust is None else list(self.clients)
+
+    def _beside(self, config: dict[str, Any], present: list[int]) -> Any:
+        return present if self.trust is None else Ready.from_config(config)

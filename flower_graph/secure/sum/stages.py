@@ -1,0 +1,173 @@
+"""The stages of secure sums, one after the other, over messages that a caller sends.
+
+A sum takes two exchanges: masked vectors, then shares, and the second also prepares the next sum.
+Everything here is told in numbers of clients, whoever takes part in the protocol for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply, sum_bytes
+from flower_graph.secure.sum.server import Asked, Send, SumServer
+from flower_graph.wire.codec import Message
+from flower_graph.wire.exchange import Rejected
+from flower_graph.wire.keys import CONFIG, METRICS
+
+
+class SumStages:
+    """Drives every sum: who is in it, which stage it is in, and what is sent and taken of it.
+
+    Parameters
+    ----------
+    server : SumServer
+        Who carries the sums out.
+    send : callable
+        Sends messages, as ``Session.send`` does.
+    limit : float
+        Largest absolute value of a single number; a client with a larger one is left out.
+    resolution : float
+        Step to which numbers are rounded.
+    guard : bool
+        Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
+    first : int
+        Number of the first sum.
+    unmask : str
+        Type of the messages that unmask one sum and prepare the next.
+    """
+
+    def __init__(
+        self,
+        server: SumServer,
+        send: Send,
+        *,
+        limit: float,
+        resolution: float,
+        guard: bool = False,
+        first: int = 0,
+        unmask: str = "train.sum_unmask",
+    ) -> None:
+        self.server, self._send, self._unmask = server, send, unmask
+        self.number = first - 1  # of the newest sum
+        self.clients: list[int] = []  # that it was made ready for; none if none is ready
+        self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
+        self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
+
+    def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
+        """Return those of some clients that these SuperNodes host."""
+        homes = self.server.homes
+        return [client for client in clients if homes.get(client) in nodes]
+
+    def begin(self, server_round: int, nodes: Collection[int]) -> bool:
+        """Let clients agree on who is there, if need be; return whether all begins anew."""
+        begun = self.server.begin(server_round, self._send, nodes)
+        if begun:
+            self.give_up()
+        return begun
+
+    def give_up(self) -> None:
+        """Give up a sum that was made ready: others are to be in it."""
+        self.clients = []
+
+    def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
+        """Make a sum ready for some clients, in an exchange of its own; return who is silent."""
+        return self._turn(server_round, list(clients), {})
+
+    def masks(
+        self, length: int, word: int = 64, meaning: bytes = b""
+    ) -> dict[int, tuple[list[int], tuple[Message, ...]]]:
+        """Ask for masked vectors: of each SuperNode the clients that may contribute."""
+        requests = self.server.mask_requests(self.number, length, word, meaning)
+        return {
+            node: (self.server.hosted(parts[0].clients.tolist()), parts)
+            for node, parts in parts_of(requests).items()
+        }
+
+    def take_masked(self, node: int, reply: MaskedReply) -> list[int]:
+        """Take a SuperNode's masked sum; return the clients in it."""
+        self.server.take(node, reply)
+        local = self.server.hosted(reply.clients.tolist())
+        return [client for client in local if client not in reply.left_out]
+
+    def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
+        """Unmask the newest sum and make the next ready, in one exchange.
+
+        Parameters
+        ----------
+        server_round : int
+            The caller's round.
+        following : iterable of int, optional
+            Clients that the next sum is for; None if there is to be none yet.
+
+        Returns
+        -------
+        list of Rejected
+            SuperNodes without a usable answer.
+        """
+        self.server.sign(self.number, server_round, self._send)
+        unmask = parts_of(self.server.unmask_requests(self.number))
+        return self._turn(server_round, None if following is None else list(following), unmask)
+
+    def _turn(
+        self,
+        server_round: int,
+        following: list[int] | None,
+        unmask: Mapping[int, tuple[Any, ...]],
+    ) -> list[Rejected]:
+        prepare: dict[int, tuple[Any, ...]] = {}
+        self.clients = following or []
+        if following is not None:
+            self.number += 1
+            self._ring = self.ring_for(max(1, len(following)))
+            prepare = parts_of(self.server.open_round(self.number, following))
+        nodes = {**unmask, **prepare}
+        both = {node: (*unmask.get(node, ()), *prepare.get(node, ())) for node in nodes}
+
+        def read(node: int, content: RecordDict) -> None:
+            if node in unmask:
+                self.server.take(node, UnmaskReply.read(content))
+            if node in prepare:
+                self.server.take(node, *(kind.read(content) for kind in self.server.prepared))
+
+        if not both:
+            return []
+        replies = self._send(
+            {node: as_record(*messages) for node, messages in both.items()},
+            server_round,
+            read,
+            message_type=self._unmask,
+            max_reply_bytes=sum_bytes(
+                (first for first, *_ in unmask.values()), (first for first, *_ in prepare.values())
+            ),
+        )
+        rejected: list[Rejected] = replies.rejected
+        return rejected
+
+
+def parts_of(requests: Mapping[int, Asked]) -> dict[int, tuple[Any, ...]]:
+    """Return each SuperNode's request with all that goes beside it."""
+    return {node: one if isinstance(one, tuple) else (one,) for node, one in requests.items()}
+
+
+def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
+    """Write messages and entries as one message."""
+    return RecordDict({CONFIG: ConfigRecord(merged(*parts))})
+
+
+def merged(*parts: Message | Mapping[str, Any]) -> dict[str, Any]:
+    """Write messages and entries as the entries of one."""
+    result: dict[str, Any] = {}
+    for part in parts:
+        result |= part.to_config() if isinstance(part, Message) else part
+    return result
+
+
+def entries_of(content: RecordDict) -> dict[str, Any]:
+    """Return a reply's entries: the adaptor puts numbers and all else into two records."""
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    return {**content.metric_records.get(METRICS, {}), **config}
