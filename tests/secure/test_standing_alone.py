@@ -12,11 +12,14 @@ HERE = Path(__file__).parent
 BARRED = """
 import sys
 ALLOWED = {"secure", "wire", "storage", "errors", "lazy", "flower_compat"}
+BESIDES = tuple(sys.argv[2:])
 
 class Bar:
     def find_spec(self, name, path=None, target=None):
         package, _, rest = name.partition(".")
         if package == "flower_graph" and rest and rest.split(".")[0] not in ALLOWED:
+            raise ImportError(f"barred: {name}")
+        if name.startswith(BESIDES):
             raise ImportError(f"barred: {name}")
 
 sys.meta_path.insert(0, Bar())
@@ -49,11 +52,16 @@ world.check(world.round(0), range(7))
 """
 
 
-def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run code where everything but what ``secure/`` stands on is barred."""
+PLAIN = """
+import flower_graph.secure.sum.service, flower_graph.secure.sum.masking_client
+"""
+
+
+def run(code: str, folder: Path, *besides: str) -> subprocess.CompletedProcess[str]:
+    """Run code with everything but what ``secure/`` stands on barred, and more ``besides``."""
     helpers = f"sys.path.insert(0, {str(HERE)!r})\n"
     return subprocess.run(
-        [sys.executable, "-c", BARRED + helpers + code, str(folder)],
+        [sys.executable, "-c", BARRED + helpers + code, str(folder), *besides],
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,
@@ -67,6 +75,13 @@ def test_secure_works_on_the_wire_storage_and_errors_alone(code: str, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
+def test_a_server_that_is_trusted_needs_nothing_of_parties(tmp_path: Path) -> None:
+    done = run(PLAIN + SUM + ALIGNMENT, tmp_path, "flower_graph.secure.parties")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_bar_is_closed(tmp_path: Path) -> None:
     done = run("import flower_graph.server.session", tmp_path)
     assert done.returncode != 0 and "barred: flower_graph.server" in done.stderr
+    done = run(PARTIES, tmp_path, "flower_graph.secure.parties")
+    assert done.returncode != 0 and "barred: flower_graph.secure.parties" in done.stderr
