@@ -25,8 +25,8 @@ from flower_graph.errors import ConfigError
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
 LAST, BEST = KEEP = ("last", "best")
 SPLITS = ("auto", "public", "geom-gcn", "random")
-AUTO, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
-    "auto", "as-is", "row", "presence", "presence-row", "standardise",
+AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
+    "auto", "auto-dense", "as-is", "row", "presence", "presence-row", "standardise",
 )  # fmt: skip
 NO_FEATURES = ("refuse", "degree", "one-hot")
 DEVICES = ("auto", "cpu", "cuda")
@@ -77,7 +77,9 @@ class DataConfig:
         choice(*FEATURES),
         help="`row`: each node's sum to one; `presence`: those that are not 0 become 1; "
         "`presence-row`: both; `standardise`: each has mean 0 and deviation 1 over all nodes; "
-        "`auto`: `as-is` for 0/1, `presence` for sparse ones without negative, else `standardise`",
+        "`auto`: `as-is` for 0/1, `presence` for sparse ones without negative, else `standardise`; "
+        "`auto-dense`: `auto`, but `standardise` for sparse ones too where the graph has at most "
+        "50 million numbers",
     )
     feature_noise: float = setting(
         0.0,

@@ -11,6 +11,7 @@ from torch import Tensor
 from flower_graph.config.common import (
     AS_IS,
     AUTO,
+    AUTO_DENSE,
     FEATURES,
     PRESENCE,
     PRESENCE_ROW,
@@ -26,6 +27,7 @@ CHANGES = (
     "features row-normalised",
     "features standardised",
 )  # how notes of changes begin
+MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
 SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
 
 
@@ -45,9 +47,9 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
         return Prepared(list(features), (), Treatment(how, features[0].size(1)))
     found = _Look(features)
     notes = []
-    if how == AUTO:
-        how, why = found.choice()
-        notes.append(f"data.features=auto chose {how}: {why}")
+    if how in (AUTO, AUTO_DENSE):
+        given, (how, why) = how, found.choice(is_dense=how == AUTO_DENSE)
+        notes.append(f"data.features={given} chose {how}: {why}")
     treatment = Treatment(how, features[0].size(1))
     if how in (PRESENCE, PRESENCE_ROW):
         found.check_presence()
@@ -109,8 +111,8 @@ class _Look:
     """What is to be known of features before something is done to them."""
 
     def __init__(self, features: Sequence[Tensor]) -> None:
-        entries = sum(x.numel() for x in features)
-        self.share = sum(int(x.count_nonzero()) for x in features) / entries
+        self.entries = sum(x.numel() for x in features)
+        self.share = sum(int(x.count_nonzero()) for x in features) / self.entries
         limits = [torch.aminmax(x) for x in features]
         self.least = min(float(each.min) for each in limits)
         self.most = max(float(each.max) for each in limits)
@@ -129,15 +131,18 @@ class _Look:
             return False
         return all(bool(((x == 0) | (x == 1)).all()) for x in self._features)
 
-    def choice(self) -> tuple[str, str]:
-        """Choose for ``auto``, and say why; docs/results/own-graph.md has what was measured."""
+    def choice(self, *, is_dense: bool) -> tuple[str, str]:
+        """Choose a form, and say why; docs/results/own-graph.md has what was measured."""
         if self.is_binary:
             return AS_IS, "all entries are 0 or 1"
         if self.least < 0:
             return STANDARDISE, "some entries are negative"
         if self.share > SPARSE:
             return STANDARDISE, "more than a third of the entries are not 0"
-        return PRESENCE, "no entry is negative, and at most a third are not 0"
+        why = "no entry is negative, and at most a third are not 0"
+        if is_dense and self.entries <= MOST_DENSE:
+            return STANDARDISE, f"{why}; all {self.entries:,} are kept"
+        return PRESENCE, why
 
     def check_presence(self) -> None:
         """Refuse to forget values in which there is more than whether they are 0."""

@@ -518,14 +518,24 @@ def test_what_is_done_to_features_is_said(
 
 @pytest.mark.parametrize(
     ("x", "wanted"),
-    [(torch.eye(3), "as-is"), (SPARSE_COUNTS, "presence"), (SIGNED, "standardise")],
+    [
+        (torch.eye(3), ("as-is", "as-is")),
+        (SPARSE_COUNTS, ("presence", "standardise")),
+        (SIGNED, ("standardise", "standardise")),
+    ],
 )
-def test_auto_looks_at_signs_and_zeros(x: torch.Tensor, wanted: str) -> None:
-    (found,), (chosen, *_), treatment = prepare_features([x], "auto")
-    assert chosen.startswith(f"data.features=auto chose {wanted}: ")
+@pytest.mark.parametrize("how", ["auto", "auto-dense"])
+def test_auto_looks_at_signs_and_zeros(
+    x: torch.Tensor, wanted: tuple[str, str], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = wanted[how == "auto-dense"]
+    (found,), (chosen, *_), treatment = prepare_features([x], how)
+    assert chosen.startswith(f"data.features={how} chose {form}: ")
     # New graphs are treated alike
     torch.testing.assert_close(treatment.apply(x), found)
-    torch.testing.assert_close(found, prepare_features([x], wanted).features[0])
+    torch.testing.assert_close(found, prepare_features([x], form).features[0])
+    monkeypatch.setattr("flower_graph.data.features.MOST_DENSE", 1)
+    assert f"chose {wanted[0]}: " in prepare_features([x], how).notes[0]
 
 
 @pytest.mark.parametrize(("x", "why"), [(DENSE, "dense"), (SIGNED, "negative")])
