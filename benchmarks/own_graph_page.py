@@ -35,9 +35,9 @@ TEXT = f"""# What `<method>/own-graph` reaches on graphs of many kinds
 Test accuracy at the best validation. *Shipped* is `flower-graph run <method>/own-graph` with
 the features and rates of its YAML; *best* is the setting that validates best of one grid: the form
 of the features × three learning rates, and for nFedGNN × `strategy.reg_weight` of 1, 10 and 100.
-*Share* is shipped over best; *local* and *averaged* are the same clients without federation, and with a
-plain mean of weights, as they ship (they have no grid). All end when validation has not improved
-for 20 rounds, but FedAvg of ego-networks, which stands still for longer at first: it runs all 100.
+*Share* is shipped over best; *local* and *averaged* are the same clients without federation, and
+with a plain mean of weights, as they ship (they have no grid). All end when validation has not
+improved for 20 rounds, but FedAvg of ego-networks, which stands still for longer: it runs all 100.
 What ships of `data.features` and of the learning rates was chosen for every method by the
 validation accuracies of this grid (seed {GRID_SEED}), over all graphs of one kind of features,
 never by a test accuracy. Standardised counts and shares validate better with FedGLS by 7 points on

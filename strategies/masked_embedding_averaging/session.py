@@ -73,8 +73,8 @@ class EgoSession(Session):
         if registry is not None:
             server = PartySums(registry, dropout=dropout, block_cap=block_cap)
         members = EgoMembership(settings, alignment, server, block_cap)
-        min_nodes = max(server.fewest_nodes, more.pop("min_nodes", 1))
-        super().__init__(members, seed=settings.seed, min_nodes=min_nodes, **more)
+        super().__init__(members, seed=settings.seed, **more)
+        self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = SumStages(
             server,
             self.send,

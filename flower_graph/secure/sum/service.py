@@ -71,6 +71,8 @@ class SecureSum(SumStages):
         super().__init__(server, self._ask, limit=limit, resolution=resolution, guard=guard)
         self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
         self._exchange, self._timeout = exchange, timeout
+        if min_nodes < 1:
+            raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
         self._min_nodes = max(server.fewest_nodes, min_nodes)
         self._enrolled: set[int] = set()
 
