@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
-from flower_graph.secure.sum.partners import BROKEN, circle, plan, steps
+from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
 DOMAIN = b"flower-graph epoch 1"
@@ -83,9 +83,8 @@ class Epoch:
     @cached_property
     def order(self) -> Integers:
         """The circle, places one after the other, ``[n]``."""
-        # By a hash, so that no version of a random generator matters.
-        stream = hashlib.shake_128(framed(DOMAIN, b"circle", self.digest))
-        return np.argsort(np.frombuffer(stream.digest(8 * self.parties.size), "<u8"), kind="stable")
+        hashed = hashlib.shake_128(framed(DOMAIN, b"circle", self.digest))
+        return order_by(hashed.digest(8 * self.parties.size))
 
     @cached_property
     def partners(self) -> Integers:

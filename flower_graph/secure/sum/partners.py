@@ -95,11 +95,14 @@ def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -
     m = clients.size
     if not 1 <= k < m or (k % 2 and k != m - 1):
         raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
-    # By hashes and not by a library's generator: SuperNodes may have other versions of it.
-    stream = hashlib.shake_256(f"partners {seed} {server_round}".encode()).digest(8 * m)
-    order = np.argsort(np.frombuffer(stream, "<u8"), kind="stable")
-    result: NDArray[np.int64] = clients[circle(order, k)]
+    hashed = hashlib.shake_256(f"partners {seed} {server_round}".encode())
+    result: NDArray[np.int64] = clients[circle(order_by(hashed.digest(8 * m)), k)]
     return result
+
+
+def order_by(digest: bytes) -> NDArray[np.intp]:
+    """Order places by eight bytes of a hash each: no version of a random generator matters."""
+    return np.argsort(np.frombuffer(digest, "<u8"), kind="stable")
 
 
 def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
