@@ -143,6 +143,10 @@ class PartySums(SumServer):
         homes = self.protocol.homes.items()
         return {client: node for party, node in homes for client in self.hosted([party])}
 
+    def node_of(self, client: int) -> int | None:
+        """Return the SuperNode that hosts a client; None if it is not enrolled."""
+        return self.homes.get(client)
+
     @property
     def _taking_part(self) -> set[int]:
         return set(self.members) - self.protocol.excluded

@@ -124,7 +124,8 @@ class SumServer:
 
     def node_of(self, client: int) -> int | None:
         """Return the SuperNode that hosts a client; None if it is not enrolled."""
-        return self.homes.get(client)
+        member = self._members.get(client)
+        return None if member is None else member[0]
 
     # For servers that clients need not trust (``flower_graph.secure.parties``)
 
@@ -147,9 +148,7 @@ class SumServer:
         clients = reply.clients.tolist()
         for row in low_order_rows(reply.channel_keys):
             raise MalformedReplyError(f"the channel key of client {clients[row]} is of low order")
-        if (home := self._members.get(clients[0], (None,))[0]) is not None and self.knows(
-            home, reply
-        ):
+        if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
             return  # it goes on
         begun = [client for client in clients if client in self._begun]
         # Whoever cheated before this run went on is let in once, and has no part in any sum.
