@@ -65,19 +65,21 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
 
 def measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
     """Return loss and accuracy by role; NaN where a client has no such nodes."""
-    right = (logits.argmax(1) == graph.y).double()
-    mask = graph.masks["train"]
-    loss = functional.cross_entropy(logits[mask], graph.y[mask]).double()
+    right, loss = (logits.argmax(1) == graph.y).double(), training_loss(logits, graph)
     shares = [right[graph.masks[role]].mean() for role in ROLES]
-    result = torch.stack([loss, *shares]).cpu()
-    return torch.full_like(result, torch.nan) if has_diverged(logits, graph) else result
+    result = torch.stack([loss.double(), *shares]).cpu()
+    return torch.full_like(result, torch.nan) if has_diverged(loss, graph) else result
 
 
-def has_diverged(logits: Tensor, graph: GraphOnDevice) -> bool:
-    """Whether the loss on the training nodes, if there are any, is no number."""
+def training_loss(logits: Tensor, graph: GraphOnDevice) -> Tensor:
+    """Return the mean cross-entropy of the training nodes; NaN without any."""
     mask = graph.masks["train"]
-    loss = functional.cross_entropy(logits[mask], graph.y[mask], reduction="sum")
-    return not bool(loss.isfinite())
+    return functional.cross_entropy(logits[mask], graph.y[mask])
+
+
+def has_diverged(loss: Tensor, graph: GraphOnDevice) -> bool:
+    """Whether the loss on the training nodes, if there are any, is no number."""
+    return not bool(loss.isfinite()) and bool(graph.masks["train"].any())
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -26,6 +26,7 @@ from flower_graph.client.learner import (
     measure,
     placed_on,
     trained_parameters,
+    training_loss,
 )
 from flower_graph.client.state import Tensors
 from flower_graph.engine.device import resolve_device
@@ -235,7 +236,7 @@ class ModuleClient(NumPyClient):
     def _predicted(self, learner: Learner) -> Predictions | None:
         """Predict one client's nodes; None where its loss is no number."""
         graph, logits = learner.graph, self._judged(learner)
-        if has_diverged(logits, graph):
+        if has_diverged(training_loss(logits, graph), graph):
             return None
         own = [one for one in self.graphs if one.client == graph.client]
         return predictions_from(own, logits, self._classes)
@@ -284,9 +285,10 @@ class ModuleClient(NumPyClient):
             if not all(np.isfinite(values).all() for values in sent.values()):
                 left_out.append(f"client {local.client}: weights are not finite")
                 continue
-            weight += self.examples(local)
+            examples = self.examples(local)
+            weight += examples
             for name, values in sent.items():
-                arrays[name] = arrays.get(name, 0) + self.examples(local) * values
+                arrays[name] = arrays.get(name, 0) + examples * values
         if not weight:
             raise ValueError(f"{'; '.join(left_out)}; nobody is left")
         # Of the types that came: the first of these might be a mean of whole numbers.

@@ -144,7 +144,7 @@ class SageClient(ModuleClient):
         if int(model.generator.client) == UNTRAINED:
             state = model.state_dict().items()
             begun = {name: value.clone() for name, value in state if "generator" not in name}
-            self._train_alone(learner)
+            self._train_alone(learner, self._impaired(learner))
             model.load_state_dict(begun, strict=False)
 
     def evaluate(
@@ -161,15 +161,18 @@ class SageClient(ModuleClient):
         """Train NeighGen alone, or step ``fGen`` with the others' gradients (steps 1 and 2)."""
         request = GeneratorRequest.from_numpy(parameters, config)
         with self._state.opened(self._makers) as learners, one_thread(len(learners)):
+            shown = []
             for place, learner in enumerate(learners):
+                graph = self._impaired(learner)
                 if int(_model(learner).generator.client) == UNTRAINED:
-                    self._train_alone(learner)
+                    self._train_alone(learner, graph)
                 if request.epoch:
                     local = {name: grad[place] for name, grad in request.gradient.items()}
-                    self._learn(learner, request, local)
-            if not request.share:
-                return [], len(learners), {}
-            shown = [self._shown(learner, request.epoch + 1) for learner in learners]
+                    self._learn(learner, graph, request, local)
+                if request.share:
+                    shown.append(self._shown(learner, graph, request.epoch + 1))
+        if not request.share:
+            return [], len(self.graphs), {}
         return Generators.join(shown).to_numpy()
 
     def compare(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
@@ -202,9 +205,9 @@ class SageClient(ModuleClient):
         gradient = {n: g.cpu().numpy() for n, g in zip(weights, grads, strict=True)}
         return PeerGradients(shown.epoch, gradient).to_numpy(len(self.graphs))
 
-    def _train_alone(self, learner: Learner) -> None:
+    def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
         """Train a generator together with its classifier on the impaired ego-network."""
-        model, graph = _model(learner), self._impaired(learner)
+        model = _model(learner)
         adam = torch.optim.Adam(
             model.parameters(),
             lr=GENERATOR_RATE,
@@ -220,11 +223,16 @@ class SageClient(ModuleClient):
         model.freeze_encoder()
         model.generator.client.fill_(learner.graph.client)
 
-    def _learn(self, learner: Learner, request: GeneratorRequest, others: dict[str, Any]) -> None:
+    def _learn(
+        self,
+        learner: Learner,
+        graph: ImpairedGraph,
+        request: GeneratorRequest,
+        others: dict[str, Any],
+    ) -> None:
         """Step ``fGen`` on its own loss and the others' gradients for the same neighbours."""
-        model, graph = _model(learner), self._impaired(learner)
         loss = self._generator_loss(learner, graph, "together", request.epoch)
-        weights = _features(model)
+        weights = _features(_model(learner))
         grads = torch.autograd.grad(loss, weights)
         # The own term is a mean over the client's nodes, the others' arrives as a sum.
         for weight, grad, theirs in zip(weights, grads, others.values(), strict=True):
@@ -242,9 +250,9 @@ class SageClient(ModuleClient):
         return generator_loss(_model(learner), graph, noise)
 
     @torch.no_grad()
-    def _shown(self, learner: Learner, epoch: int) -> Generators:
+    def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:
         """Give what the other clients need to compare a generator in an epoch, from 1."""
-        model, graph, client = _model(learner), self._impaired(learner), learner.graph.client
+        model, client = _model(learner), learner.graph.client
         z = model.generator.encode(graph.rest, graph.adjacency)
         z = z + model.generator.noise(client, "together", epoch, z)
         chosen = (graph.impaired.missing > 0).nonzero().flatten()
