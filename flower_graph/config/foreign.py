@@ -21,11 +21,11 @@ from flower_graph.errors import ConfigError
 from flower_graph.storage.places import data_root
 
 LOG = logging.getLogger(__name__)
-CONFIG = "config.yaml"  # of a run's folder
+CONFIG, DATA = "config.yaml", "data.json"  # of a run's folder: its settings, and its data's form
 RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 # What a run leaves beside its settings; by one of these a folder is known to be a run's
 LEFT = (
-    *("metrics.jsonl", "result.json", "data.json", "checkpoints"),
+    *("metrics.jsonl", "result.json", DATA, "checkpoints"),
     *("predictions.npz", "embeddings.npz", "model.json", "models.json", "clients"),
 )
 OTHERWISE = (

@@ -12,14 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flower_graph.config.foreign import CONFIG, NOBODY, Trust
+from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
-    DATA,
     NO_CLIENT,
     SAID,
     Embeddings,
