@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from federation import EACH, METHODS, Done, Federation, good, tried
+from federation import ALL, EACH, METHODS, Done, Federation, forget_live, good, tried
+from flwr.app import Message
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +22,8 @@ from flower_graph.records.rounds import RoundReport
 ROUNDS = 6
 ONE_FAST = tried(METHODS, fast=["nfedgnn"])
 BEST = ("keep=best", f"rounds={ROUNDS}")
+# Variants of FedSCem whose clients hold what they have measured in ways of their own
+KEPT = tried([*METHODS, "fedscem, shared", "fedscem, fedavg"])
 
 
 def kept(done: Done) -> dict[str, Any]:
@@ -54,9 +58,9 @@ def rounds_kept(done: Done) -> set[int]:
     return {json.loads(path.read_text(encoding="utf-8"))["round"] for path in found}
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", KEPT)
 def test_the_best_round_is_kept_whole_and_resumed(name: str, tmp_path: Path) -> None:
-    setup = METHODS[name]
+    setup = ALL[name]
     whole = setup.run(tmp_path / "whole", *BEST)
     best = whole.result["best-round"]
     assert rounds_kept(whole) == {best}
@@ -67,6 +71,26 @@ def test_the_best_round_is_kept_whole_and_resumed(name: str, tmp_path: Path) -> 
     every = (*BEST, "checkpoint_every=2")
     setup.run(tmp_path / "out", *every, stop_at=min(max(best + 1, 3), ROUNDS - 1))
     assert_same(whole, setup.run(tmp_path / "out", *every, resume=True))
+
+
+class Forgetful(Federation):
+    """Has another process of the SuperNode asked for what it keeps than the one that trained."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        pushed = list(messages)
+        for message in pushed:
+            if message.metadata.message_type == "query.keep":
+                forget_live(self.run.run_id, message.metadata.dst_node_id)
+        return super().push_messages(pushed)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_another_process_may_be_asked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ALL[name].run(tmp_path / "whole", *BEST)
+    monkeypatch.setattr("federation.Federation", Forgetful)
+    assert_same(whole, ALL[name].run(tmp_path / "out", *BEST))
 
 
 @pytest.mark.parametrize("name", ONE_FAST)

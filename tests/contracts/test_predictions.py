@@ -1,7 +1,8 @@
-"""What every method leaves: predictions that make the result's accuracies, and models alike."""
+"""What every method leaves: predictions and figures that make the result's, and models alike."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,16 @@ def check_accuracies(setup: Setup, left: fg.Run) -> None:
     assert "test" in seen
     known = found.probability[np.isfinite(found.probability)]  # a judge has none
     assert ((known > 0) & (known <= 1 + 1e-6)).all()
+    rows = [row for row in table(left.path / "clients.csv") if row["at"] == "last"]
+    assert len({row["client"] for row in rows}) == len(rows) == left.result["clients"]
+    for role in seen:
+        own = [float(row[f"{role}-accuracy"]) for row in rows if row[f"{role}-accuracy"]]
+        assert np.mean(own) == pytest.approx(left.result[f"{role}-accuracy"], abs=2 * atol), role
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Read a table of figures by client."""
+    return [*csv.DictReader(path.read_text(encoding="utf-8").splitlines())]
 
 
 def names_of(graph: Any) -> list[str]:

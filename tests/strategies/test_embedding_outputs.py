@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from without_flower import Given, call_saved
 
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.method.load import load_config
 from flower_graph.outputs.files import (
-    ROLES,
-    Predictions,
     SavedModels,
     read_embeddings,
     read_models,
@@ -86,32 +82,6 @@ def left(model: str, out: Path) -> tuple[PublicReply, list[OverlappingGraph], Pa
     return reply, graphs, out / "clients" / "0"
 
 
-def micro_f1(found: Predictions) -> float:
-    right = found.predicted == found.label
-    assert found.fold is not None
-    return float(np.mean([right[found.fold == one].mean() for one in np.unique(found.fold)]))
-
-
-@pytest.mark.parametrize("model", ["gat", "deepwalk"])
-def test_predictions_give_the_judges_figures_to_the_last_digit(model: str, tmp_path: Path) -> None:
-    reply, graphs, folder = left(model, tmp_path)
-    found = read_predictions(folder)
-    assert found is not None and found.classes == ("a", "b", "c")
-    for place, graph in enumerate(graphs):
-        own = found.of_client(graph.client)
-        for role in ("val", "test"):
-            judged = own.rows((own.role == ROLES.index(role)) & (own.label >= 0))
-            assert micro_f1(judged) == reply.judged[role][place]
-            assert np.isnan(judged.probability).all()  # an SVC has none
-        # What no judge says, a GAT says itself; a DeepWalk has no class for it.
-        itself = own.rows(own.fold < 0)
-        assert len(itself.node) == (13 if model == "gat" else 0)
-        assert (itself.probability >= 1 / CLASSES).all()
-    with (folder / "clients.csv").open() as file:
-        last = [row for row in csv.DictReader(file) if row["at"] == "last"]
-    assert [float(row["test-accuracy"]) for row in last] == reply.judged["test"]
-
-
 def test_who_asks_for_a_snapshot_does_not_judge_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,38 +103,6 @@ def test_who_asks_for_a_snapshot_does_not_judge_again(
     keep(host, FINISH, 1)
     assert len(asked) == 2
     assert read_predictions(tmp_path / "other" / "clients" / "0") is not None
-
-
-def test_without_outputs_nothing_is_kept() -> None:
-    state = RecordDict()
-    host, _ = host_of("gat", None, state)
-    ask(host, 1)
-    assert [name for name in state if "judged" in name or "outputs" in name] == []
-
-
-@pytest.mark.slow  # a process that imports PyG
-def test_a_saved_gat_is_a_plain_module_where_there_is_no_flower(tmp_path: Path) -> None:
-    state = RecordDict()
-    host, graphs = host_of("gat", tmp_path, state)
-    keep(host, BEGIN, 0)
-    ask(host, 1)
-    keep(host, FINISH, 1)
-    folder, expected = tmp_path / "clients" / "0", list[Given]()
-    with host.opened() as models:
-        for graph in graphs:
-            model = models[graph.client]
-            assert isinstance(model, PublicGAT)
-            wanted = {"embed": torch.from_numpy(model.embed()), "__call__": model.logits()}
-            expected += [
-                (".", graph.client, name, graph.x, graph.edge_index, value)
-                for name, value in wanted.items()
-            ]
-    # What each client has of features that it never sees is common, and zero.
-    (saved,) = read_models(folder)
-    assert saved.clients == [0, 1] and not saved.shared["conv1.lin.weight"].any()
-    assert not saved.state_dict(1)["conv1.lin.weight"][:, 1].any()
-    assert saved.state_dict(1)["conv1.lin.weight"][:, 0].any()
-    call_saved(folder, expected)
 
 
 def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:

@@ -102,21 +102,6 @@ def test_models_of_their_own_are_those_of_each_client() -> None:
         assert not torch.equal(states[0], states[1])
 
 
-@pytest.mark.parametrize("method", KINDS)
-def test_predictions_give_the_accuracies(method: str) -> None:
-    cohort = trained(method, settings_of(method))
-    found, accuracy = predictions_of(cohort, ("a", "b", "c", "d")), cohort.evaluate().accuracy
-    assert found.classes == ("a", "b", "c", "d")
-    for place, client in enumerate(cohort.clients):
-        own = found.of_client(client)
-        assert own.node.tolist() == [100 * client + n for n in range(len(own.node))]
-        for role in (1, 2, 3):
-            chosen = own.role == role
-            share = (own.predicted == own.label)[chosen].mean() if chosen.any() else torch.nan
-            wanted = float(accuracy[place, role - 1])
-            assert share == wanted or (share != share and wanted != wanted)
-
-
 def test_who_diverged_has_no_predictions() -> None:
     cohort = trained("local-gnn-knn", settings_of("local-gnn-knn"))
     cohort.tensors()["weight.rest"][0] = torch.nan
