@@ -75,12 +75,6 @@ def told(error: E, words: str) -> E:
 
 # What others say, in a log or a report
 
-
-def says_lost(reason: str) -> bool:
-    """Whether a client's error, as Flower hands it on, is that it has lost its state."""
-    return StateLostError.__name__ in reason
-
-
 MAX_REASON = 300  # characters of a peer's own words that reach a log or a report
 LOOKED_AT = 1 << 16  # characters of a peer's text that are looked at: it may have 50 million
 

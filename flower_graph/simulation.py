@@ -18,15 +18,15 @@ import secrets
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
+from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flower_graph.engine.memory import keep_freed_memory
 from flower_graph.flower_compat import ErrorCode, Run, identify, stamp
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+from flower_graph.wire.arrays import own_records
 
 LOG = logging.getLogger(__name__)
 
@@ -184,8 +184,8 @@ class InProcessGrid(Grid):
     def _handle(self, message: Message, context: Context) -> Message:
         """Run the client app on one message."""
         received = copy.copy(message)
-        received.content = _own_records(message.content)
-        state = _own_records(context.state)
+        received.content = own_records(message.content)
+        state = own_records(context.state)
         try:
             reply = self.client_app(received, context)
             if not isinstance(reply, Message):
@@ -198,12 +198,3 @@ class InProcessGrid(Grid):
             last = traceback.extract_tb(error.__traceback__)[-1]  # the line that raised it
             said = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, said), reply_to=message)
-
-
-def _own_records(content: RecordDict) -> RecordDict:
-    """Copy the records and their lists; the arrays' bytes are immutable and stay shared."""
-    local: dict[str, Any] = {name: record.copy() for name, record in content.items()}
-    for record in local.values():
-        if not isinstance(record, ArrayRecord):
-            record.update({k: list(v) for k, v in record.items() if isinstance(v, list)})
-    return RecordDict(local)

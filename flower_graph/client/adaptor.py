@@ -38,8 +38,8 @@ from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
 from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
 from flower_graph.storage.places import node_name, own_place, state_key
-from flower_graph.wire.arrays import decode_array, encode_array
-from flower_graph.wire.boundary import boundary
+from flower_graph.wire.arrays import decode_array, encode_array, own_records
+from flower_graph.wire.boundary import boundary, lost_reply
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
     ARRAYS,
@@ -114,8 +114,15 @@ class _ActingClientApp(ClientApp):
         if kind == "train" and action:
             with suppress(ValueError):  # it is there, or it is no name: Flower says so
                 self.act(action)
-        with boundary(context):
-            return super().__call__(message, context)
+        state = own_records(context.state)
+        try:
+            with boundary(context):
+                return super().__call__(message, context)
+        except StateLostError as error:
+            # Flower has one code for all errors that it is left to answer with.
+            LOG.exception("node %d: its clients have lost their state", context.node_id)
+            context.state = state
+            return lost_reply(error, message)
 
 
 def _handler(

@@ -32,7 +32,7 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.outputs import BestRound
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
-from flower_graph.wire.exchange import no_content
+from flower_graph.wire.boundary import no_content
 from flower_graph.wire.fields import read_not_saved
 
 LOG = logging.getLogger(__name__)

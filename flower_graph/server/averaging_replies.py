@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.wire.arrays import decode_array, encode_array, read_array
-from flower_graph.wire.exchange import MAX_NAMED, Rejected, no_content, unreadable
+from flower_graph.wire.boundary import Kind, kind_of, no_content
+from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
 from flower_graph.wire.fields import MAX_LINES
 from flower_graph.wire.keys import (
     ARRAYS,
@@ -77,7 +78,10 @@ def check_replies(
     good = {node: came[node] for node in order if node not in reasons}
     reasons |= _too_heavy(good, most_examples)
     reasons |= _odd_ones({node: came[node] for node in order if node not in reasons})
-    rejected = [Rejected(node, one_line(why)) for node, why in reasons.items()]
+    kinds = {node: kind_of(reply) for node, reply in came.items()}
+    rejected = [
+        Rejected(node, one_line(why), kinds.get(node, Kind.OTHER)) for node, why in reasons.items()
+    ]
     usable = [node for node in order if node not in reasons]
     rejected += [Rejected(node, why) for node in usable for why in _left_out(came[node].content)]
     return Checked([came[node] for node in usable], rejected + strays)

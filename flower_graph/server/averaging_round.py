@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,7 +33,7 @@ from flower_graph.server.averaging_replies import (
 from flower_graph.server.membership import Membership
 from flower_graph.server.session import Session
 from flower_graph.wire.averaging import clients_of
-from flower_graph.wire.exchange import ByteLedger, Rejected, few, log_rejected
+from flower_graph.wire.exchange import ByteLedger, few, log_rejected
 from flower_graph.wire.keys import CHECKPOINT, EXTRAS, RUN_TOKEN
 
 LOG = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ class CheckedFedAvg(FedAvg):
             usable, several = self.central_noise.sort_out(usable)
             rejected = rejected + several
         where = "evaluate: " if model is None else ""
-        named = [Rejected(entry.node_id, where + entry.reason) for entry in rejected]
+        named = [replace(entry, reason=where + entry.reason) for entry in rejected]
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
         return usable

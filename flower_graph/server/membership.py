@@ -13,8 +13,9 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, one_line, says_lost
+from flower_graph.errors import MalformedReplyError, one_line
 from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.boundary import Kind
 from flower_graph.wire.exchange import Exchange, Rejected
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
@@ -22,9 +23,6 @@ from flower_graph.wire.ledger import ENROLMENT
 
 LOG = logging.getLogger(__name__)
 MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
-# What Flower says of a ClientApp without a function for ``query``. Nothing else tells it from one
-# whose function failed.
-NO_QUERY = "No query function registered"
 
 
 class Membership:
@@ -105,7 +103,7 @@ class Membership:
         )
         unasked, answers = self.unasked(), dict(replies.values)
         if unasked is not None:
-            silent = [entry for entry in replies.rejected if NO_QUERY in entry.reason]
+            silent = [entry for entry in replies.rejected if entry.kind is Kind.NO_QUERY]
             answers |= {entry.node_id: unasked for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
         there = set(connected)
@@ -133,7 +131,7 @@ class Membership:
 
     def note(self, rejected: Iterable[Rejected]) -> None:
         """Ask SuperNodes again whose clients have lost what they kept: then they begin anew."""
-        self._lost |= {entry.node_id for entry in rejected if says_lost(entry.reason)}
+        self._lost |= {entry.node_id for entry in rejected if entry.kind is Kind.STATE_LOST}
 
     def present(self, connected: Iterable[int]) -> list[int]:
         """Return the SuperNodes that can take part, in the order of their clients."""

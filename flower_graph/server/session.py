@@ -25,6 +25,7 @@ from flower_graph.records.participation import NOT_DRAWN, Participation, account
 from flower_graph.rng import generator
 from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
+from flower_graph.wire.boundary import kind_of, no_content
 from flower_graph.wire.exchange import (
     ByteLedger,
     Exchange,
@@ -32,7 +33,6 @@ from flower_graph.wire.exchange import (
     Replies,
     few,
     log_rejected,
-    no_content,
     unreadable,
 )
 from flower_graph.wire.fields import Resume, read_not_saved
@@ -266,7 +266,9 @@ class Session:
                     raise MalformedReplyError("it was not asked")
                 replies.values[node] = read(node, message.content)
             except Exception as error:
-                replies.rejected.append(Rejected(node, one_line(unreadable(error))))
+                replies.rejected.append(
+                    Rejected(node, one_line(unreadable(error)), kind_of(message))
+                )
         log_rejected(LOG, server_round, "left out", replies.rejected)
         self.leave_out(replies.rejected)
         return replies

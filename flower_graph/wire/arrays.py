@@ -14,7 +14,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
@@ -147,3 +147,12 @@ def read_array(
 def largest_size(values: NDArray[Any]) -> float:
     """Return the largest absolute value; values are not empty."""
     return max(float(values.max()), -float(values.min()))
+
+
+def own_records(content: RecordDict) -> RecordDict:
+    """Copy the records and their lists; the arrays' bytes are immutable and stay shared."""
+    local: dict[str, Any] = {name: record.copy() for name, record in content.items()}
+    for record in local.values():
+        if not isinstance(record, ArrayRecord):
+            record.update({k: list(v) for k, v in record.items() if isinstance(v, list)})
+    return RecordDict(local)

@@ -28,6 +28,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID
+from flower_graph.wire.boundary import Kind, kind_of, no_content
 from flower_graph.wire.failures import Failures
 from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
 
@@ -52,6 +53,7 @@ class Rejected:
 
     node_id: int  # The node, as Flower numbers it
     reason: str  # One line for a person
+    kind: Kind = Kind.OTHER  # Of its error, if it answered with one
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ class Gathering(Generic[T]):
     answered: dict[str, int] = field(default_factory=dict)
     replies: Replies[T] = field(default_factory=Replies)
 
-    def reject(self, node_id: int, reason: str) -> None:
+    def reject(self, node_id: int, reason: str, kind: Kind = Kind.OTHER) -> None:
         """Leave a node out of the round."""
-        self.replies.rejected.append(Rejected(node_id, one_line(reason)))
+        self.replies.rejected.append(Rejected(node_id, one_line(reason), kind))
 
     def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
         """Sort one incoming message: a value, a rejected node or a stray."""
@@ -111,7 +113,7 @@ class Gathering(Generic[T]):
         node_id = self.open.pop(answers)
         self.answered[answers] = node_id
         if (problem := self._problem(reply, size)) is not None:
-            self.reject(node_id, problem)
+            self.reject(node_id, problem, kind_of(reply))
             return
         try:
             self.replies.values[node_id] = self.read(node_id, reply.content)
@@ -349,14 +351,6 @@ class Exchange:
 
 def _group(reply: Message) -> str:
     return reply.metadata.group_id[:MAX_REASON] or "?"
-
-
-def no_content(reply: Message) -> str | None:
-    """Say why there is nothing to read in a reply, or None."""
-    if reply.has_error():
-        what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
-        return what + one_line(said, MAX_REASON - len(what))
-    return None if reply.has_content() else "empty reply"
 
 
 def unreadable(error: Exception) -> str:

@@ -35,7 +35,6 @@ from typing import Any
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import says_lost
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.parties.service import PartySums
@@ -69,6 +68,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     require_nodes,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.wire.boundary import Kind
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import RING_WORD
 
@@ -211,7 +211,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do step 5 with what came, and say what the round gave."""
         for entry in replies.rejected:
-            if says_lost(entry.reason):
+            if entry.kind is Kind.STATE_LOST:
                 self.sums.forget(entry.node_id)  # its keys are lost, too
         self._skipped = ""
         report = super().learn(server_round, replies)

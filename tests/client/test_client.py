@@ -12,7 +12,11 @@ from flwr.clientapp.mod import LocalDpMod, message_size_mod
 
 import flower_graph
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.errors import StateLostError
+from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import encode_array
+from flower_graph.wire.boundary import Kind
+from flower_graph.wire.exchange import Exchange
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -251,3 +255,33 @@ def test_local_dp_clips_the_update_alone_and_message_size_is_logged(
         app = make_client_app(lambda context: Recorder((0.5, 3, {})), **{place: [local_dp]})
         message = Message(RecordDict({"arrays": record_of(w=[1])}), 7, "evaluate")
         assert app(message, CONTEXT).has_content() == answers
+
+
+def test_lost_state_is_told_by_a_code_and_undoes_what_the_message_changed() -> None:
+    class Forgetful(NumPyClient):
+        def __init__(self, context: Context) -> None:
+            self.context = context
+
+        def get_properties(self, config: Any) -> dict[str, Any]:
+            self.context.state["half"] = ConfigRecord({"done": 1})
+            raise StateLostError("gone")
+
+    grid = InProcessGrid(make_client_app(Forgetful), num_supernodes=2)
+    query = dict.fromkeys(grid.contexts, RecordDict())
+    replies = Exchange(grid).send(
+        query, message_type="query", server_round=1, timeout=1, read=lambda node, content: None
+    )
+    assert [entry.kind for entry in replies.rejected] == [Kind.STATE_LOST] * 2
+    assert not any(context.state for context in grid.contexts.values())
+
+
+def test_other_errors_are_of_no_kind_whatever_they_say() -> None:
+    def client_fn(context: Context) -> NumPyClient:
+        raise ValueError("StateLostError: gone")
+
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=1)
+    query = dict.fromkeys(grid.contexts, RecordDict())
+    replies = Exchange(grid).send(
+        query, message_type="query", server_round=1, timeout=1, read=lambda node, content: None
+    )
+    assert [entry.kind for entry in replies.rejected] == [Kind.OTHER]

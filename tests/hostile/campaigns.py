@@ -17,6 +17,7 @@ from mutations import Mutation, accusing, invented, leaving_out, replaced, withh
 
 from flower_graph.errors import StateLostError
 from flower_graph.wire.arrays import read_array
+from flower_graph.wire.boundary import STATE_LOST
 from flower_graph.wire.ledger import count_bytes, reply_bytes
 
 OFTEN = 60  # messages of a type that are attacked
@@ -75,9 +76,9 @@ def campaigns(method: Method) -> list[Campaign]:
 def _errors(kind: str) -> Iterator[Campaign]:
     error = Told("an error", 7, "KeyError: 'x'")
     for what, reason in LOST.items():
-        yield Campaign(kind, f"{what}, each time", always(kind, Told(what, 7, reason)))
+        yield Campaign(kind, f"{what}, each time", always(kind, Told(what, STATE_LOST, reason)))
     yield Campaign(kind, "an error each time", always(kind, error), new_id=True)
-    lost = Told("lost", 7, LOST["lost"])
+    lost = Told("lost", STATE_LOST, LOST["lost"])
     yield Campaign(kind, "lost, each time", always(kind, lost), new_id=True)
     huge = Told("4 MB", 7, "\u202e" * (4 << 20))
     yield Campaign(kind, "an error of 4 M signs", {(kind, 1): huge})
@@ -101,7 +102,7 @@ def _claims(method: Method, key: Key) -> Iterator[Campaign]:
     changes += [Mutation("config/unmask-shares", "withheld", withholding)]
     held = [(record, name) for record in example for name in example[record]]
     cheats = [_spoilt(*place) for place in held if place[1] in CHEATS]
-    lost = Told("lost", 7, LOST["lost"])
+    lost = Told("lost", STATE_LOST, LOST["lost"])
     for change in [one for one in [*changes, *cheats] if _fits(one, method, key)]:
         yield Campaign(kind, f"{change.name}, each time", always(kind, change))
     for change in cheats:

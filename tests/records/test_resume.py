@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_graph.errors import MalformedReplyError, StateLostError, says_lost
+from flower_graph.errors import MalformedReplyError
 from flower_graph.wire.fields import Resume, read_handled, read_not_saved
 
 
@@ -35,8 +35,3 @@ def test_why_a_checkpoint_was_not_written() -> None:
     assert read_not_saved(RecordDict(said)) == "no room"
     assert read_not_saved(RecordDict({"config": ConfigRecord({})})) == ""
     assert read_not_saved(RecordDict()) == ""
-
-
-def test_lost_state_is_told_from_other_errors() -> None:
-    assert says_lost(f"{StateLostError('client 3: gone')!r}")
-    assert not says_lost("ValueError: client 3")

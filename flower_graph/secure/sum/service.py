@@ -14,12 +14,13 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, UnreadableSumError, says_lost
+from flower_graph.errors import MalformedReplyError, UnreadableSumError
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskedReply
 from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
 from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.boundary import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
@@ -221,7 +222,7 @@ class SecureSum(SumStages):
         )
         self.rejected += replies.rejected
         for entry in replies.rejected:
-            if says_lost(entry.reason):
+            if entry.kind is Kind.STATE_LOST:
                 self.forget(entry.node_id)
         return replies
 
