@@ -4,7 +4,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_graph.apps.run import client_app
-from flower_graph.method.of_app import configured_client
+from flower_graph.data.sources.cache import fetching
+from flower_graph.method.of_app import configured_client, fetches
 from flower_graph.wire.boundary import boundary
 
 
@@ -13,7 +14,7 @@ class ConfiguredClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
-        with boundary(context):
+        with boundary(context), fetching(fetches(context)):
             return client_app(*configured_client(context))(message, context)
 
 

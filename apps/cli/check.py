@@ -11,13 +11,17 @@ from statistics import median
 from typing import Any
 
 import psutil
+from click import ClickException
+from flwr.app import UserConfigValue
 
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
 from flower_graph.engine.device import resolve_device
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.errors import ConfigError, DataError, RefusedError, brief
+from flower_graph.flower_compat import parse_config_args
 from flower_graph.method.load import is_file_name, list_configs, load_config, to_dict
+from flower_graph.method.permits import Permits
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import format_bytes
 from flower_graph.report.result import baseline_figures
@@ -30,6 +34,10 @@ LOOK = 0.02  # seconds between two looks at this process's memory
 
 def check_command(args: argparse.Namespace) -> int:
     """Describe data, try what each method does with them, print it and, if asked, write it."""
+    if args.node is not None:
+        return _check_node(args.node, args.target, args.overrides)
+    if args.target is None:
+        raise ConfigError("check: name data or a config, or --node NODE-CONFIG")
     configs = _configs(args.target, args.overrides)
     first = next(iter(configs.values()))
     resolve_device(first.device)
@@ -41,6 +49,34 @@ def check_command(args: argparse.Namespace) -> int:
             _write(out, args.target, found, configs, tried)
             print(f"written to {out}", flush=True)
     return 0
+
+
+def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
+    """Print what a node config permits, and whether it permits the runs that are named."""
+    permits = Permits.of(_node_config(text))
+    print("this SuperNode permits", *(f"  {line}" for line in permits.lines()), sep="\n")
+    refused = False
+    for name, config in _configs(target, overrides).items() if target is not None else ():
+        try:
+            permits.check(config)
+            print(f"{name}\n  takes part")
+        except RefusedError as error:
+            refused = True
+            print(f"{name}\n  refuses: {error}")
+    return int(refused)
+
+
+def _node_config(text: str) -> dict[str, UserConfigValue]:
+    """Read a node config as Flower does from ``--node-config``."""
+    try:
+        found = parse_config_args([text])
+    except ClickException:
+        found = {}
+    if text.strip() and not found:
+        raise ConfigError(
+            f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
+        )
+    return dict(found)
 
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:

@@ -169,11 +169,13 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     help_target = "file or folder of a graph, name of a data set, shipped config or YAML file"
-    parser.add_argument("target", metavar="FILE|FOLDER|CONFIG", help=help_target)
+    parser.add_argument("target", nargs="?", metavar="FILE|FOLDER|CONFIG", help=help_target)
     help_overrides = "settings that differ, such as data.features=row"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
     help_out = "folder for check.json and a picture; default: nothing is written"
     parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    help_node = "show what a SuperNode with this node config (as for flower-supernode) permits"
+    parser.add_argument("--node", metavar="NODE-CONFIG", help=help_node)
     _add_app(parser)
 
 

@@ -347,6 +347,11 @@ class RunConfig:
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
 
+    @property
+    def masks_sums(self) -> bool:
+        """Whether clients hide what they send in each other's masks."""
+        return False
+
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         check_settings(self)

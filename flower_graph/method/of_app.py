@@ -14,8 +14,9 @@ from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import file_path, folder_path
-from flower_graph.errors import ConfigError, brief, told
+from flower_graph.errors import ConfigError, RefusedError, brief, told
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
+from flower_graph.method.permits import DATA, Permits
 from flower_graph.storage.places import DATA_FOLDER
 from flower_graph.wire.boundary import is_own_machine, on_ray
 
@@ -67,29 +68,42 @@ def configured(
 
 def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
     """Read the run config at a client: paths on a SuperNode's machine are its own to choose."""
-    allowed = allowed_methods(context)
+    allowed, permits = allowed_methods(context), Permits.of(context.node_config)
     if is_own_machine(context):
-        return configured(context, allowed)
+        config, out = configured(context, allowed)
+        permits.check(config)
+        return config, out
     if is_file_name(name := str(context.run_config.get("config", ""))):
         raise _no_path("config", name, "name a config that ships, or one in the app's conf/")
     config, _ = configured(context, allowed)
+    permits.check(config)
     root = context.node_config.get(DATA_ROOT)
     if DATA_FOLDER not in context.node_config:
-        _refuse_paths(config, named_here=root is not None)
+        _refuse_paths(config, permits, named_here=root is not None)
     own = None if root is None else str(root)
     return replace(config, data=replace(config.data, root=own)), None
 
 
-def _refuse_paths(config: RunConfig, *, named_here: bool) -> None:
+def fetches(context: Context) -> bool:
+    """Say whether a client may download data: a deployed SuperNode what its ``data`` names."""
+    # What is allowed is checked when the run config is read, so that a list is enough here.
+    return is_own_machine(context) or context.node_config.get(DATA) is not None
+
+
+def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> None:
     """Refuse data of this machine that a run names: files there may be pickles, or private."""
-    data, how = config.data, f"its node config has {DATA_FOLDER}, or {DATA_ROOT}"
+    data, how = config.data, f"its node config has {DATA_FOLDER}, {DATA_ROOT}, or {DATA}"
     if data.root is not None and not named_here:
         raise _no_path("data.root", data.root, how)
-    is_path = file_path(data.name) is not None or folder_path(data.name) is not None
-    if is_path or not NAMED.fullmatch(data.name):
-        raise _no_path("data.name", data.name, how)
-    if added := getattr(data, "add", None):
-        raise _no_path("data.add", added, how)
+    for key, name in (("data.name", data.name), ("data.add", getattr(data, "add", None))):
+        if name and permits.data is not None and not permits.allows_data(name):
+            words = f"{key}: {brief(name)}: is not among the {DATA} that this SuperNode may read"
+            raise RefusedError(words)
+        if not name or permits.data is not None:
+            continue
+        is_path = file_path(name) or folder_path(name) or not NAMED.fullmatch(name)
+        if is_path or key == "data.add":
+            raise _no_path(key, name, how)
 
 
 def _no_path(key: str, value: str, instead: str) -> ConfigError:

@@ -23,7 +23,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.errors import StateLostError, UnreadableSumError
+from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
@@ -38,7 +38,7 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     Shared,
 )
-from flower_graph.strategies.masked_embedding_averaging.ego_secrets import EgoSecrets
+from flower_graph.strategies.masked_embedding_averaging.ego_secrets import PLAIN, EgoSecrets
 from flower_graph.strategies.masked_embedding_averaging.kept import own_models, predictions_of
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoEnrolment,
@@ -85,9 +85,7 @@ SETTINGS = "ego-settings"  # in Context.state
 
 
 class EgoCohortClient(NumPyClient):
-    """Keeps the clients of one SuperNode from message to message."""
-
-    # Parameters are those of ``EgoNetworkClient``.
+    """Keeps one SuperNode's clients; its parameters are some of ``EgoNetworkClient``'s."""
 
     def __init__(
         self,
@@ -189,6 +187,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         Names of the classes, for predictions.
     noise : ClientNoise, optional
         What is added to each client's embeddings before masks and pads.
+    masked : bool
+        Whether the run's config masks sums: no vector leaves without masks then.
+    alignment : str
+        The form of the alignment in the run's config; if it is not plain, plain is refused.
     trust : TrustSettings, optional
         The SuperNode's own key and whom it trusts, where that is not the server. It then takes
         part in masked sums and the alignment with proofs alone.
@@ -202,14 +204,18 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         egos: Sequence[EgoNetwork],
         *,
         noise: ClientNoise | None = None,
+        masked: bool = False,
+        alignment: str = PLAIN,
         **more: Any,
     ) -> None:
         super().__init__(context, egos, **more)
-        self._noise = noise
+        self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Make keys (step 1); go on from a checkpoint if the server does."""
         hello = EgoEnrolment.from_config(config)
+        if hello.alignment == PLAIN != self._alignment:
+            raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
         for ego in self.egos:
             check_sizes(ego, hello.settings.num_features, hello.settings.num_classes)
         if self._kept.store.is_due(hello.resume):
@@ -273,6 +279,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def round(self, request: EgoRequest) -> EgoReply:
         """Take in the means of the last round, measure, train, and add up this round's vectors."""
         started = time.perf_counter()
+        if self._masked and request.mask is None:
+            raise RefusedError("a vector is asked for without masks, which the run's config has")
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)

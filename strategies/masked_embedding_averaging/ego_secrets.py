@@ -18,19 +18,20 @@ from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.party import Party
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.client import SumClient, least_clients
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED
 from flower_graph.strategies.masked_embedding_averaging.parties import begin_alignment
 
+PLAIN = "plain"  # the form of alignment in which the server is told identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
 Host = SumClient | Party
 OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignmentClient]] = {
     "polynomial": PolynomialAlignmentClient,
-    "plain": PlaintextAlignmentClient,
+    PLAIN: PlaintextAlignmentClient,
     NO_SLOTS: PlaintextAlignmentClient,  # idle
 }
 Kept = tuple[str, Host, Aligner]  # the form of alignment first
@@ -51,6 +52,7 @@ class EgoSecrets:
         self, context: Context, identities: Identities, trust: TrustSettings | None = None
     ) -> None:
         self._context, self._identities, self._trust = context, identities, trust
+        self._least = least_clients(context.node_config)
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
@@ -136,7 +138,7 @@ class EgoSecrets:
         if self._trust is not None:
             host = Party.from_bytes(keys, self._trust)
         else:
-            host = SumClient.from_bytes(keys)
+            host = SumClient.from_bytes(keys, self._least)
         if set(host.clients) != set(self._identities):
             raise StateLostError("the keys that were kept belong to other clients")
         if isinstance(host, Party):
@@ -150,7 +152,7 @@ class EgoSecrets:
 
     def _host(self, run_id: bytes, aligner: Aligner) -> Host:
         if self._trust is None:
-            return SumClient(run_id, list(self._identities))
+            return SumClient(run_id, list(self._identities), least=self._least)
         assert isinstance(aligner, AlignmentClient)
         return Party(run_id, list(self._identities), self._trust, aligner.points)
 

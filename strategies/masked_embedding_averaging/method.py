@@ -123,6 +123,8 @@ class FedSCem(GraphMethod):
             egos,
             **how,
             noise=embedding_noise(config) if config.privacy.is_on else None,
+            masked=config.masks_sums,
+            alignment=config.strategy.alignment,
             trust=trust_of(context) if config.strategy.distrusts else None,
         )
 

@@ -174,6 +174,11 @@ class PPFLConfig(RunConfig):
     judge: JudgeConfig = section(JudgeConfig)
     strategy: StrategyConfig = section(StrategyConfig)
 
+    @property
+    def masks_sums(self) -> bool:
+        """Whether clients hide what they send in each other's masks."""
+        return self.strategy.name == ALIGNED and self.strategy.alignment == SECURE
+
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         choice(APP).check("app", self.app)

@@ -13,16 +13,28 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePath
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, told
 from flower_graph.storage.places import ROOT_VARIABLE
 
 CACHE_VARIABLE = "FLOWER_GRAPH_CACHE"
 PROBE_SECONDS = 5.0  # for a first answer from a host
 STALL_SECONDS = 30.0  # without a byte during a download
+_MAY_FETCH = ContextVar("may-fetch", default=True)
+
+
+@contextmanager
+def fetching(allowed: bool) -> Iterator[None]:
+    """Let what is loaded inside be downloaded, or not: a SuperNode fetches nothing for a run."""
+    before = _MAY_FETCH.set(allowed)
+    try:
+        yield
+    finally:
+        _MAY_FETCH.reset(before)
 
 
 def cache_root() -> Path:
@@ -98,6 +110,9 @@ def missing_message(
     )
     if not download:
         raise DataError(f"{missing} (downloads are switched off)")
+    if not _MAY_FETCH.get():
+        error = DataError(f"{missing} (a SuperNode fetches only what its node config's data names)")
+        raise told(error, "this SuperNode fetches no data: its node config names none in data")
     return missing
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from flower_graph.errors import RefusedError, StateLostError, brief
+from flower_graph.errors import ConfigError, RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -48,19 +48,34 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.wire.fields import Bytes, Integers
 
+LEAST_CLIENTS = "least-clients"  # of the node config
+
+
+def least_clients(node_config: Mapping[str, Any]) -> int:
+    """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
+    value = node_config.get(LEAST_CLIENTS, 1)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"node-config {LEAST_CLIENTS}: {brief(value)}; must be 1, 2, 3, ...")
+    return value
+
 
 class SumClient:
     """The clients of one SuperNode in a secure sum."""
 
     def __init__(
-        self, run_id: bytes, clients: Sequence[int], own: tuple[bytes, bytes] | None = None
+        self,
+        run_id: bytes,
+        clients: Sequence[int],
+        own: tuple[bytes, bytes] | None = None,
+        least: int = 1,
     ) -> None:
         # own: the private and public channel key of the only client, where it has one
+        # least: contributors without whom nothing is revealed, whatever the server asks
         numbers = [int(client) for client in clients]
         if not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
         pairs = [channel.new_key() for _ in numbers] if own is None else [own]
-        self.run_id = run_id
+        self.run_id, self._least = run_id, least
         self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
         self._public = rows_of([public for _, public in pairs], -1, KEY_BYTES)
         self._rounds: dict[int, ClientRound] = {}
@@ -167,10 +182,10 @@ class SumClient:
         return bytes(save(arrays))
 
     @classmethod
-    def from_bytes(cls, state: bytes) -> SumClient:
+    def from_bytes(cls, state: bytes, least: int = 1) -> SumClient:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
-        host._agreed, host._rounds = channel.Agreements(), {}
+        host._agreed, host._rounds, host._least = channel.Agreements(), {}, least
         try:
             arrays = load(state)
             for name in [name for name in arrays if name.endswith("/numbers")]:
@@ -204,6 +219,11 @@ class SumClient:
                 f"round {request.server_round} is not newer than {self._last}, the last prepared"
             )
         check_terms(request)
+        if request.minimum < self._least:
+            raise RefusedError(
+                f"a sum of {request.minimum} clients may be opened, and here {LEAST_CLIENTS} is "
+                f"{self._least}"
+            )
         for client in request.clients.tolist():
             if client not in self._channels:
                 raise RefusedError(f"client {client} is not hosted here")

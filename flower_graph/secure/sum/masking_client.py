@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import StateLostError
 from flower_graph.secure.ring import encode_sum
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.client import SumClient, least_clients
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 
@@ -39,7 +39,7 @@ class MaskingClient(NumPyClient):
             known = self.keys()
             if known.run_id == run_id and set(known.clients) == set(self.clients):
                 return [], len(self.clients), known.keys().to_config()
-        host = SumClient(run_id, self.clients)
+        host = SumClient(run_id, self.clients, least=least_clients(self.context.node_config))
         self._keep(host)
         return [], len(self.clients), host.keys().to_config()
 
@@ -75,7 +75,7 @@ class MaskingClient(NumPyClient):
 
     def keys(self) -> Any:
         """Return the ``SumClient`` that is kept; ``StateLostError`` without one."""
-        return SumClient.from_bytes(self._kept())
+        return SumClient.from_bytes(self._kept(), least_clients(self.context.node_config))
 
     def _kept(self) -> bytes:
         record = self.context.state.config_records.get(SUM_STATE)

@@ -1,0 +1,187 @@
+"""What a SuperNode permits a run to ask of it, whatever the run's config says.
+
+The run config comes from the server. So a SuperNode's own node config may have floors: the least
+noise, the fewest clients in a sum, whom it trusts, which data it reads. A run that asks for less is
+refused by an error that names the floor; it is never answered with weaker protection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from flwr.app import UserConfigValue
+
+from flower_graph.config.common import RunConfig
+from flower_graph.data.sources.names import file_path, folder_path
+from flower_graph.errors import ConfigError, RefusedError, brief
+from flower_graph.method.trust import TrustSection
+from flower_graph.privacy.accountant import multiplier_of
+from flower_graph.secure.parties.trust import TRUST
+from flower_graph.secure.sum.client import LEAST_CLIENTS, least_clients
+
+__all__ = ["Permits"]
+
+MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
+ALLOW_TRUST, DATA = "allow-trust", "data"
+KEYS = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP, LEAST_CLIENTS, ALLOW_TRUST, DATA)
+# How keys begin that can be nothing but a misspelt floor
+FLOORS = ("least-", "most-", "allow-")
+PLAIN = "plain"  # the server reads what each SuperNode sends
+FORMS = (PLAIN, *TRUST)
+HERE = "this SuperNode's node config"
+
+
+@dataclass(frozen=True)
+class Permits:
+    """What a SuperNode permits.
+
+    Attributes
+    ----------
+    most_epsilon : float or None
+        ``most-epsilon``: the largest budget of a whole run; None: a run may go without noise.
+    least_noise : float or None
+        ``least-noise``: the least standard deviation of the noise over the sensitivity.
+    most_clip : float or None
+        ``most-clip``: the longest vector that a client sends before the noise.
+    least_clients : int or None
+        ``least-clients``: the fewest clients in a sum; no vector leaves outside a masked sum then.
+    allow_trust : tuple of str
+        ``allow-trust``: what the server may be, of ``plain`` (it reads what each sends),
+        ``semi-honest`` (masked sums, by a server that follows the protocol) and
+        ``malicious-server``.
+    data : tuple of str or None
+        ``data``: names of data sets, files and folders that a run may name. Without it a deployed
+        SuperNode takes no path from a run, and fetches nothing.
+    """
+
+    most_epsilon: float | None = None
+    least_noise: float | None = None
+    most_clip: float | None = None
+    least_clients: int | None = None
+    allow_trust: tuple[str, ...] = FORMS
+    data: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, UserConfigValue]) -> Permits:
+        """Read the floors of a node config; ``ConfigError`` names a key that cannot be used."""
+        for key in node_config:
+            if key.startswith(FLOORS) and key not in KEYS:
+                near = get_close_matches(key, KEYS, 1, 0)
+                raise ConfigError(f"node-config {key}: is unknown; the nearest is {near[0]}")
+        trust = _words(node_config, ALLOW_TRUST)
+        if trust is not None and (wrong := [one for one in trust if one not in FORMS] or not trust):
+            raise ConfigError(
+                f"node-config {ALLOW_TRUST}: {brief(wrong)}; must be some of {', '.join(FORMS)}"
+            )
+        return cls(
+            most_epsilon=_number(node_config, MOST_EPSILON),
+            least_noise=_number(node_config, LEAST_NOISE),
+            most_clip=_number(node_config, MOST_CLIP),
+            least_clients=least_clients(node_config) if LEAST_CLIENTS in node_config else None,
+            allow_trust=FORMS if trust is None else trust,
+            data=_words(node_config, DATA),
+        )
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that asks for less than a floor; ``RefusedError`` names it.
+
+        Parameters
+        ----------
+        config : RunConfig
+            The run, as the server asks for it.
+        """
+        self._check_noise(config)
+        form = PLAIN
+        if config.masks_sums and isinstance(config.strategy, TrustSection):
+            form = config.strategy.trust
+        if form not in self.allow_trust:
+            raise _refused(ALLOW_TRUST, ",".join(self.allow_trust), f"this run is {form}")
+        if self.least_clients is not None and form == PLAIN:
+            why = "in this run the server reads what each SuperNode sends"
+            raise _refused(LEAST_CLIENTS, self.least_clients, why)
+
+    def lines(self) -> list[str]:
+        """Say in words what is permitted, a line for each key."""
+        noise = {
+            MOST_EPSILON: (self.most_epsilon, "a budget of at most {:g} for the whole run"),
+            LEAST_NOISE: (self.least_noise, "noise of at least {:g} times the sensitivity"),
+            MOST_CLIP: (self.most_clip, "vectors of length {:g} at most, before the noise"),
+            LEAST_CLIENTS: (self.least_clients, "masked sums of at least {:g} clients alone"),
+        }
+        said = {
+            key: "any" if floor is None else words.format(floor)
+            for key, (floor, words) in noise.items()
+        }
+        said[ALLOW_TRUST] = ", ".join(self.allow_trust)
+        said[DATA] = (
+            "no path of the run's and no download" if self.data is None else ", ".join(self.data)
+        )
+        return [f"{key:13}  {words}" for key, words in said.items()]
+
+    def _check_noise(self, config: RunConfig) -> None:
+        floors = (self.most_epsilon, self.least_noise, self.most_clip)
+        if floors == (None, None, None):
+            return
+        privacy = config.privacy
+        key, floor = next(
+            (key, floor) for key, floor in zip(KEYS, floors, strict=False) if floor is not None
+        )
+        if privacy.epsilon is None or not privacy.is_local:
+            why = (
+                "has no budget (privacy.epsilon=null)"
+                if not privacy.is_on
+                else ("leaves the noise to the server (privacy.form=central)")
+            )
+            raise _refused(key, floor, f"this run {why}")
+        if self.most_epsilon is not None and privacy.epsilon > self.most_epsilon:
+            why = f"this run has privacy.epsilon={privacy.epsilon:g}"
+            raise _refused(MOST_EPSILON, self.most_epsilon, why)
+        if self.most_clip is not None and privacy.clipping_norm > self.most_clip:
+            why = f"this run has privacy.clipping_norm={privacy.clipping_norm:g}"
+            raise _refused(MOST_CLIP, self.most_clip, why)
+        if self.least_noise is not None:
+            noise = multiplier_of(privacy, config.rounds)
+            if noise < self.least_noise:
+                why = f"this run's noise over the sensitivity is {noise:.3g}"
+                raise _refused(LEAST_NOISE, self.least_noise, why)
+
+    def allows_data(self, name: str) -> bool:
+        """Say whether a run may name a data set, a file or a folder.
+
+        A file or folder is allowed if it is one that `data` names, or lies in one.
+        """
+        if self.data is None:
+            return False
+        path = file_path(name) or folder_path(name)
+        if path is None:
+            return name in self.data
+        asked = path.expanduser().resolve()
+        there = [Path(one).expanduser() for one in self.data]
+        return any(asked.is_relative_to(one.resolve()) for one in there if one.is_absolute())
+
+
+def _refused(key: str, floor: object, why: str) -> RefusedError:
+    return RefusedError(f"{HERE} has {key}={floor}, and {why}")
+
+
+def _number(node_config: Mapping[str, UserConfigValue], key: str) -> float | None:
+    value = node_config.get(key)
+    if value is None:
+        return None
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not (math.isfinite(float(value)) and float(value) > 0):
+        raise ConfigError(f"node-config {key}: {brief(value)}; must be a number above 0")
+    return float(value)
+
+
+def _words(node_config: Mapping[str, UserConfigValue], key: str) -> tuple[str, ...] | None:
+    value = node_config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ConfigError(f"node-config {key}: {brief(value)} is no text; write names with commas")
+    return tuple(word.strip() for word in value.split(",") if word.strip())
