@@ -47,7 +47,8 @@ from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
-from flower_graph.server.averaging_replies import ClientReply, Combined
+from flower_graph.server.averaging_replies import Combined
+from flower_graph.wire.averaging import ClientReply
 
 APP = "fedpub"
 EMBEDDING = "embedding"  # what is sent besides the weights

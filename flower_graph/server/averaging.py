@@ -11,52 +11,49 @@ round and completes the checkpoint, if all clients have saved.
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flower_graph.config.common import Robust
-from flower_graph.errors import CheckpointError
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.averaging_round import CheckedFedAvg, SoFar
-from flower_graph.server.membership import Membership
+from flower_graph.server.averaging_replies import (
+    Combined,
+    RoundSoFar,
+    check_replies,
+    is_by_client,
+    personal_arrays,
+    refuse_unused,
+    shared_arrays,
+)
+from flower_graph.server.membership import Membership, OneClientEach
 from flower_graph.server.outputs import BestRound
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
-from flower_graph.wire.boundary import no_content
-from flower_graph.wire.fields import read_not_saved
+from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models
+from flower_graph.wire.averaging import (
+    ClientReply,
+    count_payload,
+    grid_of,
+    read_replies,
+    with_own_content,
+)
+from flower_graph.wire.exchange import log_rejected
+from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN
 
 LOG = logging.getLogger(__name__)
-SCALARS = (bool, int, float, str, type(None))
-PLAIN = (*SCALARS, np.ndarray, np.generic, list, dict, ArrayRecord)
-RECORD = "array-record"  # key of a dict that stands for one
-# What a checkpoint has under a name of its own, and what lasts a run or a round only
-OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
-OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs"}
 
 
-class OneClientEach(Membership):
-    """SuperNodes of one client each: it is answered with a model of its own."""
-
-    def refusal(self, answer: Any) -> str:
-        """Say why a SuperNode cannot be answered with its client's own model, or nothing."""
-        count = len(answer.clients)
-        if count == 1:
-            return ""
-        hosts = f"hosts {count} clients" if count else "does not say which client it hosts"
-        return f"it {hosts}, and each is answered with its own model: it needs a SuperNode for each"
-
-
-class ReportedFedAvg(RoundLoop, CheckedFedAvg):
+class ReportedFedAvg(RoundLoop, FedAvg):
     """Flower's ``FedAvg`` with a report a round.
 
     A subclass says what a report holds (``report_fields``) and may say what a run starts from
@@ -90,6 +87,8 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         If an argument is impossible.
     """
 
+    personal: bool = False  # whether ``combine`` answers each client with arrays of its own
+
     def __init__(
         self,
         *,
@@ -119,7 +118,7 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         self.robust: Robust | None = None  # see ``flower_graph.server.robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
         self.best = BestRound()
-        self._round = SoFar()
+        self._round = RoundSoFar()
         self._kept: StrategyState | None = None  # while ``start`` runs
 
     # What a method says
@@ -136,13 +135,74 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         """Return what may not change when a run is resumed; a subclass adds its own."""
         return {"strategy": type(self).__name__, "seed": self.session.seed}
 
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+        """Turn Flower's weighted means of the replies' metrics into fields of ``RoundReport``.
+
+        Parameters
+        ----------
+        trained, evaluated : MetricRecord
+            Of the round's two exchanges; empty where no reply was usable.
+
+        Returns
+        -------
+        dict
+            At least losses, regulariser and accuracies.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what its reports hold")
+
+    def extras(self) -> Mapping[str, tuple[int, ...]]:
+        """Declare what clients send besides the model: name to shape, ``()`` for a number.
+
+        Clients send it as arrays of the record ``extras``: a ``NumPyClient`` names them
+        ``"extras/<name>"`` in its metrics' ``array-names``. A reply without it, with another shape
+        or with numbers that are not finite is left out.
+        """
+        return {}
+
+    def combine(self, replies: Sequence[ClientReply]) -> Combined:
+        """Make the next model, or one for each client, out of the replies that passed the checks.
+
+        By default Flower's average, or that of the strategy that a subclass puts beside this one.
+
+        Parameters
+        ----------
+        replies : sequence of ClientReply
+            At least one, in the order of the clients' numbers. They are the strategy's own: it may
+            change them.
+
+        Returns
+        -------
+        ArrayRecord, or dict of str to ndarray
+            The model for all; with the names and shapes of the model that was sent.
+        dict of int to one of these
+            With ``personal``, by client: each is sent its own until it is given another, also to
+            be measured. Who was never given any has the first model.
+        None
+            The models stay as they are.
+        """
+        average, messages = super().aggregate_train, [reply.message for reply in replies]
+        self._round.is_averaged = True
+        if self.central_noise is None:
+            arrays, trained = average(self._round.number, messages)
+        else:
+            noisy = self.central_noise.average
+            arrays, trained = noisy(self._round.number, self.arrays, messages, average)
+        self._round.trained = trained or MetricRecord()
+        return arrays
+
+    def prepare(self, server_round: int) -> None:
+        """Exchange what comes before a round with those who are there; nothing by default."""
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the largest weight that a SuperNode's reply can have, if that is known."""
+        return self.session.members.most_examples(node, training=training)
+
     # What a run leaves
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
         """Payload bytes so far: direction to kind to bytes."""
-        # What the clients would send and get to train if each had a SuperNode of its own. A
-        # SuperNode that does not say whom it hosts counts as one client where it is silent.
+        # What the clients would send and get to train if each had a SuperNode of its own
         return self.session.ledger.payload
 
     def weights(self) -> dict[str, NDArray[Any]]:
@@ -170,7 +230,7 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
         self.own_arrays = {}
         self.session.renew(type(self.session.members)(self.question()))
-        self._kept = StrategyState(self, OWN)
+        self._kept = StrategyState(self)
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
@@ -205,11 +265,71 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
         how = self.session.min_nodes, self.session.share, self.session.seed
         LOG.info("SuperNodes: wait for %d, %g of them train, drawn by seed %d", *how)
 
-    # Checkpoints
+    # Flower's round, step by step
 
-    def saves(self, server_round: int) -> bool:
-        """Whether the clients are to save the round; never where Flower's own loop runs it."""
-        return self._kept is not None and self.session.is_due(server_round)
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the round's SuperNodes to train."""
+        session = self.session
+        self._round, self.arrays = RoundSoFar(server_round), arrays
+        if server_round == 1:
+            self.own_arrays = {}
+        session.over(grid)
+        session.gather(server_round, "no SuperNode can take part")
+        self.prepare(server_round)
+        there = session.members.present(session.connected)
+        nodes = [there[place] for place in session.draw(len(there), server_round)]
+        sent = self._send(super().configure_train(server_round, arrays, config, grid_of(nodes)))
+        asked = [message.metadata.dst_node_id for message in sent]
+        session.asked = {node: session.members.clients[node] for node in asked}
+        return sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average what can be averaged; without anything, the model stays as it was."""
+        replies, members = list(replies), self.session.members
+        self.session.ledger.count_messages("up", replies)
+        count_payload(self.session.ledger, self._round.sent, replies, members.clients)
+        usable = self._usable(server_round, replies, self.arrays)
+        self._round.note_training(usable, members.clients)
+        if not usable:
+            return None, None
+        arrays = self._combined(read_replies(usable, members.clients))
+        return arrays, self._round.trained
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all SuperNodes to measure the model."""
+        self.arrays, session = arrays, self.session
+        connected = session.exchange.nodes(session.min_nodes, session.timeout)
+        present = session.members.present(connected)
+        # Where Flower's own loop runs the round, nothing is saved
+        self._round.saves = self._kept is not None and session.is_due(server_round)
+        if not present:  # Flower would wait for one without an end
+            return self._send([])
+        if self._round.saves:
+            config[CHECKPOINT], config[RUN_TOKEN] = True, session.checkpoints.run
+        return self._send(
+            super().configure_evaluate(server_round, arrays, config, grid_of(present))
+        )
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average the measurements and report the round."""
+        self._round.measured = list(replies)
+        self.session.ledger.count_messages("up", self._round.measured)
+        usable = self._usable(server_round, self._round.measured, None)
+        metrics = super().aggregate_evaluate(server_round, usable) if usable else None
+        self._round.evaluated = metrics or MetricRecord()
+        figures = self.report_fields(self._round.trained, self._round.evaluated)
+        self._round.report = report = self._round.to_report(self.session, usable, figures)
+        return None if metrics is None else self.measured(report)
+
+    # Checkpoints
 
     def is_due(self, server_round: int) -> bool:
         """Whether the clients were asked to save the round."""
@@ -217,134 +337,64 @@ class ReportedFedAvg(RoundLoop, CheckedFedAvg):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Say which SuperNodes have not written their part, and why."""
-        came, missing = {one.metadata.src_node_id: one for one in self._round.measured}, {}
-        for message in self._round.sent:
-            node = message.metadata.dst_node_id
-            why = "it did not answer"
-            if (reply := came.get(node)) is not None:
-                why = no_content(reply) or read_not_saved(reply.content)
-            if why:
-                missing[node] = why
-        return missing
+        return self._round.not_saved()
 
     def state(self) -> dict[str, Any]:
         """Return the models, who is known, and what the strategy keeps besides."""
         assert self._kept is not None
-        local = {
-            "arrays": values_of(self.arrays),
-            "own-arrays": {client: values_of(one) for client, one in self.own_arrays.items()},
-            "clients": self.session.members.everyone(),
-        }
-        return {"strategy": self._kept.state_dict(), **packed(local, "state")}
+        kept = {"strategy": self._kept.state_dict(), "clients": self.session.members.everyone()}
+        return kept | packed_models(self.arrays, self.own_arrays)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
-        local = unpacked({name: state[name] for name in ("arrays", "own-arrays")})
-        self.arrays = arrays_like(self.arrays, local["arrays"])
-        models = local["own-arrays"].items()
-        self.own_arrays = {client: arrays_like(self.arrays, model) for client, model in models}
+        self.arrays, self.own_arrays = unpacked_models(state, self.arrays)
         self.session.members.absent |= set(state["clients"])
 
+    # Helpers
 
-# What a strategy keeps ---------------------------------------------------------------------------
+    def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
+        """Have the replies combined; return the model if it is one for all."""
+        combined = self.combine(replies)
+        if not self._round.is_averaged:
+            refuse_unused(type(self).__name__, self.central_noise, self.robust)
+            contents = [reply.message.content for reply in replies]
+            self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        if not is_by_client(combined):
+            return shared_arrays(combined, self.arrays)
+        if not self.personal:
+            raise ValueError(
+                f"{type(self).__name__}.combine gives arrays by client: it needs personal = True"
+            )
+        everyone = self.session.members.everyone()
+        self.own_arrays |= personal_arrays(combined, self.arrays, everyone)
+        return None
 
-# Flower's strategies have no method for checkpoints. They keep what lasts, such as the moments of
-# FedAdam, in attributes, so whatever attribute has changed since the run began is taken, if it is
-# made of numbers and arrays; the rest is refused: a run that went on without it would take another
-# course.
+    def _send(self, messages: Iterable[Message]) -> list[Message]:
+        """Put the messages in order: with it, the order of sums is the same each time."""
+        members, sent = self.session.members, list[Message]()
+        for message in sorted(messages, key=lambda one: members.place(one.metadata.dst_node_id)):
+            # The first client of a SuperNode, if it says whom it hosts
+            local = members.clients.get(message.metadata.dst_node_id, ())
+            own = self.own_arrays.get(local[0]) if local else None
+            sent.append(with_own_content(message, self.arrayrecord_key, own))
+        self._round.sent = sent
+        self.session.ledger.count_messages("down", sent)
+        return sent
 
-
-class StrategyState:
-    """The attributes of a strategy that change during a run."""
-
-    def __init__(self, strategy: object, others: Collection[str]) -> None:
-        self._strategy, self._others = strategy, set(others)
-        self._start = {name: _copied(value) for name, value in self._attributes().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what has changed, fit for ``torch.save``."""
-        return {
-            name: packed(value, f"{type(self._strategy).__name__}.{name}")
-            for name, value in self._attributes().items()
-            if name not in self._start or not _same(value, self._start[name])
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what ``state_dict`` returned; all else becomes what it was at first."""
-        for name, value in self._start.items():
-            setattr(self._strategy, name, _copied(value))
-        for name, value in state.items():
-            setattr(self._strategy, name, unpacked(value))
-
-    def _attributes(self) -> dict[str, Any]:
-        local = vars(self._strategy)
-        return {name: value for name, value in local.items() if name not in self._others}
-
-
-def _copied(value: Any) -> Any:
-    """Copy what may be changed in place."""
-    return copy.deepcopy(value) if type(value) in PLAIN else value
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or type(one) not in PLAIN:
-        return False
-    if isinstance(one, ArrayRecord):
-        return _same(values_of(one), values_of(other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=True)
-    return bool(one == other) or (one != one and other != other)
-
-
-def packed(value: Any, name: str) -> Any:
-    """Turn arrays into tensors, which ``torch.load`` reads without running code."""
-    if isinstance(value, ArrayRecord):
-        return {RECORD: packed(values_of(value), name)}
-    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
-        return {key: packed(entry, f"{name}[{key!r}]") for key, entry in value.items()}
-    if isinstance(value, list):
-        return [packed(entry, f"{name}[{place}]") for place, entry in enumerate(value)]
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiub":
-        return torch.from_numpy(np.array(value))
-    if isinstance(value, SCALARS):
-        return value
-    raise CheckpointError(
-        f"{name} has changed since the run began and is a {type(value).__name__}: a checkpoint "
-        "takes numbers, strings, arrays, and lists and dicts of them; set checkpoint_every=0"
-    )
-
-
-def unpacked(value: Any) -> Any:
-    """Give back what ``packed`` was given."""
-    if isinstance(value, dict) and list(value) == [RECORD]:
-        result = unpacked(value[RECORD])
-        return ArrayRecord({name: Array(values) for name, values in result.items()})
-    if isinstance(value, dict):
-        return {key: unpacked(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [unpacked(entry) for entry in value]
-    return value.numpy().copy() if isinstance(value, Tensor) else value
-
-
-def arrays_like(model: ArrayRecord, found: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Make a model of saved arrays; ``ValueError`` if they are not the model's."""
-    # Their type is the one that the averaging made: that of FedAdam is wider than the first
-    # model's.
-    forms = {name: tuple(array.shape) for name, array in model.items()}
-    saved = {name: values.shape for name, values in found.items()}
-    if list(forms.items()) != list(saved.items()):
-        raise ValueError(f"its arrays are {saved}, this run's are {forms}")
-    return ArrayRecord({name: Array(values) for name, values in found.items()})
-
-
-def values_of(record: ArrayRecord) -> dict[str, Any]:
-    """Give the arrays of a record by their names."""
-    return {name: array.numpy() for name, array in record.items()}
+    def _usable(
+        self, server_round: int, replies: Sequence[Message], model: ArrayRecord | None
+    ) -> list[Message]:
+        """Return the replies to average; note and log every node that is left out."""
+        most = partial(self.most_examples, training=model is not None)
+        sent, timeout = self._round.sent, self.session.timeout
+        usable, rejected = check_replies(sent, replies, model, timeout, most, self.extras())
+        if model is not None and self.central_noise is not None:
+            usable, several = self.central_noise.sort_out(usable)
+            rejected = rejected + several
+        where = "evaluate: " if model is None else ""
+        named = [replace(entry, reason=where + entry.reason) for entry in rejected]
+        self.session.leave_out(named)
+        log_rejected(LOG, server_round, "left out", named)
+        return usable

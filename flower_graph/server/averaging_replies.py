@@ -1,4 +1,4 @@
-"""Replies to a strategy that averages: which it can take, as ``combine`` reads them, what it gives.
+"""A round of a strategy that averages: which replies it can take, as ``combine`` reads them.
 
 Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN ends the
 model, a half-precision array from whoever comes first makes the mean half-precision.
@@ -6,24 +6,29 @@ model, a half-precision array from whoever comes first makes the mean half-preci
 
 from __future__ import annotations
 
-import copy
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.config.common import Robust
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.wire.arrays import decode_array, encode_array, read_array
+from flower_graph.privacy.central import CentralNoise
+from flower_graph.records.participation import NOT_CONNECTED
+from flower_graph.records.rounds import RoundReport
+from flower_graph.server.session import Session
+from flower_graph.wire.arrays import encode_array, read_array
+from flower_graph.wire.averaging import weight_of
 from flower_graph.wire.boundary import Kind, kind_of, no_content
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
-from flower_graph.wire.fields import MAX_LINES
+from flower_graph.wire.fields import MAX_LINES, read_not_saved
 from flower_graph.wire.keys import (
     ARRAYS,
     CONFIG,
@@ -85,14 +90,6 @@ def check_replies(
     usable = [node for node in order if node not in reasons]
     rejected += [Rejected(node, why) for node in usable for why in _left_out(came[node].content)]
     return Checked([came[node] for node in usable], rejected + strays)
-
-
-def weight_of(reply: Message) -> int | float:
-    """Return what a usable reply counts for."""
-    (record,) = reply.content.metric_records.values()
-    weight = record[NUM_EXAMPLES]
-    assert isinstance(weight, (int, float))
-    return weight
 
 
 def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
@@ -230,69 +227,6 @@ def _named(content: RecordDict) -> list[Any]:
     return result if isinstance(result, list) else [result]
 
 
-# Read -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ClientReply:
-    """A reply to ``train`` that passed the checks.
-
-    Attributes
-    ----------
-    clients : tuple of int
-        Numbers of the clients that it speaks for, ascending; empty if its SuperNode does not say.
-    message : Message
-        Flower's message, as Flower's own averaging takes it.
-    extras : dict
-        What ``ReportedFedAvg.extras`` declares: name to array.
-    """
-
-    clients: tuple[int, ...]
-    message: Message
-    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
-
-    @property
-    def client(self) -> int:
-        """Number of the one client that it is of; ``ValueError`` where there are others."""
-        if len(self.clients) != 1:
-            raise ValueError(f"the reply is of clients {list(self.clients)!s:.60}, not of one")
-        return self.clients[0]
-
-    @property
-    def num_examples(self) -> int | float:
-        """What it weighs, above 0."""
-        return weight_of(self.message)
-
-    @cached_property
-    def metrics(self) -> dict[str, Any]:
-        """Numbers, and lists of numbers, that the client measured, by name."""
-        (record,) = self.message.content.metric_records.values()
-        return {name: value for name, value in record.items() if name != NUM_EXAMPLES}
-
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The model that it sent: name to array, in the model's order; the caller's own."""
-        return _decoded(self.message.content.array_records[ARRAYS])
-
-
-def read_replies(
-    messages: Iterable[Message], hosted: Mapping[int, Sequence[int]]
-) -> list[ClientReply]:
-    """Read usable messages; what a client sent besides the model leaves the message."""
-    replies = []
-    for message in messages:
-        clients = tuple(hosted.get(message.metadata.src_node_id, ()))
-        more = message.content.array_records.get(EXTRAS)
-        if more is not None:  # Flower's averaging takes one record of arrays
-            del message.content[EXTRAS]
-        replies.append(ClientReply(clients, message, _decoded(more or ArrayRecord())))
-    return replies
-
-
-def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
-    return {name: decode_array(name, array, copy=True) for name, array in record.items()}
-
-
 # Combined ---------------------------------------------------------------------------------------
 
 
@@ -344,19 +278,75 @@ def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
     return record
 
 
-def with_own_content(message: Message, key: str, arrays: ArrayRecord | None = None) -> Message:
-    """Give a message records of its own, with other arrays under ``key`` if there are any."""
-    # Flower builds all messages of a round around one content: what is changed for one client
-    # would be changed for all.
-    content = {name: record.copy() for name, record in message.content.items()}
-    if arrays is not None:
-        content[key] = arrays
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            local = {each: copy.copy(array) for each, array in record.items()}
-            content[name] = ArrayRecord(local)
-        else:
-            lists: Any = {k: list(v) for k, v in record.items() if isinstance(v, list)}
-            record.update(lists)
-    message.content = RecordDict(content)
-    return message
+def refuse_unused(name: str, central_noise: CentralNoise | None, robust: Robust | None) -> None:
+    """Refuse noise and robust averages if a strategy's ``combine`` does not use the average."""
+    unused = "central_noise" if central_noise is not None else ""
+    if robust is not None:
+        unused = f"average: {robust.name}"
+    if unused:
+        raise ValueError(
+            f"{name}.combine does not use ReportedFedAvg.combine, so that {unused} has no effect; "
+            "it can do without only where none is set"
+        )
+
+
+# So far -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class RoundSoFar:
+    """What a round has come to so far."""
+
+    number: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    sent: list[Message] = field(default_factory=list)  # of the exchange that runs
+    measured: list[Message] = field(default_factory=list)  # the answers to ``evaluate``
+    used: set[int] = field(default_factory=set)  # clients whose training counted
+    failed: dict[int, str] = field(default_factory=dict)  # single clients: why it did not
+    trained: MetricRecord = field(default_factory=MetricRecord)
+    evaluated: MetricRecord = field(default_factory=MetricRecord)
+    is_averaged: bool = False  # whether Flower's average was asked for
+    skipped: str = ""
+    saves: bool = False  # whether a checkpoint of it is made
+    report: RoundReport | None = None
+
+    def note_training(self, usable: Iterable[Message], hosted: Mapping[int, Sequence[int]]) -> None:
+        """Note whose training counts, and for which single clients it does not."""
+        self.skipped = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
+        for reply in usable:
+            self.skipped = ""
+            self.used |= set(hosted.get(reply.metadata.src_node_id, ()))
+            self.failed |= client_reasons(reply, hosted)
+
+    def to_report(
+        self, session: Session, measured: Iterable[Message], figures: Mapping[str, Any]
+    ) -> RoundReport:
+        """Return the round's report, with a method's own ``figures``."""
+        members = session.members
+        # A SuperNode that does not say whom it hosts counts by its weight, or else as one client.
+        weights = {reply.metadata.src_node_id: int(weight_of(reply)) for reply in measured}
+        answered = sum(len(members.clients.get(n, ())) or w for n, w in weights.items())
+        asked = (message.metadata.dst_node_id for message in self.sent)
+        gone = dict.fromkeys(members.absent, NOT_CONNECTED)
+        used = self.used - self.failed.keys()
+        return session.report(
+            self.number,
+            session.participation(used, failed=self.failed, left_out=gone),
+            asked=answered + sum(members.count(node) for node in asked if node not in weights),
+            answered=answered,
+            bytes=session.ledger.payload,
+            seconds=time.perf_counter() - self.started,
+            skipped=self.skipped,
+            **figures,
+        )
+
+    def not_saved(self) -> dict[int, str]:
+        """Return which SuperNodes did not save the round when they measured it, and why."""
+        replies = {reply.metadata.src_node_id: reply for reply in self.measured}
+        reasons = dict[int, str]()
+        for message in self.sent:
+            node, why = message.metadata.dst_node_id, "it did not answer"
+            if (reply := replies.get(node)) is not None:
+                why = no_content(reply) or read_not_saved(reply.content)
+            reasons[node] = why
+        return {node: why for node, why in reasons.items() if why}

@@ -204,6 +204,18 @@ class Membership:
                 )
 
 
+class OneClientEach(Membership):
+    """SuperNodes of one client each: it is answered with a model of its own."""
+
+    def refusal(self, answer: Any) -> str:
+        """Say why a SuperNode cannot be answered with its client's own model, or nothing."""
+        count = len(answer.clients)
+        if count == 1:
+            return ""
+        hosts = f"hosts {count} clients" if count else "does not say which client it hosts"
+        return f"it {hosts}, and each is answered with its own model: it needs a SuperNode for each"
+
+
 def other_version(content: RecordDict) -> str:
     """Return the version of the node that answered a ``query``; empty if it is the server's."""
     # A plain ClientApp says nothing of it, which is fine.

@@ -25,7 +25,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.server.outputs import BestRound
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
-from flower_graph.wire.exchange import Replies, few
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger(__name__)
@@ -93,17 +93,14 @@ class RoundStrategy(RoundLoop):
         **figures: Any,
     ) -> RoundReport:
         """Say what a round gave: accuracy by role, ``figures``, and what the session knows."""
-        rejected = few(self.session.rejected)
-        return RoundReport(
-            round=server_round,
+        return self.session.report(
+            server_round,
+            who,
+            asked=sum(map(len, self.session.asked.values())),
+            answered=len(who.answered),
             train_accuracy=accuracy["train"],
             val_accuracy=accuracy["val"],
             test_accuracy=accuracy["test"],
-            asked=sum(map(len, self.session.asked.values())),
-            answered=len(who.answered),
-            rejected=[{"node": one.node_id, "reason": one.reason} for one in rejected],
-            wire_bytes=self.session.exchange.ledger.wire,
-            participation=who.to_record(),
             **figures,
         )
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError, one_line
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
+from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
@@ -316,6 +317,20 @@ class Session:
             left_out=left_out,
             idle=idle,
             no_use=no_use,
+        )
+
+    def report(
+        self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
+    ) -> RoundReport:
+        """Return a round's report: its ``figures``, and what the session knows of it."""
+        return RoundReport(
+            round=server_round,
+            asked=asked,
+            answered=answered,
+            rejected=[{"node": one.node_id, "reason": one.reason} for one in few(self.rejected)],
+            wire_bytes=self.ledger.wire,
+            participation=who.to_record() if self.members.everyone() else {},
+            **figures,
         )
 
     # Checkpoints

@@ -9,19 +9,35 @@ clients divided by a number that is the same for all: the quotient of the two is
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
+from flwr.app import ArrayRecord, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.fields import Clients, Handled, Lines, Real, Whole
-from flower_graph.wire.keys import CLIENTS, LEFT_OUT, MAX_WEIGHT, NUM_EXAMPLES, SERVER_ROUND
+from flower_graph.wire.keys import (
+    ARRAYS,
+    CLIENTS,
+    EXTRAS,
+    LEFT_OUT,
+    MAX_WEIGHT,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+)
+from flower_graph.wire.ledger import ByteLedger
 
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
@@ -147,3 +163,125 @@ def clients_of(reply: FlowerMessage) -> int:
         if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
             return clients
     return 1
+
+
+# A reply to ``train`` ----------------------------------------------------------------------------
+
+
+def weight_of(reply: FlowerMessage) -> int | float:
+    """Return what a usable reply counts for."""
+    (record,) = reply.content.metric_records.values()
+    weight = record[NUM_EXAMPLES]
+    assert isinstance(weight, (int, float))
+    return weight
+
+
+@dataclass(frozen=True)
+class ClientReply:
+    """A reply to ``train`` that passed the checks.
+
+    Attributes
+    ----------
+    clients : tuple of int
+        Numbers of the clients that it speaks for, ascending; empty if its SuperNode does not say.
+    message : Message
+        Flower's message, as Flower's own averaging takes it.
+    extras : dict
+        What ``ReportedFedAvg.extras`` declares: name to array.
+    """
+
+    clients: tuple[int, ...]
+    message: FlowerMessage
+    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def client(self) -> int:
+        """Number of the one client that it is of; ``ValueError`` where there are others."""
+        if len(self.clients) != 1:
+            raise ValueError(f"the reply is of clients {list(self.clients)!s:.60}, not of one")
+        return self.clients[0]
+
+    @property
+    def num_examples(self) -> int | float:
+        """What it weighs, above 0."""
+        return weight_of(self.message)
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Numbers, and lists of numbers, that the client measured, by name."""
+        (record,) = self.message.content.metric_records.values()
+        return {name: value for name, value in record.items() if name != NUM_EXAMPLES}
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The model that it sent: name to array, in the model's order; the caller's own."""
+        return _decoded(self.message.content.array_records[ARRAYS])
+
+
+def read_replies(
+    messages: Iterable[FlowerMessage], hosted: Mapping[int, Sequence[int]]
+) -> list[ClientReply]:
+    """Read usable messages; what a client sent besides the model leaves the message."""
+    replies = []
+    for message in messages:
+        clients = tuple(hosted.get(message.metadata.src_node_id, ()))
+        more = message.content.array_records.get(EXTRAS)
+        if more is not None:  # Flower's averaging takes one record of arrays
+            del message.content[EXTRAS]
+        replies.append(ClientReply(clients, message, _decoded(more or ArrayRecord())))
+    return replies
+
+
+def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    return {name: decode_array(name, array, copy=True) for name, array in record.items()}
+
+
+# Flower's messages ------------------------------------------------------------------------------
+
+
+def grid_of(nodes: list[int]) -> Grid:
+    """Return a grid that has these SuperNodes and no others: all that Flower asks to choose."""
+    return cast(Grid, SimpleNamespace(get_node_ids=lambda: nodes))
+
+
+def with_own_content(
+    message: FlowerMessage, key: str, arrays: ArrayRecord | None = None
+) -> FlowerMessage:
+    """Give a message records of its own, with other arrays under ``key`` if there are any."""
+    # Flower builds all messages of a round around one content: what is changed for one client
+    # would be changed for all.
+    content = {name: record.copy() for name, record in message.content.items()}
+    if arrays is not None:
+        content[key] = arrays
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            local = {each: copy.copy(array) for each, array in record.items()}
+            content[name] = ArrayRecord(local)
+        else:
+            lists: Any = {k: list(v) for k, v in record.items() if isinstance(v, list)}
+            record.update(lists)
+    message.content = RecordDict(content)
+    return message
+
+
+def count_payload(
+    ledger: ByteLedger,
+    sent: Iterable[FlowerMessage],
+    replies: Iterable[FlowerMessage],
+    hosted: Mapping[int, Sequence[int]],
+) -> None:
+    """Count every client's arrays both ways, whoever shares its SuperNode."""
+    # A SuperNode that does not say whom it hosts counts as one client where it is silent.
+    answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
+    for message in sent:
+        node = message.metadata.dst_node_id
+        answer, clients = answers.get(node), len(hosted.get(node, ()))
+        if not clients:
+            clients = 1 if answer is None else clients_of(answer)
+        pairs = (("down", message),) if answer is None else (("down", message), ("up", answer))
+        for direction, one in pairs:
+            sizes = {n: record.count_bytes() for n, record in one.content.array_records.items()}
+            extras = sizes.pop(EXTRAS, 0)
+            ledger.count(direction, "weights", clients * sum(sizes.values()))
+            if extras:
+                ledger.count(direction, EXTRAS, clients * extras)

@@ -51,7 +51,7 @@ from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_replies import ClientReply, Combined
+from flower_graph.server.averaging_replies import Combined
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort, Trained
 from flower_graph.strategies.structure_fedavg.kept import snapshot_of
 from flower_graph.strategies.structure_fedavg.messages import (
@@ -62,7 +62,7 @@ from flower_graph.strategies.structure_fedavg.messages import (
     StructureTrained,
 )
 from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings, initial_models
-from flower_graph.wire.averaging import Enrolment, RoundRequest, mean_of
+from flower_graph.wire.averaging import ClientReply, Enrolment, RoundRequest, mean_of
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAYS
 

@@ -18,9 +18,10 @@ from flower_graph.config.common import Robust
 from flower_graph.errors import NoClientsError
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_replies import ClientReply, Combined
+from flower_graph.server.averaging_replies import Combined
 from flower_graph.server.robust import make_robust
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.averaging import ClientReply
 
 NAN = np.full(2, np.nan, np.float32)
 THREE = [[0], [1], [2]]  # SuperNodes that say whom they host

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_graph.flower_compat import stamp
-from flower_graph.server.averaging_replies import MAX_NAMED, check_replies, weight_of
-from flower_graph.wire.averaging import clients_of
+from flower_graph.server.averaging_replies import MAX_NAMED, check_replies
+from flower_graph.wire.averaging import clients_of, weight_of
 
 pytestmark = pytest.mark.usefixtures("identity")
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})

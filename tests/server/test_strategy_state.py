@@ -11,8 +11,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from flower_graph.errors import CheckpointError
-from flower_graph.server.averaging import StrategyState
 from flower_graph.server.session import check_same
+from flower_graph.server.strategy_state import StrategyState
 
 
 class Strategy:

@@ -1,0 +1,143 @@
+"""What a strategy that averages keeps in a checkpoint.
+
+Flower's strategies have no method for checkpoints. They keep what lasts, such as the moments of
+FedAdam, in attributes, so whatever attribute has changed since the run began is taken, if it is
+made of numbers and arrays; the rest is refused: a run that went on without it would take another
+course.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.errors import CheckpointError
+
+SCALARS = (bool, int, float, str, type(None))
+PLAIN = (*SCALARS, np.ndarray, np.generic, list, dict, ArrayRecord)
+RECORD = "array-record"  # key of a dict that stands for one
+# What a checkpoint has under a name of its own, and what lasts a run or a round only
+OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
+OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs"}
+
+
+class StrategyState:
+    """The attributes of a strategy that change during a run."""
+
+    def __init__(self, strategy: object, others: Collection[str] = OWN) -> None:
+        self._strategy, self._others = strategy, set(others)
+        self._start = {name: _copied(value) for name, value in self._attributes().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has changed, fit for ``torch.save``."""
+        return {
+            name: packed(value, f"{type(self._strategy).__name__}.{name}")
+            for name, value in self._attributes().items()
+            if name not in self._start or not _same(value, self._start[name])
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what ``state_dict`` returned; all else becomes what it was at first."""
+        for name, value in self._start.items():
+            setattr(self._strategy, name, _copied(value))
+        for name, value in state.items():
+            setattr(self._strategy, name, unpacked(value))
+
+    def _attributes(self) -> dict[str, Any]:
+        local = vars(self._strategy)
+        return {name: value for name, value in local.items() if name not in self._others}
+
+
+def _copied(value: Any) -> Any:
+    """Copy what may be changed in place."""
+    return copy.deepcopy(value) if type(value) in PLAIN else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or type(one) not in PLAIN:
+        return False
+    if isinstance(one, ArrayRecord):
+        return _same(values_of(one), values_of(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=True)
+    return bool(one == other) or (one != one and other != other)
+
+
+def packed(value: Any, name: str) -> Any:
+    """Turn arrays into tensors, which ``torch.load`` reads without running code."""
+    if isinstance(value, ArrayRecord):
+        return {RECORD: packed(values_of(value), name)}
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        return {key: packed(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, list):
+        return [packed(entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiub":
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, SCALARS):
+        return value
+    raise CheckpointError(
+        f"{name} has changed since the run began and is a {type(value).__name__}: a checkpoint "
+        "takes numbers, strings, arrays, and lists and dicts of them; set checkpoint_every=0"
+    )
+
+
+def unpacked(value: Any) -> Any:
+    """Give back what ``packed`` was given."""
+    if isinstance(value, dict) and list(value) == [RECORD]:
+        result = unpacked(value[RECORD])
+        return ArrayRecord({name: Array(values) for name, values in result.items()})
+    if isinstance(value, dict):
+        return {key: unpacked(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [unpacked(entry) for entry in value]
+    return value.numpy().copy() if isinstance(value, Tensor) else value
+
+
+# Models -----------------------------------------------------------------------------------------
+
+
+def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[str, Any]:
+    """Write the model for all and the clients' own ones for a checkpoint."""
+    models = {
+        "arrays": values_of(shared),
+        "own-arrays": {client: values_of(model) for client, model in own.items()},
+    }
+    return {name: packed(value, name) for name, value in models.items()}
+
+
+def unpacked_models(
+    state: Mapping[str, Any], model: ArrayRecord
+) -> tuple[ArrayRecord, dict[int, ArrayRecord]]:
+    """Read what ``packed_models`` wrote; ``ValueError`` if it does not fit this run's model."""
+    own = unpacked(state["own-arrays"])
+    shared = arrays_like(model, unpacked(state["arrays"]))
+    return shared, {client: arrays_like(model, values) for client, values in own.items()}
+
+
+def arrays_like(model: ArrayRecord, found: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Make a model of saved arrays; ``ValueError`` if they are not the model's."""
+    # Their type is the one that the averaging made: that of FedAdam is wider than the first
+    # model's.
+    forms = {name: tuple(array.shape) for name, array in model.items()}
+    saved = {name: values.shape for name, values in found.items()}
+    if list(forms.items()) != list(saved.items()):
+        raise ValueError(f"its arrays are {saved}, this run's are {forms}")
+    return ArrayRecord({name: Array(values) for name, values in found.items()})
+
+
+def values_of(record: ArrayRecord) -> dict[str, Any]:
+    """Give the arrays of a record by their names."""
+    return {name: array.numpy() for name, array in record.items()}
