@@ -90,7 +90,6 @@ def make_server(users: int, device: torch.device) -> RelayServer:
         model,
         latent_size=HIDDEN,
         reg_weight=1.0,
-        learning_rate=RATE,
         weight_decay=5e-4,
         seed=0,
         device=device,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flower_graph.data.new_graph import read_new_graph
 from flower_graph.method.run import Run, latest_in, load_run
-from flower_graph.outputs.files import NO_CLIENT, ROLES, Predictions, table_of, table_text
+from flower_graph.outputs.files import NO_CLIENT, NODE_ROLES, Predictions, table_of, table_text
 from flower_graph.storage.files import write_text
 
 
@@ -63,7 +63,7 @@ def _said(run: Run, found: Predictions, *, is_new: bool) -> list[str]:
         return [f"{count}; {right:.3f} of the {known.sum():,} with a label are right"]
     rounds = ", ".join(map(str, run.kept_rounds))
     said = [f"{run.path}: {len(found.node):,} predictions" + f" of round {rounds}" * bool(rounds)]
-    if any(shares := [_share(found, role) for role in (*ROLES[1:], ROLES[0])]):
+    if any(shares := [_share(found, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
         said.append(f"  right  {', '.join(filter(None, shares))}{_how(found)}")
     return said
 
@@ -71,7 +71,7 @@ def _said(run: Run, found: Predictions, *, is_new: bool) -> list[str]:
 def _share(found: Predictions, role: str) -> str:
     """Say how much of a role is right, and of how many nodes; nothing without such nodes."""
     local = found.of_role(role)
-    name = "in no part" if role == ROLES[0] else role
+    name = "in no part" if role == NODE_ROLES[0] else role
     return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
 
 

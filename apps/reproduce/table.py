@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from flower_graph.apps.reproduce.templates import Values, make
-from flower_graph.config.rules import nearest, one_line, refuse_key
+from flower_graph.config.rules import message_of, nearest, refuse_key
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import TABLES, is_file_name
 from flower_graph.method.registry import known_apps, method_named
@@ -141,7 +141,7 @@ def read_table(name: str) -> Table:
     try:
         tree = yaml.safe_load(_text_of(name))
     except yaml.YAMLError as error:
-        raise ConfigError(f"table {name}: malformed YAML: {one_line(error)}") from error
+        raise ConfigError(f"table {name}: malformed YAML: {message_of(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"table {name}: not a mapping of keys to values")
     tree.pop("shared", None)  # Anchors of what is there more than once

@@ -8,7 +8,7 @@ from importlib import import_module
 from string import Formatter
 from typing import Any, TypeVar, cast
 
-from flower_graph.config.rules import one_line, refuse_key
+from flower_graph.config.rules import message_of, refuse_key
 from flower_graph.errors import ConfigError
 
 Values = Mapping[str, Any]
@@ -63,4 +63,4 @@ def make(kind: type[T], tree: Values, where: str) -> T:
     try:
         return kind(**frozen)
     except TypeError as error:
-        raise ConfigError(f"{where}: {one_line(error)}") from error
+        raise ConfigError(f"{where}: {message_of(error)}") from error

@@ -13,9 +13,9 @@ from torch.nn import functional
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.rng import seeded
+from flower_graph.wire.keys import ROLES
 
 LocalGraph = ClientGraph | EgoNetwork
-ROLES = ("train", "val", "test")
 
 
 class GraphOnDevice(NamedTuple):

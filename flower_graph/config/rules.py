@@ -151,6 +151,6 @@ def show(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def one_line(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Give an error's message without OmegaConf's details and YAML's line breaks."""
     return " ".join(str(error).split("\n    full_key")[0].split())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flower_graph.data.graph import Graph
-from flower_graph.data.partition.statistics import PARTS
+from flower_graph.wire.keys import ROLES
 
 AGAIN = "a node counts at each client that has it"
 
@@ -16,7 +16,7 @@ AGAIN = "a node counts at each client that has it"
 def nodes_held(graph: Graph, clients: int, called: str) -> str:
     """Describe clients that share one graph, such as one for each node, by the graph's split."""
     each = " of a node each" if clients == graph.num_nodes else ""
-    counts = {part: getattr(graph, f"{part}_mask") for part in PARTS}
+    counts = {part: getattr(graph, f"{part}_mask") for part in ROLES}
     roles = _roles({part: int(mask.sum()) for part, mask in counts.items() if mask is not None})
     return "; ".join(filter(None, [f"{clients:,} {called}{each}", roles]))
 
@@ -30,7 +30,7 @@ def graphs_held(graphs: Sequence[Any], called: str, *, is_cut: bool) -> str:
     some = f", {without:,} of them without edges" if without else ""
     held = torch.cat([graph.nodes for graph in graphs]).unique().numel() if is_cut else total
     nodes = f"{held:,} nodes" if held == total else f"{held:,} different nodes, {total:,} in all"
-    counts = {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in PARTS}
+    counts = {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in ROLES}
     said = [f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {_edges(graphs, is_cut)}"]
     said += filter(None, [_roles(counts)])
     return "; ".join(said) + (f" ({AGAIN})" if held < total else "")

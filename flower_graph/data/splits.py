@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from flower_graph.errors import DataError
+from flower_graph.wire.keys import ROLES
 
 T = TypeVar("T", bound=Any)
-ROLES = ("training", "validation", "test")
+ROLE_WORDS = ("training", "validation", "test")
 
 
 class Masks(NamedTuple):
@@ -161,7 +162,7 @@ def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> 
 
 def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
     """Check that a client has nodes in every role that is to have some."""
-    for role, mask, share in zip(ROLES, masks, ratios, strict=True):
+    for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
         if share > 0 and not mask.any():
             raise DataError(
                 f"client {client}: none of its {mask.numel()} nodes is for {role}, with "
@@ -232,7 +233,7 @@ def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = [file[f"{part}_mask"] for part in ("train", "val", "test")]
+            arrays = [file[f"{part}_mask"] for part in ROLES]
     except KeyError as error:
         raise DataError(f"split file {path} cannot be read: {error}") from error
     except (OSError, ValueError, EOFError, BadZipFile) as error:

@@ -22,9 +22,7 @@ from torch import Tensor
 
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.grouped import group_sizes, group_sum
-from flower_graph.wire.keys import MAX_CLASSES
-
-ROLES = ("train", "val", "test")
+from flower_graph.wire.keys import MAX_CLASSES, ROLES
 
 
 class Nodes(Protocol):

@@ -25,10 +25,10 @@ from yaml import YAMLError
 
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
-from flower_graph.config.rules import one_line, refuse_key, show, suggest
+from flower_graph.config.rules import message_of, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, known_keys
 from flower_graph.data.sources.names import in_full, located
-from flower_graph.errors import ConfigError, brief
+from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
 
 # A file's key that names the one config which it differs from.
@@ -96,7 +96,7 @@ def load_config(
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:  # an interpolation `${...}` that leads nowhere
         key = getattr(error, "full_key", None) or name_or_path
-        raise ConfigError(f"{key}: {one_line(error)}") from error
+        raise ConfigError(f"{key}: {message_of(error)}") from error
     assert isinstance(config, RunConfig)
     config.validate()
     return config
@@ -198,7 +198,8 @@ def title_of(name_or_path: str) -> str:
             first = stream.readline(1000)
     except (OSError, UnicodeDecodeError):  # reading it will say so
         return name_or_path
-    return first.removeprefix(RUN_OF).strip() if first.startswith(RUN_OF) else name_or_path
+    # Whoever wrote the file may have put anything there, also what moves a terminal's cursor
+    return one_line(first.removeprefix(RUN_OF)) if first.startswith(RUN_OF) else name_or_path
 
 
 def is_file_name(name_or_path: str) -> bool:
@@ -313,7 +314,7 @@ def _plain(parse: Callable[[], Any], what: str) -> Any:
     except AssertionError as error:  # OmegaConf's, for a text that is one number
         raise ConfigError(f"{what}: a single value; a config has keys and values") from error
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{what}: malformed YAML: {one_line(error)}") from error
+        raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
 
 
 def _flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -72,13 +72,13 @@ class Adam:
     parameters : iterable of Tensor
         What is trained.
     lr : float
-        Step size.
+        Step size; it may change between two steps.
     weight_decay : float
         L2 weight, added to the gradient.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], *, lr: float, weight_decay: float = 0.0
+        self, parameters: Iterable[Tensor], *, lr: float = 1e-3, weight_decay: float = 0.0
     ) -> None:
         self.parameters = list(parameters)
         self.lr, self.weight_decay = lr, weight_decay

@@ -23,12 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flower_graph.errors import OutputError
-from flower_graph.outputs.frames import ROLES, Framed
+from flower_graph.outputs.frames import NODE_ROLES, Framed
 from flower_graph.outputs.weights import SavedModels, SparseRows
 from flower_graph.storage.files import private_folder, replaced, saying
 
 __all__ = [
-    "ROLES",
+    "NODE_ROLES",
     "Embeddings",
     "Predictions",
     "SavedModels",
@@ -63,7 +63,7 @@ class Predictions(Framed):
     predicted, probability : ndarray
         ``[r]`` the class of the highest probability (int64), and that probability (float32).
     role : ndarray
-        ``[r]`` int8, the node's place in ``ROLES``.
+        ``[r]`` int8, the node's place in ``NODE_ROLES``.
     label : ndarray
         ``[r]`` int64, the true class; -1 where it is not known.
     classes : tuple of str or None
@@ -118,7 +118,7 @@ class Predictions(Framed):
 
     def of_role(self, role: str) -> Predictions:
         """Give the rows of one role whose label is known."""
-        return self.rows((self.role == ROLES.index(role)) & (self.label >= 0))
+        return self.rows((self.role == NODE_ROLES.index(role)) & (self.label >= 0))
 
     def accuracy(self) -> float:
         """Give the share that is right, as runs report it; NaN without rows.
@@ -153,7 +153,7 @@ def _column(one: Predictions, name: str, parts: Sequence[Predictions]) -> Number
 
 
 def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
-    """Give the places in ``ROLES`` of nodes ``[n]`` from their masks."""
+    """Give the places in ``NODE_ROLES`` of nodes ``[n]`` from their masks."""
     result = np.zeros(len(train), np.int8)
     for number, mask in enumerate((train, val, test), start=1):
         result[mask.cpu().numpy()] = number
@@ -251,7 +251,7 @@ def table_of(found: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
         _texts(found.node),
         _classes(found.predicted, found.classes),
         ("" if value != value else f"{value:.6g}" for value in found.probability.tolist()),
-        (ROLES[value] for value in found.role.tolist()),
+        (NODE_ROLES[value] for value in found.role.tolist()),
         _classes(found.label, found.classes),
     ]
     if found.fold is not None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-ROLES = ("none", "train", "val", "test")
+from flower_graph.wire.keys import ROLES
+
+NODE_ROLES = ("none", *ROLES)  # a node may have no role
 SHORT = ("loss", "val-accuracy", "test-accuracy")  # what is shown of a round
 SHOWN = 10  # rows and columns of a table in a notebook
 
@@ -50,7 +52,7 @@ class Framed:
     def to_pandas(self) -> Any:
         """Give a data frame with a line for each row; roles and classes by their names."""
         found = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
-        found["role"] = np.asarray(ROLES)[self.role]
+        found["role"] = np.asarray(NODE_ROLES)[self.role]
         if self.classes:
             names = np.asarray([*self.classes, None], object)  # the last where it is -1
             found |= {name: names[found[name]] for name in ("predicted", "label")}

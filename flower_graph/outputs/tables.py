@@ -14,8 +14,7 @@ from flower_graph.config.common import KEEP
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.outputs.figures import CLIENTS, CURVES, HEAD
 from flower_graph.outputs.files import write_lines
-
-ROLES = ("train", "val", "test")
+from flower_graph.wire.keys import ROLES
 
 
 def merge_clients(out: Path) -> dict[str, Any]:

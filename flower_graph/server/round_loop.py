@@ -256,8 +256,8 @@ class RoundLoop(Strategy):
     def _is_over(self, done: int, patience: int) -> bool:
         """Whether no round is left: all are done, or none was better for too long."""
         session, best = self.session, self.best
-        session.hopeless_at = best.number + patience if patience else 0
-        if done < session.rounds and session.is_hopeless(best.last):
+        session.early_stop_at = best.number + patience if patience else 0
+        if done < session.rounds and session.stops_early(best.last):
             why = "the run ends after round %d: since round %d no validation accuracy was better"
             LOG.info(why, done, best.number)
             self._end_after(done)
@@ -296,7 +296,7 @@ class RoundLoop(Strategy):
             self.best.last = server_round
             return self.rejoin()
 
-        return session.checkpoints.go_on(session.rounds, self.fixed_settings(), load, ask)
+        return session.checkpoints.continue_run(session.rounds, self.fixed_settings(), load, ask)
 
     def _log(self, report: RoundReport) -> None:
         LOG.info(format_round(report, self.session.rounds))

@@ -88,7 +88,7 @@ class RunCheckpoints:
         self.save(server_round, state, {})
         checkpoint.keep_only(self.folder, server_round)
 
-    def go_on(
+    def continue_run(
         self,
         rounds: int,
         settings: Mapping[str, Any],
@@ -149,7 +149,7 @@ class Session:
         self.share, self.seed = participation, seed
         self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.timeout, self.rounds = 600.0, 0
-        self.hopeless_at = 0  # the round after which the run ends if nothing becomes better
+        self.early_stop_at = 0  # the round after which the run ends if nothing becomes better
         self.connected: list[int] = []  # SuperNodes at the beginning of the round
         self.asked: dict[int, Collection[int]] = {}  # SuperNode to the clients this round asks
         self.rejected: list[Rejected] = []  # SuperNodes left out in this round
@@ -219,12 +219,12 @@ class Session:
     def is_due(self, server_round: int) -> bool:
         """Whether a checkpoint of this round is to be made."""
         # It is the clients' turn before anybody knows how good a round is
-        last = server_round if self.is_hopeless(server_round) else self.rounds
+        last = server_round if self.stops_early(server_round) else self.rounds
         return self.checkpoints.is_due(server_round, last)
 
-    def is_hopeless(self, server_round: int) -> bool:
+    def stops_early(self, server_round: int) -> bool:
         """Whether a round is the last unless it is better than all before it."""
-        return 0 < self.hopeless_at <= server_round
+        return 0 < self.early_stop_at <= server_round
 
     # Messages
 

@@ -38,6 +38,8 @@ FORMAT = 2  # counts up whenever a server of one version cannot work with client
 MAX_NUMBER = 2.0**20
 # Most classes of a run: a label above is no class. The largest set that we know has 172.
 MAX_CLASSES = 100_000
+# Roles of labelled nodes, as masks, measurements and columns of tables name them
+ROLES = ("train", "val", "test")
 # Metrics that Flower's own strategies look for
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
 EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides

@@ -26,7 +26,6 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 
-from flower_graph.engine.graph_batch import ROLES
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
@@ -59,6 +58,7 @@ from flower_graph.wire.keys import (
     FIRST,
     NUM_FEATURES,
     REST,
+    ROLES,
     SERVER_ROUND,
 )
 

@@ -213,18 +213,18 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Make keys (step 1); go on from a checkpoint if the server does."""
-        hello = EgoEnrolment.from_config(config)
-        if hello.alignment == PLAIN != self._alignment:
+        enrolment = EgoEnrolment.from_config(config)
+        if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
         for ego in self.egos:
-            check_sizes(ego, hello.settings.num_features, hello.settings.num_classes)
-        if self._kept.store.is_due(hello.resume):
+            check_sizes(ego, enrolment.settings.num_features, enrolment.settings.num_classes)
+        if self._kept.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
-        self.restore(hello.settings, hello.resume)
-        if self._kept.store.version and not self.handled(hello.settings):
+        self.restore(enrolment.settings, enrolment.resume)
+        if self._kept.store.version and not self.handled(enrolment.settings):
             self.secrets.drop()  # clients that begin anew are aligned anew
-        reply = self.secrets.begin(hello.run_id, hello.alignment)
-        return reply.to_config() | {HANDLED: self.handled(hello.settings)}
+        reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
+        return reply.to_config() | {HANDLED: self.handled(enrolment.settings)}
 
     def align(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Answer one stage of the alignment (step 2)."""

@@ -382,7 +382,7 @@ def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> 
     measured = dict(zip(SUMMED_NAMES, sums.tolist(), strict=True))
     counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
     _check_counts(np.array(counts), clients)
-    for role in ("train", "val", "test"):
+    for role in keys.ROLES:
         if not -rounding <= measured[role] <= measured[f"has-{role}"] + rounding:
             raise MalformedReplyError(
                 f"{keys.TOTAL}: {role} is {measured[role]:g}, a sum of "

@@ -19,7 +19,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.engine.graph_batch import ROLES, Metrics
+from flower_graph.engine.graph_batch import Metrics
 from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
@@ -36,6 +36,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Sums,
     are_counts,
 )
+from flower_graph.wire.keys import ROLES
 
 Words = NDArray[Any]
 LOG = logging.getLogger(__name__)

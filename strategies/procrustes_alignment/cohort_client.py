@@ -18,7 +18,7 @@ from torch import Tensor
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import ROLES, Snapshot
+from flower_graph.outputs.files import NODE_ROLES, Snapshot
 from flower_graph.storage.files import private_folder, replaced, saying
 from flower_graph.strategies.procrustes_alignment.kept import (
     forget,
@@ -321,7 +321,7 @@ class PublicNodeClient(NumPyClient):
     def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
         """Write each client's figures, which stay here, and what was said of its nodes."""
         judged = {client: one.judged for client, one in answers.items()}
-        accuracy = [[one.get(role, math.nan) for role in ROLES[1:]] for one in judged.values()]
+        accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged.values()]
         nodes = [self.members[client].nodes.size for client in answers]
         loss = [one.loss for one in answers.values()]
         self.outputs.measured(server_round, [*answers], loss=loss, accuracy=accuracy, nodes=nodes)

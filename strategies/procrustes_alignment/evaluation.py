@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.errors import DataError
-from flower_graph.outputs.files import ROLES, role_of
+from flower_graph.outputs.files import NODE_ROLES, role_of
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class GraphJudge:
     def _judge(self, embeddings: NDArray[np.float32], classifiers: Sequence[str]) -> Judgement:
         result = Judgement(len(self.labels))
         for role in ("val", "test"):
-            chosen = (self.roles == ROLES.index(role)) & (self.labels >= 0)
+            chosen = (self.roles == NODE_ROLES.index(role)) & (self.labels >= 0)
             if not chosen.any():
                 continue
             z, y, seed = embeddings[chosen], self.labels[chosen], self._seed(role) % 2**32

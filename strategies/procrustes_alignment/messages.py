@@ -45,7 +45,6 @@ NOT_FINITE = "its embeddings are not finite"
 MAX_DIMENSION = 1 << 16
 MOST_CLIENTS = 4096  # of one SuperNode: each is looked at, whoever made them up
 MAX_JUDGED = 64  # measurements of a round
-SHARES = ("train", "val", "test")  # measurements with these ends are shares of right answers
 
 
 def fingerprint(nodes: IntArray) -> int:
@@ -313,7 +312,7 @@ class Judged(Field):
                 raise MalformedReplyError(
                     f"{keys.JUDGED}{what!a:.60}: not the name of a measurement"
                 )
-            is_share = what.endswith(SHARES) or what.startswith("precision")
+            is_share = what.endswith(keys.ROLES) or what.startswith("precision")
             wrong = [v for v in values if is_share and not (math.isnan(v) or 0 <= v <= 1)]
             if wrong:
                 raise MalformedReplyError(

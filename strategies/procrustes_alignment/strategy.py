@@ -54,7 +54,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     measure_alignment,
 )
 from flower_graph.wire.exchange import Replies
-from flower_graph.wire.keys import CHECKPOINT, CONFIG, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.keys import CHECKPOINT, CONFIG, ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class ProcrustesAlignment(RoundStrategy):
             [known.ids[client] for client in clients],
             [target(client) for client in clients],
             known.dimension,
-            is_last=server_round == session.rounds or session.is_hopeless(server_round),
+            is_last=server_round == session.rounds or session.stops_early(server_round),
             follows=bool(known.begun & set(clients)),
             saves=saves,
             run=session.checkpoints.run if saves else "",
@@ -177,7 +177,7 @@ class ProcrustesAlignment(RoundStrategy):
         return self.report(
             server_round,
             who,
-            {role: mean[role] for role in ("train", "val", "test")},
+            {role: mean[role] for role in ROLES},
             loss=mean["loss"],
             cross_entropy=mean["loss"],
             regulariser=mean["disagreement"],

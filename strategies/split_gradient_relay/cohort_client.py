@@ -147,13 +147,13 @@ class NodeClient(NumPyClient):
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Say which users are here; load a checkpoint first if the server resumes a run."""
-        hello = EnrolmentRequest.from_config(config)
-        makers = self._makers(hello.settings)
-        if hello.before is not None and int(self.users.min()) >= hello.before:
-            self._state.begin(hello.resume)  # all have come since that checkpoint
+        enrolment = EnrolmentRequest.from_config(config)
+        makers = self._makers(enrolment.settings)
+        if enrolment.before is not None and int(self.users.min()) >= enrolment.before:
+            self._state.begin(enrolment.resume)  # all have come since that checkpoint
         else:
-            self._restore(hello)
-        shape, handled = self._weight_shape(hello.settings), self._state.processed(makers)
+            self._restore(enrolment)
+        shape, handled = self._weight_shape(enrolment.settings), self._state.processed(makers)
         return EnrolmentReply(self.users.numpy(), shape, handled).to_config()
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
@@ -172,9 +172,10 @@ class NodeClient(NumPyClient):
         more = {} if self._model is not None else {ROWS: self._rows(settings).ptr.cpu()}
         return self._state.save(server_round, run, self._makers(settings), more)
 
-    def _restore(self, hello: EnrolmentRequest) -> None:
+    def _restore(self, enrolment: EnrolmentRequest) -> None:
         """Go on from a checkpoint; where users came or went, keep what it has of those here."""
-        before, resume, makers = hello.before, hello.resume, self._makers(hello.settings)
+        before, resume, settings = enrolment.before, enrolment.resume, enrolment.settings
+        makers = self._makers(settings)
         if before is None:
             self._state.restore(resume, makers)
             return
@@ -183,11 +184,11 @@ class NodeClient(NumPyClient):
             if not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            return self._adopted(hello.settings, saved, numbers, more)
+            return self._adopted(settings, saved, numbers, more)
 
         if self._state.restore(resume, makers, adopt) is not None:
             # The file that was read may have users who have left.
-            why = self._save(resume.server_round, resume.run, hello.settings)
+            why = self._save(resume.server_round, resume.run, settings)
             if why:
                 raise CheckpointError(why)
 

@@ -31,6 +31,7 @@ from flower_graph.strategies.split_gradient_relay.users import (
     UserSettings,
     shared_linear_weight,
 )
+from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
     from flower_graph.server.outputs import BestRound
@@ -71,7 +72,7 @@ def server_snapshot(server: RelayServer) -> Snapshot:
     """Give what the server has: predictions and latent vectors of all who have answered."""
     users = server.known.nonzero().flatten().cpu()
     nodes = users if server.names is None else [server.names[user] for user in users.tolist()]
-    masks = (server.masks[name].cpu()[users] for name in ("train", "val", "test"))
+    masks = (server.masks[name].cpu()[users] for name in ROLES)
     label = server.y.cpu()[users]
     found = Predictions.of(
         server.logits().cpu()[users], NO_CLIENT, nodes, role_of(*masks), label, server.classes
@@ -90,7 +91,7 @@ def user_lines(
     ``right_then``: whose class was right in the best round, ``[n]``.
     """
     role = np.full(server.num_nodes, -1)
-    for place, name in enumerate(("train", "val", "test")):
+    for place, name in enumerate(ROLES):
         role[server.masks[name].cpu().numpy()] = place
     rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
     texts = {

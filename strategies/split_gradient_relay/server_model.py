@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least
+from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
 from flower_graph.data.checked import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
@@ -70,7 +70,6 @@ class RelayServer:
         *,
         latent_size: int,
         reg_weight: float,
-        learning_rate: float,
         weight_decay: float,
         gradient_norm: float = 0.0,
         average: float = 0.0,
@@ -79,13 +78,12 @@ class RelayServer:
     ) -> None:
         at_least(1).check("latent_size", latent_size)
         NOT_NEGATIVE.check("reg_weight", reg_weight)
-        ABOVE_ZERO.check("learning_rate", learning_rate)
         NOT_NEGATIVE.check("weight_decay", weight_decay)
         NOT_NEGATIVE.check("gradient_norm", gradient_norm)
         BELOW_ONE.check("server_average", average)
         self.device, self.seed, self.reg_weight = device, seed, reg_weight
         self.model = model.to(device)
-        self.optimizer = Adam(self.model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        self.optimizer = Adam(self.model.parameters(), weight_decay=weight_decay)
         self.gradient_norm, self._decay = gradient_norm, average
         # What predicts and is judged: the model that is trained, or the average of its weights
         self.judged = copy.deepcopy(self.model) if average else self.model

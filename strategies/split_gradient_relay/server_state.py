@@ -184,7 +184,7 @@ class RelayServerState:
         weights = math.prod(self.weight_shape) + self.weight_shape[0] if averages else 0
         return reply_bytes(latent + weights)
 
-    def homeless(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
+    def unhosted(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
         """Return the users that no SuperNode hosts, with that as the reason."""
         users = set(np.flatnonzero(~self.roster.left).tolist()).difference(*hosted.values())
         return dict.fromkeys(users, "no SuperNode hosts it")

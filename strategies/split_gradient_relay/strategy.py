@@ -37,7 +37,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
-from flower_graph.config.rules import at_least, choice
+from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
@@ -139,20 +139,20 @@ class SplitGradientRelay(RoundStrategy):
         checkpoint_every: int = 0,
     ) -> None:
         choice(*SCHEDULES).check("schedule", schedule)
+        ABOVE_ZERO.check("learning_rate", learning_rate)
         self.schedule, self.learning_rate = schedule, learning_rate
         self.server = RelayServer(
             data,
             server_model,
             latent_size=latent_size,
             reg_weight=reg_weight,
-            learning_rate=learning_rate,
             weight_decay=weight_decay,
             gradient_norm=gradient_norm,
             average=server_average,
             seed=seed,
             device=resolve_device(device),
         )
-        self._right_then: Tensor | None = None  # in the best round
+        self._right_in_best: Tensor | None = None  # in the best round
         self.users = RelayServerState(
             self.server.num_nodes,
             UserSettings(latent_size, user_bias, weight_decay, seed, average_over),
@@ -249,13 +249,13 @@ class SplitGradientRelay(RoundStrategy):
         self.users.delivered(answered)
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy(), rate)
         self.users.average(server_round, list(replies.values.values()))
-        homeless = self.users.homeless(self.session.members.clients)
+        unhosted = self.users.unhosted(self.session.members.clients)
         accuracy = self.server.accuracy()
         if accuracy["val"] > self.best.accuracy:
-            self._right_then = self.server.right
+            self._right_in_best = self.server.right
         return self.report(
             server_round,
-            self.session.participation(self.session.clients_of(answered), left_out=homeless),
+            self.session.participation(self.session.clients_of(answered), left_out=unhosted),
             accuracy,
             loss=losses.total,
             cross_entropy=losses.cross_entropy,
@@ -279,7 +279,7 @@ class SplitGradientRelay(RoundStrategy):
         if roster.is_change:
             # What was the best is of other users; nobody needs what is held of it.
             self.best.forget()
-            self._right_then = None
+            self._right_in_best = None
         if roster.is_change and roster.left.any():
             self.session.checkpoints.rewrite(last, self._saved())
         return last
@@ -289,14 +289,14 @@ class SplitGradientRelay(RoundStrategy):
         return {
             "server": self.server.state_dict(),
             "book": self.users.state_dict(),
-            "right-then": self._right_then,
+            "right-then": self._right_in_best,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned."""
         self.users.load_state_dict(state["book"])
         self.server.load_state_dict(state["server"])
-        self._right_then = state.get("right-then")
+        self._right_in_best = state.get("right-then")
 
     def learnt(self) -> ArrayRecord:
         """Return the server's model."""
@@ -322,7 +322,7 @@ class SplitGradientRelay(RoundStrategy):
 
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
-        return user_lines(self.server, self.users.traffic, self.best, self._right_then)
+        return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
 
     def summary(self) -> None:
         """Log the settings in one line."""

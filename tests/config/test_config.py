@@ -21,6 +21,7 @@ from flower_graph.method.load import (
     list_configs,
     load_config,
     parse_overrides,
+    title_of,
     to_dict,
     to_yaml,
 )
@@ -459,3 +460,10 @@ def test_paths_of_data_in_a_file_start_from_its_folder(
     assert load_config("mine/run.yaml", ["data.name=g.pt"]).data.name == str(tmp_path / "g.pt")
     Path("run.yaml").write_text("defaults: mine/run.yaml\n", encoding="utf-8")
     assert load_config("run.yaml").data.root == str(tmp_path / "mine" / "raw")
+
+
+def test_a_titles_control_characters_reach_no_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("# run of cora\x1b[2J\x07\nseed: 1\n", encoding="utf-8")
+    title = title_of(str(file))
+    assert title.startswith("cora") and title.isprintable()

@@ -17,7 +17,7 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import run
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
-from flower_graph.outputs.files import ROLES, Predictions
+from flower_graph.outputs.files import NODE_ROLES, Predictions
 
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
 # What a simulation has in its output folder, and clients of a deployment in places of their own
@@ -183,7 +183,7 @@ def check_kept(prepared: Prepared) -> None:
     found = Predictions.join([one.predictions() for one in runs])
     assert all(one.model(one.predictions().client[0]) is not None for one in runs)
     for role in ("val", "test"):
-        chosen = found.rows((found.role == ROLES.index(role)) & (found.label >= 0))
+        chosen = found.rows((found.role == NODE_ROLES.index(role)) & (found.label >= 0))
         right = chosen.predicted == chosen.label
         shares = [right[chosen.client == client].mean() for client in np.unique(chosen.client)]
         assert np.mean(shares) == pytest.approx(result[f"{role}-accuracy"], abs=1e-12), role

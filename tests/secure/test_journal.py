@@ -65,26 +65,26 @@ def test_who_begins_anew_is_counted_by_the_day(tmp_path, monkeypatch):
     """With another run, or with a state that is new or has not seen the last sum."""
     path, now = tmp_path / "journal", [1e9]
     monkeypatch.setattr(journal.time, "time", lambda: now[0])
-    first = Journal(path).go_on(0, "", 3, b"run")
-    second = Journal(path).go_on(1, first, 3, b"run")
-    third = Journal(path).go_on(2, second, 3, b"run")
+    first = Journal(path).continue_run(0, "", 3, b"run")
+    second = Journal(path).continue_run(1, first, 3, b"run")
+    third = Journal(path).continue_run(2, second, 3, b"run")
     assert len({first, second, third}) == 3
     with pytest.raises(RefusedError, match=r"round 2.*2"):
-        Journal(path).go_on(2, third, 3, b"run")
-    put_back = Journal(path).go_on(3, second, 3, b"run")  # the second time
-    Journal(path).go_on(0, "", 3, b"other")  # the third
+        Journal(path).continue_run(2, third, 3, b"run")
+    put_back = Journal(path).continue_run(3, second, 3, b"run")  # the second time
+    Journal(path).continue_run(0, "", 3, b"other")  # the third
     before = path.read_bytes()
     for mark, run in (("", b"new"), ("", b"run"), (third, b"run")):
         with pytest.raises(RefusedError, match=r"3.*24.*trust-runs"):
-            Journal(path).go_on(9, mark, 3, run)
+            Journal(path).continue_run(9, mark, 3, run)
     assert path.read_bytes() == before
-    Journal(path).go_on(4, put_back, 3, b"run")
+    Journal(path).continue_run(4, put_back, 3, b"run")
     now[0] += journal.DAY + 1
-    Journal(path).go_on(0, "", 3, b"new")
+    Journal(path).continue_run(0, "", 3, b"new")
     now[0] -= 2 * journal.DAY  # who sets a clock back gains nothing
-    Journal(path).go_on(0, "", 2, b"newer")
+    Journal(path).continue_run(0, "", 2, b"newer")
     with pytest.raises(RefusedError, match="2 times"):
-        Journal(path).go_on(0, "", 2, b"newest")
+        Journal(path).continue_run(0, "", 2, b"newest")
 
 
 def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path):
@@ -102,7 +102,7 @@ def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path
         Journal(path).serve(1, [9], 2, b"run")
     with pytest.raises(RefusedError, match="8 alignments"):
         Journal(path).serve(99, [5], 2, b"run")
-    Journal(path).go_on(0, "", 1, b"run")  # the run that is counted already
+    Journal(path).continue_run(0, "", 1, b"run")  # the run that is counted already
     Journal(path).serve(1, [5], 2, b"other")
     with pytest.raises(RefusedError, match="2 times"):
         Journal(path).serve(1, [5], 2, b"a third")

@@ -19,7 +19,7 @@ from flower_graph.errors import DataError
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
 from flower_graph.outputs.files import (
-    ROLES,
+    NODE_ROLES,
     read_embeddings,
     read_models,
     read_predictions,
@@ -89,7 +89,7 @@ def test_predictions_are_those_of_the_last_report_and_of_who_answered() -> None:
         ("val", last.val_accuracy),
         ("test", last.test_accuracy),
     ):
-        assert right[found.role == ROLES.index(role)].mean() == accuracy
+        assert right[found.role == NODE_ROLES.index(role)].mean() == accuracy
     few = run(data, rounds=1, participation=0.25).strategy
     snapshot = few.snapshot()
     assert snapshot.predictions is not None and snapshot.embeddings is not None

@@ -49,7 +49,6 @@ def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
         model,
         latent_size=getattr(model, "latent_size", C),
         reg_weight=3.0,
-        learning_rate=RATE,
         weight_decay=0.01,
         seed=7,
         device=CPU,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.graph import Graph, to_undirected
+from flower_graph.wire.keys import ROLES
 
 FILE = "cora.npz"
 # The same bytes as text, because a Flower App Bundle takes no other files, whatever its rules.
@@ -31,7 +32,7 @@ def load_cora_linqs() -> Graph:
     y = torch.from_numpy(parts["labels"].astype(np.int64))
     edges = torch.from_numpy(parts["edges"].astype(np.int64))
     masks: dict[str, Tensor] = {}
-    for part in ("train", "val", "test"):
+    for part in ROLES:
         mask = torch.zeros(nodes, dtype=torch.bool)
         mask[torch.from_numpy(parts[part].astype(np.int64))] = True
         masks[part] = mask

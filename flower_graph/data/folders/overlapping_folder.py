@@ -25,7 +25,7 @@ from flower_graph.data.folders.client_folder import (
 )
 from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
-from flower_graph.data.splits import ROLES, Masks, check_roles, stratified_split
+from flower_graph.data.splits import ROLE_WORDS, Masks, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -186,9 +186,9 @@ def _note_roles(role: Tensor, place: Tensor, held: Holder) -> None:
         if clash.any():
             row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
             raise DataError(
-                f"{held.where}: node {held.shown[row]!r} is for {ROLES[number]}, but at an earlier "
-                f"client for {ROLES[other]}; a node must have one role everywhere, or a label "
-                "that is learnt at one client is judged at another"
+                f"{held.where}: node {held.shown[row]!r} is for {ROLE_WORDS[number]}, but at an "
+                f"earlier client for {ROLE_WORDS[other]}; a node must have one role everywhere, or "
+                "a label that is learnt at one client is judged at another"
             )
         role[place[mask]] = number
 

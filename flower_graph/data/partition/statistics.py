@@ -14,8 +14,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
-
-PARTS = ("train", "val", "test")
+from flower_graph.wire.keys import ROLES
 
 
 class PartitionStatistics(NamedTuple):
@@ -93,7 +92,7 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     nodes = data.y.numel()
     neighbours = torch.bincount(data.edge_index[0], minlength=nodes)
     edges = data.edge_index.size(1) // 2
-    given = {part: getattr(data, f"{part}_mask") for part in PARTS}
+    given = {part: getattr(data, f"{part}_mask") for part in ROLES}
     masks = {part: mask for part, mask in given.items() if mask is not None}
     return PartitionStatistics(
         figures={
@@ -286,7 +285,7 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
 
 def _roles(graphs: Sequence[Any]) -> dict[str, float]:
     """Count the nodes of a client that are for training, validation and test."""
-    counts = {part: [int(getattr(one, f"{part}_mask").sum()) for one in graphs] for part in PARTS}
+    counts = {part: [int(getattr(one, f"{part}_mask").sum()) for one in graphs] for part in ROLES}
     return {f"{part}-per-client": sum(each) / len(graphs) for part, each in counts.items()}
 
 

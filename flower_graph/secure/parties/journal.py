@@ -107,7 +107,7 @@ class Journal:
         with self._changed(run) as (_, kept):
             _go_up(kept, number)
 
-    def go_on(self, number: int, mark: str, most: int, *run: bytes) -> str:
+    def continue_run(self, number: int, mark: str, most: int, *run: bytes) -> str:
         """Note a round, as `contribute` does, and whether the party's state was put back.
 
         Parameters
@@ -146,12 +146,12 @@ class Journal:
         clients : collection of int
             Whose blocks they are.
         most, run
-            As of `go_on`.
+            As of `continue_run`.
 
         Raises
         ------
         RefusedError, IdentityError
-            As of `go_on`; a second block, an alignment that is over, or one too many.
+            As of `continue_run`; a second block, an alignment that is over, or one too many.
         """
         with self._changed(run) as (book, kept):
             if not kept.begun:

@@ -212,7 +212,7 @@ class Party:
             if not self._verify(partner, ready.signatures[at], ROUND_KEY, signed):
                 raise RefusedError(f"the round key of party {partner} is not the one it signed")
         # Who repeats a round with one fewer learns that one: on the disk before it leaves.
-        self._mark = Journal(self.trust.journal).go_on(
+        self._mark = Journal(self.trust.journal).continue_run(
             request.server_round, self._mark, self.trust.runs, self.trust.run
         )
         self._ready[request.server_round] = ready.ready
