@@ -34,6 +34,7 @@ from runs import METHODS as FROZEN
 
 # (partition, round, message type) -> word; see Federation
 Faults = Callable[[int, int, str], str]
+Word = str | Callable[[RecordDict], None]
 Outcome = Callable[[str, str, str], None]  # the fixture that notes what a fault came to
 NAMES = {"nfedgnn": "nFedGNN", "fedscem": "FedSCem", "fedgls": "FedGLS", "ppfl": "PPFL-GNN"}
 
@@ -244,7 +245,8 @@ class Federation(InProcessGrid):
     its work and the reply never arrives. ``late``: the reply comes after the deadline, in the next
     exchange. ``empty``: the reply has no records. ``killed``: the client works in a process of its
     own, which the kernel ends after ``kill_after`` seconds; files that it was writing stay as they
-    are. ``gone``: the SuperNode is not connected (message type ``connect``).
+    are. ``twice``: the reply comes two times. ``gone``: the SuperNode is not connected (message
+    type ``connect``). A function in a word's place changes the reply.
 
     ``restarts`` says which partitions are started anew once a round is done, that is once its
     message of type ``final`` was sent: memory and context are gone, and with ``new_id`` they get
@@ -256,20 +258,23 @@ class Federation(InProcessGrid):
         app: Any,
         *,
         num_supernodes: int,
-        state_dir: Path | None,
+        state_dir: Path | str | None = None,
         faults: Faults = good,
         kill_after: Iterable[float] = (),
         restarts: Mapping[int, Iterable[int]] | None = None,
         final: str = "train",
         new_id: bool = False,
         node_config: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> None:
         # As in a deployment: what a client keeps is in its context and in files, not in memory.
         where = {"state-dir": "" if state_dir is None else str(state_dir), **(node_config or {})}
-        super().__init__(app, num_supernodes=num_supernodes, node_config=where)
+        super().__init__(app, num_supernodes=num_supernodes, node_config=where, **more)
         self.faults, self.final, self.new_id = faults, final, new_id
         self.killed = self.restarted = self.done = 0
         self.kinds: set[str] = set()  # types of messages that were sent
+        self.exchanged: list[tuple[Message, Message]] = []  # what clients were sent and answered
+        self._again: list[Message] = []
         self._kill_after = iter(kill_after)
         self._restarts = {done: list(nodes) for done, nodes in (restarts or {}).items()}
         self._late: dict[str, Message] = {}
@@ -302,14 +307,27 @@ class Federation(InProcessGrid):
             self.done, self._is_trained = self.done + 1, False
         return [one for one in ids if one]
 
-    def word_of(self, message: Message, server_round: int) -> str:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Hand over replies, and some of them again."""
+        replies = super().pull_messages(message_ids)
+        if replies:
+            replies, self._again = replies + self._again, []
+        return replies
+
+    def _handle(self, message: Message, context: Context) -> Message:
+        """Note what the client was sent and what it answers."""
+        reply = super()._handle(message, context)
+        self.exchanged.append((message, reply))
+        return reply
+
+    def word_of(self, message: Message, server_round: int) -> Word:
         """Say what happens to a message; to a SuperNode that left, nothing does."""
         meta = message.metadata
         if meta.dst_node_id not in self.contexts:
             return "unknown"
         return self.word(meta.dst_node_id, server_round, meta.message_type)
 
-    def _deliver(self, message: Message, word: str) -> str:
+    def _deliver(self, message: Message, word: Word) -> str:
         """Deliver one message; return its number, empty where nobody has this id."""
         if word == "silent":
             return self._number(message)
@@ -326,8 +344,12 @@ class Federation(InProcessGrid):
             reply = self._replies.pop(numbers[0])
             if word == "late":
                 self._late[numbers[0]] = reply
+        if word == "twice":
+            self._again.append(self._replies[numbers[0]])
         if word == "empty" and self._replies[numbers[0]].has_content():
             self._replies[numbers[0]].content = RecordDict()
+        if callable(word):
+            word(self._replies[numbers[0]].content)
         return numbers[0]
 
     def _fail(self, message: Message) -> str:

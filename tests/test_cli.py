@@ -118,62 +118,6 @@ def test_several_seeds_get_folders_and_a_summary(runner: Runner, tmp_path: Path)
     assert summary["seed"]["values"] == [0, 1, 5]
 
 
-def test_an_existing_folder_is_refused_before_any_run(
-    runner: Runner, tmp_path: Path, capsys: Captured
-) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "result").write_text("mine")
-    assert cli.main(["run", "quickstart", "--seeds", "0,1", "--out", "old"]) == 2
-    assert runner.calls == []
-    assert "old: exists and is not empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "quikstart"], "did you mean quickstart?"),
-        (["run", "quickstart", "rounds=-1"], "rounds: -1 is not allowed"),
-        (["run", "quickstart", "--seeds", "0,x"], "--seeds '0,x': write whole numbers"),
-        (["run", "quickstart", "--seeds", "1,1"], "a seed is there twice"),
-        (["run", "quickstart", "--seeds=-1"], "write whole numbers"),
-        (["run", "quickstart", "--supernodes", "0"], "--supernodes 0: at least 1"),
-        (["run"], "CONFIG: missing"),
-        (["run", "rounds=3"], "CONFIG: missing"),
-        (["run", "--resume", "nowhere"], "--resume nowhere: no run to resume"),
-        (["reproduce", "nfedgnn", "--only", "data"], "--only 'data': write KEY=VALUE"),
-        (["reproduce", "nfedgnn", "--rounds", "0"], "--rounds 0: at least 1"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(
-    runner: Runner, capsys: Captured, words: list[str], said: str
-) -> None:
-    assert cli.main(words) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
-    assert said in shown.err and shown.out == ""
-    assert runner.calls == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["fly"],
-        ["run", "quickstart", "--seed", "1"],
-        ["run", "quickstart", "--engine", "ray"],
-        ["run", "quickstart", "--out", "a", "--resume", "b"],
-        ["list", "more"],
-        ["run", "quickstart", "--supernodes", "many"],
-    ],
-)
-def test_unknown_words_are_one_line_that_names_the_help(capsys: Captured, words: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words)
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.endswith(" --help`\n") and said.count("\n") == 1
-
-
 def failing(error: BaseException) -> Callable[[RunConfig, Path], None]:
     """Make a runner's `fail` that raises an error at once."""
 

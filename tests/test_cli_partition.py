@@ -249,33 +249,6 @@ def test_every_supernode_gets_a_folder_unless_there_are_more_than_anybody_wants(
     assert "none: 8 are more than 3; --supernodes N deals the clients to" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--supernodes", "9"], "num-supernodes: 9 SuperNodes for 8 clients; at most one each"),
-        (["--supernodes", "0"], "num-supernodes: 0 SuperNodes for 8 clients"),
-        (["--supernodes", "2", "--seeds", "0,1"], "--supernodes 2: 2 seeds, and data folders are"),
-        (["--true-edges"], "--true-edges: app=fedscem has no clients without edges"),
-        (["partition.clients=201"], "partition.clients = 201: the graph has 200 nodes"),
-    ],
-)
-def test_what_cannot_be_dealt_is_said_in_one_line_and_leaves_no_folder(
-    capsys: Captured, words: list[str], message: str
-) -> None:
-    assert cli.main(["partition", "egos.yaml", "--out", "out", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith("error: ") and error.count("\n") == 1
-    assert not Path("out").exists()
-
-
-def test_a_folder_with_files_is_left_alone(capsys: Captured) -> None:
-    Path("out").mkdir()
-    Path("out/mine.txt").write_text("mine", encoding="utf-8")
-    assert cli.main(["partition", "egos.yaml", "--out", "out"]) == 2
-    assert "exists and is not empty" in capsys.readouterr().err
-    assert [path.name for path in Path("out").iterdir()] == ["mine.txt"]
-
-
 PLACES = [(0, "cora"), (1, "citeseer"), (2, "pubmed")]
 
 

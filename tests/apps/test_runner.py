@@ -15,12 +15,11 @@ import torch
 from app_helpers import MakeConfig, context_of, own_graph
 from safetensors.torch import load_file
 
-from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run, simulate
 from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import CheckpointError, ConfigError, DataError, DivergedError
+from flower_graph.errors import CheckpointError, ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
@@ -114,52 +113,6 @@ def test_isolated_nodes_are_allowed(config_of: MakeConfig, tmp_path: Path) -> No
     edges = own_graph().edge_index
     config = config_of(own_graph(edge_index=edges[:, (edges < 20).all(0)]))
     assert run(config, tmp_path / "out")["clients"] == 30
-
-
-@pytest.mark.parametrize(
-    ("changes", "overrides", "supernodes", "said"),
-    [
-        ({"y": torch.arange(30) % 3 - 1}, [], 1, "node 0"),
-        ({"train_mask": torch.zeros(30, dtype=torch.bool)}, [], 1, "train_mask"),
-        ({"edge_index": None}, [], 1, "edge_index"),
-        ({}, ["data.name=nothing.pt"], 1, "file"),
-        ({}, [], 0, "supernodes.*0"),
-        ({}, [], -1, "supernodes.*-1"),
-        ({}, [], 31, "supernodes.*31"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_refused_before_there_is_a_folder(
-    changes: dict[str, Any],
-    overrides: list[str],
-    supernodes: int,
-    said: str,
-    config_of: MakeConfig,
-    tmp_path: Path,
-) -> None:
-    with pytest.raises((DataError, ValueError), match=said):
-        run(config_of(own_graph(**changes), *overrides), tmp_path / "out", supernodes=supernodes)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("words", [[], ["--seeds", "0,1"], ["--engine", "flwr"]])
-@pytest.mark.parametrize("given", ["device=cuda:99", "data.name=nothing.pt"])
-def test_what_cannot_run_is_one_line_and_makes_nothing(
-    given: str,
-    words: list[str],
-    config_of: MakeConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A device that is not there took 20 lines, and left a folder that nothing could use."""
-    config_of(own_graph())
-    monkeypatch.chdir(tmp_path)
-    before = {*tmp_path.rglob("*")}
-    assert main(["run", "own.yaml", given, *words]) == 2
-    assert main(["run", "own.yaml", given, *words, "--out", "new/out"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == second and first.startswith(f"error: {given.partition('=')[0]}")
-    assert {*tmp_path.rglob("*")} == before
 
 
 def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(

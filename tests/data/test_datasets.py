@@ -260,24 +260,6 @@ def test_a_graph_of_the_user(tmp_path: Path) -> None:
     assert data.val_mask.tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"val_mask": None}, r"data\.split=random"),
-        ({"edge_index": torch.tensor([[0], [7]])}, r"edge_index\[1, 0\]"),
-        ({"train_mask": torch.zeros(4, 2, dtype=torch.bool)}, "train_mask"),
-        ({"test_mask": torch.tensor([True] * 4)}, "train_mask.*test_mask"),
-    ],
-)
-def test_unfit_graphs_of_the_user_are_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "mine.pt"
-    torch.save(own_graph(**changes), path)
-    with pytest.raises(DataError, match=message):
-        load_data(DataConfig(name=str(path)))
-
-
 def test_what_is_said_of_a_small_set_without_a_split_works() -> None:
     config = DataConfig(name="KarateClub")
     for _ in range(2):

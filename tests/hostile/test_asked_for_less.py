@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import ALL
+from federation import ALL, Federation
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_graph.apps.run import client_app
@@ -32,19 +32,6 @@ def parties(folder: Path, count: int) -> list[dict[str, Any]]:
     return [{"identity-key": str(folder / f"key-{number}"), **where} for number in range(count)]
 
 
-class Spy(InProcessGrid):
-    """Remembers what SuperNodes send."""
-
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, **how)
-        self.replies: list[Any] = []
-
-    def pull_messages(self, message_ids: Any) -> list[Any]:
-        replies = super().pull_messages(message_ids)
-        self.replies += replies
-        return replies
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -52,15 +39,15 @@ def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     setup = ALL[name]
     config = setup.load()
     strategy: Any = method_of(config).build_strategy(config, None)
-    grid = Spy(
+    grid = Federation(
         client_app(config, None),
         num_supernodes=setup.supernodes,
         node_configs=parties(tmp_path, setup.supernodes),
     )
     with caplog.at_level(logging.WARNING), pytest.raises(NoClientsError):
         strategy.start(grid, num_rounds=1, timeout=1.0)
-    assert grid.replies
-    assert all(reply.has_error() for reply in grid.replies)
+    assert grid.exchanged
+    assert all(reply.has_error() for _, reply in grid.exchanged)
     assert all(not context.state for context in grid.contexts.values())
     assert "has a key of its own (identity-key) and takes part in no run" in caplog.text
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from federation import ALL
+from federation import ALL, Federation
 from public_helpers import run_secure, still_member
-from test_asked_for_less import Spy
 
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
@@ -60,11 +59,11 @@ def test_clients_of_fedscem_name_every_node_to_a_server_that_asks_in_the_clear()
     setup = ALL["fedscem"].with_("strategy.dropout=0.1")
     hidden = setup.load()
     in_the_clear = setup.load("strategy.alignment=plain", "strategy.aggregation=plain")
-    grid = Spy(client_app(hidden, None), num_supernodes=setup.supernodes)
+    grid = Federation(client_app(hidden, None), num_supernodes=setup.supernodes)
     strategy: Any = method_of(in_the_clear).build_strategy(in_the_clear, None)
     strategy.start(grid, num_rounds=1, timeout=5.0)
     named = set[frozenset[str]]()
-    for reply in grid.replies:
+    for _, reply in grid.exchanged:
         entries = entries_of(reply.content)
         if "align-identities" in entries:
             named |= {frozenset(ids) for ids in PlainReply.from_config(entries).identities}

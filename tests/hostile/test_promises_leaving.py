@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from federation import ALL
+from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, RecordDict
 from party_helpers import PartyWorld
-from test_asked_for_less import Spy
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.cohort_state import ClientCheckpoints
@@ -43,9 +42,9 @@ def test_no_features_labels_or_edges_leave_a_client(name: str) -> None:
     setup = ALL[name]
     config = setup.load()
     method = method_of(config)
-    grid = Spy(client_app(config, None), num_supernodes=setup.supernodes)
+    grid = Federation(client_app(config, None), num_supernodes=setup.supernodes)
     method.build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
-    came = b"|".join(sent(reply.content) for reply in grid.replies)
+    came = b"|".join(sent(reply.content) for _, reply in grid.exchanged)
     private = [row for row in method.as_graph(config).x if row.any()]
     if name == "fedgls":
         for graph in method.graphs(config):

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import ALL
-from flwr.app import Context, Message, RecordDict
+from federation import ALL, Federation
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from public_helpers import make_grid, still_member
 
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
-from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.procrustes_alignment.secure_consensus import (
     SecureConsensus,
 )
@@ -25,28 +24,19 @@ from flower_graph.strategies.procrustes_alignment.secure_consensus_client import
 Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sent, what it answered
 
 
-class Wire(InProcessGrid):
-    """Remembers the rounds of training."""
-
-    rounds: list[Exchanged]
-
-    def _handle(self, message: Message, context: Context) -> Message:
-        content = message.content
-        reply = super()._handle(message, context)
-        if message.metadata.message_type == "train":
-            if context.node_id in self.rounds[-1]:
-                self.rounds.append({})
-            self.rounds[-1][context.node_id] = content, reply.content
-        return reply
-
-
 def rounds_of(name: str, supernodes: int) -> list[Exchanged]:
-    """Run a method for two rounds."""
+    """Run a method for two rounds; give what its clients were sent and answered in training."""
     config = ALL[name].load()
-    grid, strategy = Wire(client_app(config, None), num_supernodes=supernodes), _built(config)
-    grid.rounds = [{}]
-    strategy.start(grid, num_rounds=2, timeout=5.0)
-    return grid.rounds
+    grid = Federation(client_app(config, None), num_supernodes=supernodes)
+    _built(config).start(grid, num_rounds=2, timeout=5.0)
+    trained = [pair for pair in grid.exchanged if pair[0].metadata.message_type == "train"]
+    return [
+        {
+            sent.metadata.dst_node_id: (sent.content, reply.content)
+            for sent, reply in trained[first : first + supernodes]
+        }
+        for first in range(0, len(trained), supernodes)
+    ]
 
 
 def _built(config: Any) -> Any:

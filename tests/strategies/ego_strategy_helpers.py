@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
+from federation import Federation, Word
 from flwr.app import Array, Context, Message
 from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.client.state import StateStore
+from flower_graph.client.state import IN_PROCESS, StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -173,19 +174,16 @@ def stage_of(message: Message) -> str:
     return "both" if both else ("unmask" if "unmask-run" in config else "prepare")
 
 
-class FaultyGrid(InProcessGrid):
-    """Does to a reply what a word for (partition, stage, round) says.
+class FaultyGrid(Federation):
+    """A federation whose words are for (partition, stage, round).
 
-    ``silent``: the message never arrives. ``lost``: the reply never arrives. ``twice``: it comes
-    two times. ``gone``: the node is not there while the round lasts. A function changes the reply.
-    The second exchange of a round is the stage ``both``, or ``unmask`` in the last one.
+    ``gone``, in a stage's place, is a node that is not there while the round lasts. The second
+    exchange of a round is the stage ``both``, or ``unmask`` in the last one.
     """
 
-    script: dict[tuple[int, str, int], Any]
-
     def __init__(self, app: Any, *, num_supernodes: int, script: dict[Any, Any]) -> None:
-        super().__init__(app, num_supernodes=num_supernodes)
-        self.script, self.received, self._again = script, [], []
+        super().__init__(app, num_supernodes=num_supernodes, state_dir=IN_PROCESS)
+        self.script = script
         self.now = 1  # the round, as far as the messages tell
 
     def partition(self, node: int) -> int:
@@ -195,34 +193,15 @@ class FaultyGrid(InProcessGrid):
         away = [p for (p, stage, number) in self.script if (stage, number) == ("gone", self.now)]
         return [node for node in super().get_node_ids() if self.partition(node) not in away]
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            node, number = message.metadata.dst_node_id, int(message.metadata.group_id)
-            word = self.script.get((self.partition(node), stage_of(message), number), "good")
-            # Plain sums have no second exchange: with their first one the round is as good as over.
-            config = message.content.config_records["config"]
-            is_plain = stage_of(message) == "train" and RING_WORD not in config
-            if is_plain or stage_of(message) in ("both", "unmask"):
-                self.now = number + 1
-            if word == "silent":
-                ids.append(self._number(message))
-                continue
-            (message_id,) = super().push_messages([message])
-            ids.append(message_id)
-            if word == "lost":
-                del self._replies[message_id]
-            elif word == "twice":
-                self._again.append(self._replies[message_id])
-            elif callable(word):
-                word(self._replies[message_id].content)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        if replies:
-            replies, self._again = replies + self._again, []
-        return replies
+    def word_of(self, message: Message, server_round: int) -> Word:
+        stage = stage_of(message)
+        # Plain sums have no second exchange: with their first one the round is as good as over.
+        is_plain = RING_WORD not in message.content.config_records["config"]
+        if stage in ("both", "unmask") or (stage == "train" and is_plain):
+            self.now = server_round + 1
+        place = self.partition(message.metadata.dst_node_id), stage, server_round
+        word: Word = self.script.get(place, "good")
+        return word
 
 
 def faulty(script: dict[Any, Any]) -> Callable[..., FaultyGrid]:

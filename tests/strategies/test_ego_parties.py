@@ -1,12 +1,11 @@
 """FedSCem whose clients do not trust the server."""
 
 import re
-from collections import Counter
 
 import pytest
 from ego_helpers import SETTINGS
 from ego_strategy_helpers import assert_same, faulty, run
-from federation import METHODS
+from federation import METHODS, Federation, round_of
 from flwr.app import Array, ArrayRecord, Message
 
 from flower_graph.errors import ConfigError, NoClientsError
@@ -23,19 +22,6 @@ from flower_graph.wire.keys import RING_WORD
 
 UNTRUSTED = METHODS["fedscem"].with_("strategy.trust=malicious-server")
 DEAL = [[0, 1, 2], [3, 4], [5], [6, 7, 8], [9, 10], [11]]
-
-
-class Counting(InProcessGrid):
-    """Counts exchanges by round and type."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.sent = Counter()
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        self.sent.update({(int(m.metadata.group_id), m.metadata.message_type) for m in messages})
-        return super().push_messages(messages)
 
 
 @pytest.fixture
@@ -62,13 +48,15 @@ def parties(tmp_path):
 
 
 def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
-    trusted = run(supernodes=6, deal=DEAL, make_grid=Counting)
-    done = run(**parties, make_grid=Counting)
+    trusted = run(supernodes=6, deal=DEAL, make_grid=Federation)
+    done = run(**parties, make_grid=Federation)
     assert_same(done, trusted, atol=0)
     assert done.strategy.session.num_slots == trusted.strategy.session.num_slots > 10
     for number in (2, 3, 4):
-        ours = {kind for at, kind in done.grid.sent if at == number}
-        theirs = {kind for at, kind in trusted.grid.sent if at == number}
+        ours, theirs = (
+            {one.metadata.message_type for one, _ in grid.exchanged if round_of(one) == number}
+            for grid in (done.grid, trusted.grid)
+        )
         assert ours - theirs == {"train.sum_list"} and theirs <= ours
 
 
@@ -107,7 +95,7 @@ LIES = {
 }
 
 
-class Lying(Counting):
+class Lying(Federation):
     """Tells the first SuperNode each lie before what is true; asks for a table of tokens twice."""
 
     def __init__(self, *args, **options):

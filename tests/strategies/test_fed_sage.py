@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import Federation
 from sage_helpers import (
     CLASSES,
     SETTINGS,
@@ -173,15 +174,8 @@ def test_a_training_that_failed_changes_nothing(strategy: type[LocalSage]) -> No
 
 @pytest.mark.parametrize("strategy", [LocalSage, FedSage])
 def test_a_supernode_that_has_lost_everything_begins_anew(strategy: type[LocalSage]) -> None:
-    class Forgets(InProcessGrid):
-        def push_messages(self, messages: Any) -> list[str]:
-            messages = list(messages)
-            is_train = messages[0].metadata.message_type == "train"
-            if is_train and messages[0].content["config"]["server-round"] == 2:
-                next(iter(self.contexts.values())).state.clear()
-            return super().push_messages(messages)
-
-    outcome = run_sage(strategy, make_grid=Forgets)
+    forgets = partial(Federation, restarts={1: [0]}, final="evaluate")
+    outcome = run_sage(strategy, make_grid=forgets)
     assert [report.answered for report in outcome.reports] == [6, 6, 6, 6]
     assert not any(report.rejected for report in outcome.reports)
     assert not torch.equal(outcome.figures, run_sage(strategy).figures)
