@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import measure, page, ppfl, ppfl_rounds, ppfl_server
+from benchmarks import ppfl, ppfl_rounds, ppfl_server
 
 pytestmark = pytest.mark.slow
 
@@ -103,14 +103,3 @@ def test_an_iteration_on_ray_is_held_against_work_dealt_over_the_cores(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     found = ppfl_rounds.above_own({"round": {"median": 5.5}}, {"own": [3.0, 1.0, 1.0, 2.0]})
     assert (found["own"], found["above"]) == (4.0, 1.5)
-
-
-def test_ppfl_is_laid_out(overlapping: dict[str, Any]):
-    (ray,) = overlapping["flwr"]
-    slow = overlapping | {"flwr": [ray | {"above": 0.75, "own": 0.25}], "targets": ppfl.GOALS}
-    text = page.render({"machine": measure.machine(), "parts": {"ppfl": slow}})
-    assert "| 250.0 ms | 750.0 ms | at most 500.0 ms | **missed** | 9.00 s |" in text
-    assert "With gensim 9.9." in text and "nan" not in text
-    assert text.count("| at most 1.00 s |") == 2 and text.count("| at most 100.0 ms |") == 4
-    assert "| peak memory, consensus of 10 clients |" in text
-    assert f"| `{ppfl.CONFIGS[1]}`, idle | 4 | 1,489 / 1,083 | 1 |" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,30 +134,6 @@ def test_local_is_the_same_model_without_means(small: MakePPFL, model: str) -> N
     assert local[0].test_accuracy == aligned[0].test_accuracy
     assert local[1].loss != aligned[1].loss
     assert local[1].bytes["up"] == {"embeddings": 0}
-
-
-def test_every_output_of_a_run(small: MakePPFL, tmp_path: Path) -> None:
-    result = run(small(), tmp_path / "out", supernodes=2)
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"result.json", "metrics.jsonl", "config.yaml", "weights.safetensors"} <= written
-    assert {"curves.png", "alignment.png", "embeddings"} <= written
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    assert all(0 <= record["alignment"]["precision-1"] <= 1 for record in records)
-    assert result["clients"] == 4
-    assert result["bytes"] == records[-1]["bytes"]
-    for found in (result["judged"]["svc"], result["judged"]["mlp"]):
-        assert {role: len(values) for role, values in found.items()} == {"val": 4, "test": 4}
-    assert np.mean(result["judged"]["svc"]["test"]) == pytest.approx(result["test-accuracy"])
-    weights = load_file(tmp_path / "out" / "weights.safetensors")
-    graphs = ppfl.METHOD.graphs(small())
-    for graph in graphs:
-        with np.load(tmp_path / "out" / "embeddings" / f"client-{graph.client}.npz") as saved:
-            assert saved["nodes"].tolist() == graph.nodes.tolist()
-            assert saved["public"].tolist() == graph.public.tolist()
-            assert saved["embeddings"].shape == (graph.nodes.numel(), 16)
-        assert weights[f"means-{graph.client}"].shape == (48, 16)
-        assert weights[f"nodes-{graph.client}"].tolist() == graph.nodes[graph.public].tolist()
 
 
 def test_the_whole_graph_as_one_client(small: MakePPFL) -> None:

@@ -19,12 +19,11 @@ from flower_graph.apps.run import run, simulate
 from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import CheckpointError, ConfigError, DivergedError
+from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.storage import checkpoint
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
@@ -33,10 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
 # Outputs -----------------------------------------------------------------------------------------
@@ -151,58 +146,6 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     assert [*(tmp_path / "empty").iterdir()] == [] and not (tmp_path / "new").exists()
     monkeypatch.undo()
     assert run(config, tmp_path / "empty")["rounds"] == 6
-
-
-# Going on ----------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_leaves_what_resume_needs(config_of: MakeConfig, tmp_path: Path) -> None:
-    config = config_of(own_graph(), "strategy.participation=0.5", "strategy.average_every=3")
-    whole = run(config, tmp_path / "whole", supernodes=3)
-    out = tmp_path / "cut"
-
-    def interrupt(report: RoundReport) -> None:
-        if report.round == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, out, supernodes=3, progress=interrupt)
-    assert [row["round"] for row in lines(out)] == [*range(1, 6)]
-    assert checkpoint.last_round(out / CHECKPOINTS) == 4
-    assert not (out / "result.json").exists()
-
-    result = run(config, out, supernodes=3, resume=True)
-    rows = without_times(lines(out))
-    assert rows == without_times(lines(tmp_path / "whole"))
-    left, right = (load_file(f / "weights.safetensors") for f in (out, tmp_path / "whole"))
-    assert all(torch.equal(left[name], right[name]) for name in right)
-    for key in ("bytes", "wire-bytes", "loss", "test-accuracy-at-best-val", "rounds"):
-        assert result[key] == whole[key]
-
-
-def test_a_run_that_is_done_can_be_resumed_for_nothing(
-    config_of: MakeConfig, tmp_path: Path
-) -> None:
-    first = run(config_of(own_graph()), tmp_path / "out")
-    seen: list[RoundReport] = []
-    again = run(config_of(own_graph()), tmp_path / "out", resume=True, progress=seen.append)
-    assert not seen
-    for key in ("bytes", "loss", "test-accuracy-at-best-val", "rounds"):
-        assert again[key] == first[key]
-    with pytest.raises(CheckpointError, match=r"num_rounds: 3.*round 6"):
-        run(config_of(own_graph(), "rounds=3"), tmp_path / "out", resume=True)
-
-
-def test_a_run_without_a_checkpoint_cannot_be_resumed(
-    config_of: MakeConfig, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError):
-        run(config_of(own_graph()), tmp_path / "none", resume=True)
-    assert not (tmp_path / "none").exists()
-    config = config_of(own_graph(), "checkpoint_every=0")
-    run(config, tmp_path / "out")
-    with pytest.raises(CheckpointError):
-        run(config, tmp_path / "out", resume=True)
 
 
 # After a run -------------------------------------------------------------------------------------

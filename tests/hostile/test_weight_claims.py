@@ -53,20 +53,6 @@ def reasons(outcome: Attacked) -> dict[int, list[str]]:
     return outcome.named
 
 
-@pytest.mark.parametrize(
-    ("method", "kind", "most"),
-    [
-        *((FEDGLS, "train", NODES[1]), (FEDGLS, "evaluate", 1)),
-        *((FEDAVG, "train", 2), (FEDAVG, "evaluate", 2)),
-    ],
-)
-def test_no_more_than_the_roll_call_said(method: Method, kind: str, most: int) -> None:
-    outcome = method.run({(kind, 2): claim("metrics", HUGE)}, 3)
-    (why,) = reasons(outcome)[2]
-    assert why.endswith(f"num-examples is {HUGE}, its SuperNode has {most}")
-    assert outcome.same(method.run({(kind, 2): None}, 3), 0.0)
-
-
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_the_roll_call_makes_no_client_of_fedavg_heavier(kind: str) -> None:
     # Each client weighs one, so what the SuperNode says of it does not count.

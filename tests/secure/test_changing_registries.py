@@ -68,40 +68,6 @@ def test_a_party_with_another_key_goes_on_with_it(world, caplog):
     world.check(world.round(1), range(10))
 
 
-def test_who_is_revoked_is_out(world, caplog):
-    registry = world.server.registry.without(3)
-    with caplog.at_level(logging.WARNING):
-        world.server.renew(registry)
-    assert "joined: [], with another key: [], revoked: [3]" in caplog.text
-    with pytest.raises(IdentityError, match="party 3"):
-        read(world, 1003, registry)
-    with pytest.raises(MalformedReplyError, match="party 3"):
-        world.server.take_binding(1003, world.parties[1003].bind())
-    del world.parties[1003]
-    for node in world.parties:
-        read(world, node, registry)
-    world.begin()
-    left = [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    assert world.server.epoch.parties.tolist() == left
-    world.check(world.round(1), left)
-
-
-def test_who_has_the_old_version_is_refused_until_it_has_the_new_one(world):
-    registry = world.server.registry.without(3)
-    world.server.renew(registry)
-    late = [world.parties.pop(1003), world.parties.pop(1004)][1]
-    for node in world.parties:
-        read(world, node, registry)
-    with pytest.raises(MalformedReplyError, match="registry"):
-        world.server.take_binding(1004, late.bind())
-    world.begin()
-    world.check(world.round(1), [0, 1, 2, 5, 6, 7, 8, 9])
-    world.parties[1004] = late
-    read(world, 1004, registry)
-    world.begin()
-    world.check(world.round(2), [0, 1, 2, 4, 5, 6, 7, 8, 9])
-
-
 def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world):
     """It keeps a party that is revoked: whoever knows of that takes no part any more."""
     registry = world.server.registry.without(3)
@@ -138,17 +104,3 @@ def test_a_seed_that_was_shown_serves_no_list_of_another_version(world):
     party.reveal(world.server.reveal_requests()[1004])
     read(world, 1004, world.server.registry.without(3))
     assert world.parties[1004]._seed != seed
-
-
-def test_too_few_with_the_new_version_skip_sums(world):
-    registry = world.server.registry.without(3)
-    world.server.renew(registry)
-    for node in list(world.parties)[6:]:
-        del world.parties[node]
-    del world.parties[1003]
-    for node in world.parties:
-        read(world, node, registry)
-        world.server.take_binding(node, world.parties[node].bind())
-    assert world.server.parties == [0, 1, 2, 4, 5] and world.server.minimum == 7
-    assert world.server.reveal_requests() == {}
-    assert world.server.epoch is None

@@ -357,16 +357,3 @@ class Patient(Simple):
 @pytest.mark.parametrize(("patience", "rounds"), [(0, 10), (1, 3), (3, 5), (4, 10), (9, 10)])
 def test_a_run_ends_when_validation_does_not_improve(patience: int, rounds: int):
     assert len(Run(Patient(), rounds=10, patience=patience).reports) == rounds
-
-
-def test_patience_lasts_over_a_resumed_run(tmp_path: Path):
-    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    Run(Patient(**saving), THREE, 4, patience=3)
-    again = Run(Patient(**saving), THREE, 10, patience=3, resume=True)
-    assert [report.round for report in again.reports] == [5]
-    assert again.strategy.best.number == 2
-    # The last round is saved, though nobody knew before that it is the last.
-    ended = Run(Patient(**saving), THREE, 10, patience=3, resume=True)
-    assert ended.reports == [] and {entry[:2] for entry in ended.log} == {("resume", 5)}
-    longer = Run(Patient(**saving), THREE, 10, patience=4, resume=True)
-    assert [report.round for report in longer.reports] == [6, 7, 8, 9, 10]

@@ -9,8 +9,6 @@ import pytest
 import torch
 from ego_helpers import SETTINGS, PlainClient, average
 from ego_strategy_helpers import client_app, run, seven_egos
-from flwr.app import Message
-from flwr.clientapp.mod import LocalDpMod
 
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.records.rounds import RoundReport
@@ -91,23 +89,6 @@ def test_bytes_are_those_of_the_models() -> None:
     sent = len(seven_egos()) * 3
     assert payload["up"] == payload["down"]
     assert sent * 4 * numbers <= payload["up"]["weights"] < sent * (4 * numbers + 1000)  # headers
-
-
-def test_local_dp_mod_clips_and_adds_noise() -> None:
-    sizes: list[float] = []
-
-    def measure(message: Message, context: Any, call_next: Any) -> Message:
-        reply = call_next(message, context)
-        (sent,), (got,) = ([*m.content.array_records.values()] for m in (message, reply))
-        moved = [got[key].numpy() - sent[key].numpy() for key in got]
-        sizes.append(float(sum((part**2).sum() for part in moved) ** 0.5))
-        return reply
-
-    local_dp = LocalDpMod(clipping_norm=0.01, sensitivity=0.01, epsilon=1e9, delta=1e-5)
-    clipped = run_average(EgoFedAvg(SETTINGS), train_mods=[measure, local_dp])
-    assert max(sizes) == pytest.approx(0.01, rel=1e-3)
-    assert torch.isfinite(clipped.model.rest).all()
-    assert not torch.allclose(clipped.model.rest, run_average(EgoFedAvg(SETTINGS)).model.rest)
 
 
 # Self-training -----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from sage_helpers import (
     run_sage,
 )
 
-from flower_graph.errors import CheckpointError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT
@@ -137,14 +135,6 @@ def test_arguments_are_checked() -> None:
 
 
 # State and checkpoints ------------------------------------------------------------------------
-
-
-def test_what_does_not_fit(tmp_path: Path) -> None:
-    own: dict[str, Any] = {"client": partial(SageClient, checkpoint_dir=tmp_path)}
-    own |= {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    run_sage(LocalSage, rounds=2, **own)
-    with pytest.raises(CheckpointError, match="its strategy is LocalSage, this run's is FedSage"):
-        run_sage(FedSage, resume=True, **own)
 
 
 @pytest.mark.parametrize("strategy", [LocalSage, FedSage])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ego_helpers import CLASSES, SETTINGS, toy_egos
+from ego_helpers import CLASSES, toy_egos
 from ego_strategy_helpers import (
     assert_same,
     ego,
@@ -24,9 +24,8 @@ from ego_strategy_helpers import (
 from flwr.app import RecordDict
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.errors import AlignmentError, CheckpointError, NoClientsError
+from flower_graph.errors import AlignmentError
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.masked_embedding_averaging import MaskedEmbeddingAveraging
 
 Change = Callable[[RecordDict], None]
 M, ROUNDS = 10, 7
@@ -242,42 +241,3 @@ def test_clients_that_are_in_no_request_or_do_not_answer_save_too(tmp_path: Path
     )
     names = [path.name for path in checkpoint.round_folder(tmp_path, 2).iterdir()]
     assert sorted(names) == [f"client-{k}.safetensors" for k in range(7)] + ["server.pt"]
-
-
-def test_a_run_goes_on_under_its_own_settings_alone(tmp_path: Path) -> None:
-    egos, saving = three_egos(), {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
-    run(egos, rounds=1, client_options={"checkpoint_dir": tmp_path}, **saving)
-    for options, why in (
-        ({"variant": "minus"}, "its variant is full, this run's is minus"),
-        ({"settings": SETTINGS._replace(tau=0.6)}, r"its tau is 0\.5, this run's is 0\.6"),
-        ({"model_sharing": "fedavg"}, "its shares_model is False, this run's is True"),
-    ):
-        with pytest.raises(CheckpointError, match=why):
-            run(egos, resume=True, **saving, **options)
-
-
-def test_a_proven_cheat_is_out_of_a_resumed_run_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cheat, honest = seven_egos()[5].client, MaskedEmbeddingAveraging.state
-
-    def state(strategy: MaskedEmbeddingAveraging) -> dict[str, Any]:
-        strategy.session.sums.server.exclude([cheat])
-        return honest(strategy)
-
-    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
-    how = {"supernodes": 7, "client_options": {"checkpoint_dir": tmp_path}, **saving}
-    with monkeypatch.context() as cheating:
-        cheating.setattr(MaskedEmbeddingAveraging, "state", state)
-        run(seven_egos(), rounds=2, **how)
-    sums = run(seven_egos(), rounds=3, resume=True, **how).strategy.session.sums
-    assert sums.server.excluded == {cheat}
-    assert cheat not in sums.clients
-
-
-def test_a_client_without_a_folder_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(NoClientsError, match=r"round 2.*2"):
-        run(three_egos(), rounds=3, checkpoint_dir=tmp_path, checkpoint_every=1)
-    assert "the server wants a checkpoint, but checkpoint_dir is not set" in caplog.text

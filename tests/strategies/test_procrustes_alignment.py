@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
-from public_helpers import ToyModel, make_grid, run, silent, still_member, toy_members
+from public_helpers import make_grid, run, silent, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
 
-from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
@@ -146,20 +144,6 @@ def test_who_did_not_answer_saves_in_an_exchange_of_its_own(tmp_path: Path) -> N
 # Bad clients -------------------------------------------------------------------------------------
 
 
-def test_a_client_with_nan_is_named_and_left_out() -> None:
-    first = toy_members()[1]
-    build = partial(ToyModel, np.full((6, 3), np.nan, np.float32))
-    bad = EmbeddingClient(9, first.nodes, first.rows, 3, build)
-    outcome = run([*toy_members()[1:], bad], rounds=2)
-    good = run(toy_members()[1:], rounds=2)
-    for report in outcome.reports:
-        (one,) = report.rejected
-        assert one["reason"] == "client 9: its embeddings are not finite"
-        assert report.answered == 3
-    assert np.array_equal(outcome.weights["means-1"], good.weights["means-1"])
-    assert "means-9" not in outcome.weights
-
-
 def test_clients_of_another_dimension_are_named_and_left_out() -> None:
     members = [*toy_members()[1:], still_member(9, [[1, 2]] * 3, [10, 11, 12])]
     outcome = run(members, rounds=2)
@@ -183,16 +167,6 @@ def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:
     assert report is not None
     assert (report.asked, report.answered) == (2, 2)
     assert "client 2 has other public nodes than before" in report.rejected[0]["reason"]
-
-
-def test_nobody_who_can_take_part() -> None:
-    def refuse(message: Message, context: Context) -> Message:
-        raise RuntimeError("closed")
-
-    grid = make_grid(toy_members(), 4)
-    grid.client_app = refuse  # type: ignore
-    with pytest.raises(NoClientsError):
-        ProcrustesAlignment().start(grid, num_rounds=1, timeout=2.0)
 
 
 @pytest.mark.parametrize(

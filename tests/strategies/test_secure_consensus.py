@@ -323,25 +323,6 @@ def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
     assert names == kept | {"clients"} | {str(k) for k in range(4)}
 
 
-def test_a_proven_cheat_is_out_of_a_resumed_run_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = SecureConsensus.state
-
-    def state(strategy: SecureConsensus) -> dict[str, Any]:
-        strategy.sums.server.exclude([3])
-        return honest(strategy)
-
-    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
-    with monkeypatch.context() as cheating:
-        cheating.setattr(SecureConsensus, "state", state)
-        run(toy_members(), rounds=2, strategy=SecureConsensus(**saving), checkpoint_dir=tmp_path)
-    strategy = SecureConsensus(**saving)
-    run(toy_members(), rounds=3, strategy=strategy, resume=True, checkpoint_dir=tmp_path)
-    assert strategy.sums.server.excluded == {3}
-    assert strategy.sums.clients == [0, 1, 2]
-
-
 # Vectors and nodes of a sum ----------------------------------------------------------------------
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import Strategy
 from relay_helpers import (
@@ -17,7 +16,6 @@ from relay_helpers import (
     asked_users,
     client_app,
     run,
-    same_weights,
     small_graph,
     strategy_for,
 )
@@ -198,30 +196,6 @@ def test_start_names_what_is_wrong(options: dict[str, Any], said: str) -> None:
 
 
 # Faults that only users bring about --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rounds", [{"1"}, {"2", "3"}])
-def test_a_client_that_fails_after_its_work_comes_back(rounds: set[str]) -> None:
-    """It fails once its users have stepped; that is as good as a failure before."""
-
-    def failing(*, first: bool) -> Any:
-        def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-            meta, here = message.metadata, context.node_config["partition-id"] == 1
-            fails = here and meta.message_type == "train" and meta.group_id in rounds
-            reply = None if fails and first else call_next(message, context)
-            if fails or reply is None:
-                raise OSError("no space left on device")
-            return reply
-
-        data = small_graph(15)
-        grid = InProcessGrid(client_app(data, mods=[mod]), num_supernodes=3)
-        return run(data, grid=grid, rounds=6)
-
-    outcome, absent = failing(first=False), failing(first=True)
-    assert outcome.figures == absent.figures
-    assert same_weights(outcome, absent)
-    wanted = [10 if str(number) in rounds else 15 for number in range(1, 7)]
-    assert [report.answered for report in outcome.reports] == wanted
 
 
 def test_nobody_who_takes_part_is_connected() -> None:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from relay_helpers import Outcome, client_app, same_weights, small_graph, strategy_for
 from torch import nn
 
-from flower_graph.errors import CheckpointError, NoClientsError
+from flower_graph.errors import NoClientsError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
@@ -111,19 +111,6 @@ def test_a_client_that_joins_a_resumed_run_later_loads_its_part(tmp_path: Path) 
     absent = away(Run(tmp_path / "whole"), 5).go()
     assert outcome.figures[1:] == absent.figures[5:]
     assert outcome.losses == absent.losses[4:]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"model": "gat"}, "latent_size.*4"),
-        ({"data": small_graph(24)}, "num_users.*20"),
-    ],
-)
-def test_another_run_is_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    Run(tmp_path).go(stop_at=3)
-    with pytest.raises(CheckpointError, match=said):
-        Run(tmp_path, **options).go(resume=True)
 
 
 def test_a_client_without_a_folder_says_so(
