@@ -140,7 +140,6 @@ def run_server(
             announce(entry.round + 1)
 
         announce(last() + 1 if resume else 1)
-        kept = {"save": config.save, "keep": config.keep, "every": config.every}
         strategy.start(
             grid,
             num_rounds=config.rounds,
@@ -148,8 +147,10 @@ def run_server(
             on_round=report,
             resume=resume,
             patience=config.patience,
+            save=config.save,
+            keep=config.keep,
+            every=config.every,
             output_dir=out,
-            **kept,
         )
         final = {"clients": method.num_clients(config, folder), "engine": engine}
         # What clients withhold stays in the folder of each
@@ -235,8 +236,12 @@ def simulate_whole(
     method = method_of(config)
     with _grid(config, supernodes, None) as grid:
         strategy = method.build_strategy(with_registry(config, grid), None)
-        how = {"num_rounds": config.rounds, "patience": config.patience}
-        strategy.start(grid, on_round=reports.append, **how)
+        strategy.start(
+            grid,
+            num_rounds=config.rounds,
+            patience=config.patience,
+            on_round=reports.append,
+        )
         return reports, method.final_figures(config, strategy)
 
 

@@ -191,7 +191,7 @@ class FedGTA(ModuleFedAvg):
         return {reply.client: model for reply, model in zip(replies, models, strict=True)}
 
 
-class FedGTAMethod(ModuleMethod):
+class FedGTAMethod(ModuleMethod[FedGTAConfig]):
     """FedGTA for the command line and the apps."""
 
     name, schema = APP, FedGTAConfig

@@ -199,7 +199,7 @@ class FedPUB(ModuleFedAvg):
         return {reply.client: model for reply, model in zip(replies, models, strict=True)}
 
 
-class FedPUBMethod(ModuleMethod):
+class FedPUBMethod(ModuleMethod[FedPUBConfig]):
     """FED-PUB for the command line and the apps."""
 
     name, schema = APP, FedPUBConfig

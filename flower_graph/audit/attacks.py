@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.keys import CONFIG
 
+C = TypeVar("C", bound=RunConfig, contravariant=True)  # the method's schema
+M = TypeVar("M", contravariant=True)  # what the attacks ask of the method
+G_co = TypeVar("G_co", covariant=True)  # a client's graph
 NO_NOISE = "privacy.epsilon=null"
 
 
@@ -85,7 +88,17 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     return decode_array(f"{record}/{key}", arrays[key])
 
 
-class Audit:
+class HoldsGraphs(Protocol[C, G_co]):
+    """What attacks ask of a method whose clients hold a graph each."""
+
+    def graphs(self, config: C) -> Sequence[G_co]:
+        """Make the graphs of all clients."""
+
+    def num_classes(self, config: C) -> int:
+        """Count the classes of the whole run."""
+
+
+class Audit(Generic[C, M]):
     """The attacks on one method; a method overrides what it does otherwise.
 
     Attributes
@@ -100,18 +113,18 @@ class Audit:
     rounds = 5
     notes: Sequence[str] = ()
 
-    def refuse(self, config: Any) -> None:
+    def refuse(self, config: C) -> None:
         """Raise ``ConfigError`` for settings whose messages no attack here reads."""
 
-    def counterparts(self, config: Any, noisy: Sequence[list[str]]) -> list[list[str]]:
+    def counterparts(self, config: C, noisy: Sequence[list[str]]) -> list[list[str]]:
         """Give the overrides of every run, the config's own first; `noisy` are those with noise."""
         return [[], [NO_NOISE], *noisy]
 
-    def shorten(self, config: Any) -> list[str]:
+    def shorten(self, config: C) -> list[str]:
         """Give overrides that leave out what takes time and no attack reads."""
         return []
 
-    def label(self, config: Any) -> str:
+    def label(self, config: C) -> str:
         """Name what protects a run."""
         budget = config.privacy.epsilon
         return "no noise" if budget is None else f"noise, epsilon {budget:g}"
@@ -120,11 +133,11 @@ class Audit:
         """Say on how many SuperNodes so many clients are: each on its own, as in a deployment."""
         return clients
 
-    def deviations(self, config: Any, method: Any) -> Sequence[Deviation]:
+    def deviations(self, config: C, method: M) -> Sequence[Deviation]:
         """Give the lies of a deviating server against what a run hides, if it hides anything."""
         return ()
 
-    def attack(self, config: Any, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(self, config: C, grid: RecordingGrid, method: M) -> list[Finding]:
         """Attack what was recorded; `method`, which was run, knows what its clients have."""
         raise NotImplementedError
 

@@ -363,6 +363,13 @@ class RunConfig:
             )
 
 
+@dataclass
+class CutRunConfig(RunConfig):
+    """What the schemas start with whose clients' graphs are cut by the common section."""
+
+    partition: PartitionSection = section(PartitionSection)
+
+
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Say where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:

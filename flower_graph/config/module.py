@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, PartitionSection, RunConfig, StrategySection
+from flower_graph.config.common import CutRunConfig, DataConfig, PartitionSection, StrategySection
 from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 
@@ -31,7 +31,7 @@ class TrainingSection(StrategySection):
 
 
 @dataclass
-class ModuleRunConfig(RunConfig):
+class ModuleRunConfig(CutRunConfig):
     """What the schema of such a method starts with; it gives ``app`` and its own ``strategy``."""
 
     rounds: int = 100

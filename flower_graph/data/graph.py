@@ -124,13 +124,51 @@ class WholeGraph(Protocol):
     y: Tensor
 
 
+class HeldGraph(Protocol):
+    """What one client holds, whatever else its method's graphs have."""
+
+    @property
+    def client(self) -> int:
+        """Number of the client."""
+
+    @property
+    def nodes(self) -> Tensor:
+        """Number of each node in the whole graph, int64 ``[n]``."""
+
+    @property
+    def x(self) -> Tensor:
+        """Features, float ``[n, f]``."""
+
+    @property
+    def y(self) -> Tensor:
+        """Class of each node, int64 ``[n]``; below 0 without a label."""
+
+    @property
+    def edge_index(self) -> Tensor | None:
+        """Both directions of every edge, by place, int64 ``[2, e]``; None without a graph."""
+
+    @property
+    def train_mask(self) -> Tensor:
+        """Which nodes train, boolean ``[n]``; likewise the other two."""
+
+    @property
+    def val_mask(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def test_mask(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def called(self) -> tuple[str, ...] | None:
+        """What its user calls the nodes; None where they are their numbers."""
+
+
 def names_in(data: object, nodes: Tensor) -> tuple[str, ...] | None:
     """Give what a graph calls some of its nodes; None where it has no names."""
     names = getattr(data, "names", None)
     return None if names is None else tuple(names[node] for node in nodes.tolist())
 
 
-def called(graphs: Sequence[Any]) -> Tensor | list[str]:
+def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
     """Give what users call the nodes of some clients' graphs, one client's behind the other's.
 
     Names where the data have some, of any of these clients; else numbers.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.method.base import GraphMethod, Method, Partition
+    from flower_graph.method.base import Method, Partition
+    from flower_graph.method.graph_method import GraphMethod, OwnGraphMethod
     from flower_graph.method.load import (
         list_configs,
         load_config,
@@ -26,6 +27,7 @@ __all__ = [
     "Method",
     "ModuleFedAvg",
     "ModuleMethod",
+    "OwnGraphMethod",
     "Partition",
     "Run",
     "TrustSection",

@@ -6,21 +6,24 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.data.folders.run_folder import RunFolder
-from flower_graph.method.base import GraphMethod
+from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
 
 __all__ = ["ModuleFedAvg", "ModuleMethod"]
+
+M = TypeVar("M", bound=ModuleRunConfig)  # a method's schema
 
 
 class ModuleFedAvg(ReportedFedAvg):
@@ -41,7 +44,7 @@ class ModuleFedAvg(ReportedFedAvg):
         make_module: Callable[[], nn.Module],
         settings: ModuleSettings,
         *,
-        how: Any = None,
+        how: TrainingSection | None = None,
         classes: int = 0,
         **more: Any,
     ) -> None:
@@ -60,16 +63,16 @@ class ModuleFedAvg(ReportedFedAvg):
             }
         )
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         return super().fixed_settings() | self.settings._asdict()
 
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         """Turn Flower's means of what clients measured into the fields of a report."""
         return Measured.from_config(evaluated).to_report() | {"regulariser": math.nan}
 
 
-class ModuleMethod(GraphMethod):
+class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     """A ``GraphMethod`` of a ``ModuleFedAvg`` and a ``ModuleClient``.
 
     Its schema is a ``flower_graph.config.module.ModuleRunConfig``. A subclass names the two classes
@@ -87,17 +90,17 @@ class ModuleMethod(GraphMethod):
     strategy_class: type[ModuleFedAvg] = ModuleFedAvg
     client_class: type[ModuleClient] = ModuleClient
 
-    def module(self, config: Any, features: int, classes: int) -> Callable[[], nn.Module]:
+    def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
         """Give what makes a module, by default a two-layer GCN."""
         how = config.model
         return partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
 
-    def local(self, config: Any) -> tuple[str, ...]:
+    def local(self, config: M) -> tuple[str, ...]:
         """Give patterns of the module's entries that never leave a client."""
         return ()
 
     def build_strategy(
-        self, config: Any, out: Path | None, folder: RunFolder | None = None
+        self, config: M, out: Path | None, folder: RunFolder | None = None
     ) -> ModuleFedAvg:
         """Build the server's half."""
         how = config.strategy
@@ -111,7 +114,7 @@ class ModuleMethod(GraphMethod):
             **checkpoint_settings(config, out),
         )
 
-    def build_client(self, config: Any, context: Context, out: Path | None) -> ModuleClient:
+    def build_client(self, config: M, context: Context, out: Path | None) -> ModuleClient:
         """Build the client of one SuperNode, for its share of the graphs."""
         graphs, folder = self.hosted(config, context)
         return self.client_class(
@@ -126,22 +129,22 @@ class ModuleMethod(GraphMethod):
             classes=self.class_names(config, folder),
         )
 
-    def default_supernodes(self, config: Any) -> int | None:
+    def default_supernodes(self, config: M) -> int | None:
         """Say one for each client, if each is answered with a model of its own."""
         return self.num_clients(config) if self.strategy_class.personal else None
 
     def final_figures(
-        self, config: Any, strategy: Any, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
+        self, config: M, strategy: ModuleFedAvg, folder: RunFolder | None = None
+    ) -> dict[str, object]:
         """Give the whole payload."""
         return {"bytes": strategy.payload}
 
-    def _module(self, config: Any, folder: RunFolder | None) -> Callable[[], nn.Module]:
+    def _module(self, config: M, folder: RunFolder | None) -> Callable[[], nn.Module]:
         return self.module(
             config, self.num_features(config, folder), self.num_classes(config, folder)
         )
 
-    def _settings(self, config: Any) -> ModuleSettings:
+    def _settings(self, config: M) -> ModuleSettings:
         how = config.strategy
         return ModuleSettings(
             learning_rate=how.learning_rate,

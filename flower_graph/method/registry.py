@@ -23,6 +23,7 @@ from flower_graph.errors import ConfigError, told
 
 if TYPE_CHECKING:
     from flower_graph.method.base import Method
+    from flower_graph.server.round_loop import RoundLoop
 
 DEFAULT = "nfedgnn"  # of settings that name no method
 
@@ -44,18 +45,18 @@ def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfi
     return method_named(app).schema
 
 
-def method_of(config: RunConfig) -> Method:
+def method_of(config: RunConfig) -> Method[RunConfig, RoundLoop]:
     """Import the method that a run's config is of."""
     return method_named(config.app)
 
 
-def method_named(app: str) -> Method:
+def method_named(app: str) -> Method[RunConfig, RoundLoop]:
     """Import a method; ``ConfigError`` if there is none or it is unfit."""
     if app in SHIPPED:
         module = _shipped(app)[0].replace(".config", ".method")
-        return cast("Method", import_module(module).METHOD)
+        return cast("Method[RunConfig, RoundLoop]", import_module(module).METHOD)
     if app in GIVEN:
-        return cast("Method", GIVEN[app].METHOD)
+        return cast("Method[RunConfig, RoundLoop]", GIVEN[app].METHOD)
     found = announced()
     return _read(app, found.get(app, app), is_announced=app in found)
 
@@ -94,7 +95,7 @@ def _shipped(app: str) -> tuple[str, str]:
     return f"flower_graph.strategies.{module}", name
 
 
-def _read(app: str, name: str, *, is_announced: bool) -> Method:
+def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, RoundLoop]:
     """Read METHOD of somebody else's module."""
     from flower_graph.method.base import Method
 

@@ -9,10 +9,19 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, config_of, of_kind
+from flower_graph.audit.attacks import (
+    Audit,
+    Exchange,
+    HoldsGraphs,
+    RecordingGrid,
+    array_of,
+    config_of,
+    of_kind,
+)
 from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.distrusting import of_parties, of_proved_alignment
 from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import ConfigError
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
@@ -21,6 +30,7 @@ from flower_graph.strategies.masked_embedding_averaging.config import FEDSCEM, F
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
 
+Holders = HoldsGraphs[FedSCemConfig, EgoNetwork]
 Identities = Sequence[int | str]
 # How identities are aligned, how vectors are summed
 FORMS = (("psi", "masked"), ("psi", "plain"), ("polynomial", "masked"))
@@ -156,7 +166,7 @@ def _alignment_of(strategy: Any) -> tuple[bytes, Any]:
     return session.sums.server.run_id, session.members.aligner
 
 
-class EgoAudit(Audit):
+class EgoAudit(Audit[FedSCemConfig, Holders]):
     """What is tried on a run of FedSCem."""
 
     rounds = 2
@@ -184,7 +194,7 @@ class EgoAudit(Audit):
         form = f"{config.strategy.alignment}, {config.strategy.aggregation} sum"
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
 
-    def deviations(self, config: FedSCemConfig, method: Any) -> list[Deviation]:
+    def deviations(self, config: FedSCemConfig, method: Holders) -> list[Deviation]:
         """Lie to clients of the alignment and of masked sums, where there are such."""
         result: list[Deviation] = []
         if config.strategy.alignment == "psi":
@@ -196,6 +206,6 @@ class EgoAudit(Audit):
             result += lies(lambda strategy: strategy.session.sums.server)
         return result
 
-    def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         """Attack the alignment and the vectors."""
         return attack(grid.exchanges, [list(one.identities) for one in method.graphs(config)])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from flower_graph.client.trust import trust_of
@@ -24,7 +24,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod
-from flower_graph.method import GraphMethod
+from flower_graph.method import OwnGraphMethod
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
@@ -52,15 +52,17 @@ from flower_graph.strategies.masked_embedding_averaging.kept import train_alone
 from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
-    from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.method.base import Left
+    from flower_graph.strategies.masked_embedding_averaging.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
-SERVERS: dict[str, Any] = {
+AVERAGES: dict[str, type[ReportedFedAvg]] = {"fedavg": EgoFedAvg, "fedprox": EgoFedProx}
+Server = MaskedEmbeddingAveraging | ReportedFedAvg
+SERVERS: dict[str, Callable[..., Server]] = {
     FEDSCEM: MaskedEmbeddingAveraging,
     "self-training": SelfTraining,
-    "fedavg": EgoFedAvg,
-    "fedprox": EgoFedProx,
+    **AVERAGES,
     "local-sage": fed_sage.LocalSage,
     "fed-sage": fed_sage.FedSage,
 }
@@ -74,7 +76,7 @@ FARTHEST = 7
 NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
 
 
-class FedSCem(GraphMethod):
+class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     """Every client is an ego-network."""
 
     name = APP
@@ -89,19 +91,18 @@ class FedSCem(GraphMethod):
 
     def build_strategy(
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> Strategy:
+    ) -> Server:
         """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, ego_settings(config, folder)
-        kind, options = SERVERS[how.name], checkpoint_settings(config, out)
+        options = checkpoint_settings(config, out)
         options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         if how.name in AVERAGING:
-            averaging: ReportedFedAvg = make_robust(kind, how.average, settings, **options)
+            averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
             return averaging
         if how.name == FEDSCEM:
             options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, "registry")}
-        strategy: Strategy = kind(settings, **options)
-        return strategy
+        return SERVERS[how.name](settings, **options)
 
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None
@@ -184,17 +185,19 @@ class FedSCem(GraphMethod):
         return float(steps / len(egos))
 
     def final_figures(
-        self, config: FedSCemConfig, strategy: Any, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
+        self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
+    ) -> dict[str, object]:
         """Give the whole payload, and the seconds that keys and alignment took."""
-        figures = {"bytes": strategy.payload}
+        figures: dict[str, object] = {"bytes": strategy.payload}
         if isinstance(strategy, MaskedEmbeddingAveraging):
             figures["setup-seconds"] = strategy.session.setup_seconds
         return figures
 
-    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(
+        self, run: Left[FedSCemConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
         """Predict by a model; a newcomer to whom none is common trains on its own labels."""
-        config: FedSCemConfig = run.config
+        config = run.config
         if client is not None or not run.are_own or config.strategy.name in SAGE:
             return super().predict_beside(run, graph, client)
         self.edges_of(config, graph)
@@ -213,7 +216,7 @@ class FedSCem(GraphMethod):
         settings = _settings(config, form["features"], form["classes"])
         return train_alone(graph, settings, trains, config.rounds)
 
-    def audit(self) -> Audit:
+    def audit(self) -> EgoAudit:
         """Ask who holds which node."""
         from flower_graph.strategies.masked_embedding_averaging.attack import EgoAudit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from flower_graph.audit.attacks import (
     NO_NOISE,
     Audit,
     Exchange,
+    HoldsGraphs,
     RecordingGrid,
     array_of,
     audit_rng,
@@ -31,6 +32,7 @@ from flower_graph.wire import keys
 
 # Pairs without an edge that are compared with those that have one, at most
 PAIRS = 20_000
+Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
 
@@ -141,7 +143,7 @@ def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
     return sizes
 
 
-class EmbeddingAudit(Audit):
+class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     """What is tried on a run of PPFL-GNN."""
 
     rounds = 5
@@ -181,14 +183,14 @@ class EmbeddingAudit(Audit):
         is_secure = config.strategy.alignment == SECURE
         return "secure sum" if is_secure else super().label(config)
 
-    def deviations(self, config: PPFLConfig, method: Any) -> list[Deviation]:
+    def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
         """Lie to clients of the secure sum, in the form that has one."""
         if config.strategy.alignment != SECURE:
             return []
         lies = of_parties if config.strategy.distrusts else of_sums
         return lies(lambda strategy: strategy.sums.server)
 
-    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         """Attack the public embeddings."""
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
 

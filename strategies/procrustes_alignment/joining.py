@@ -17,7 +17,7 @@ from flower_graph.data.folders.client_folder import identities_in
 from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError, OutputError
-from flower_graph.strategies.procrustes_alignment.config import DEEPWALK, GAT
+from flower_graph.strategies.procrustes_alignment.config import APP, DEEPWALK, GAT, PPFLConfig
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, DeepWalkSettings
 from flower_graph.strategies.procrustes_alignment.evaluation import SVC, untrained
 from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
@@ -30,10 +30,10 @@ from flower_graph.strategies.procrustes_alignment.newcomer import (
 )
 
 if TYPE_CHECKING:
+    from flower_graph.config.common import RunConfig
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.method.run import Run
+    from flower_graph.method.base import Left
     from flower_graph.outputs.files import Embeddings, Predictions
-    from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
 
 LOG = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Beside(NamedTuple):
     client: int
 
 
-def join_graph(run: Run, graph: NewGraph, client: int | None = None) -> Beside:
+def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None) -> Beside:
     """Train a new graph's model at home, and put it into the space of one of a run's clients.
 
     It trains for as many rounds as the run had, with its settings, pulled to the public nodes that
@@ -86,7 +86,9 @@ def join_graph(run: Run, graph: NewGraph, client: int | None = None) -> Beside:
     every = run.embeddings()
     client = int(every.client.min()) if client is None else client
     placed, found = run.embeddings(client), run.predictions(client)
-    config: Any = run.config
+    config = run.config
+    if not isinstance(config, PPFLConfig):
+        raise OutputError(f"app: {config.app} has no spaces to lie in; the run's must be {APP}")
     new, nodes = _new_client(graph, placed, int(every.client.max()) + 1)
     if config.model.name == GAT and not new.train_mask.any():
         raise DataError(

@@ -19,7 +19,7 @@ from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.method import GraphMethod
+from flower_graph.method import OwnGraphMethod
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
@@ -52,10 +52,11 @@ from flower_graph.strategies.procrustes_alignment.strategy import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flower_graph.audit.attacks import Audit
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.method.base import Left
     from flower_graph.records.rounds import RoundReport
+    from flower_graph.strategies.procrustes_alignment.attack import EmbeddingAudit
 
 JUDGED = ("val", "test")
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
@@ -63,7 +64,7 @@ OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client"
 OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
 
 
-class PPFL(GraphMethod):
+class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     """Clients' graphs overlap in public nodes."""
 
     name = APP
@@ -177,8 +178,8 @@ class PPFL(GraphMethod):
         return (config.gat if config.model.name == GAT else config.deepwalk).epochs
 
     def final_figures(
-        self, config: PPFLConfig, strategy: Any, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
+        self, config: PPFLConfig, strategy: ProcrustesAlignment, folder: RunFolder | None = None
+    ) -> dict[str, object]:
         """Give the whole payload, and the last accuracies by classifier, role and client."""
         judged = {
             name: {
@@ -190,7 +191,7 @@ class PPFL(GraphMethod):
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
-    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
         """Train the new graph's model at home, and classify it in the space of a client."""
         return join_graph(run, graph, client).probability
 
@@ -207,7 +208,7 @@ class PPFL(GraphMethod):
 
             save_alignment(out / "alignment.png", reports, title=title)
 
-    def audit(self) -> Audit:
+    def audit(self) -> EmbeddingAudit:
         """Ask which nodes are linked, and whose private nodes stand behind public embeddings."""
         from flower_graph.strategies.procrustes_alignment.attack import EmbeddingAudit
 

@@ -13,7 +13,7 @@ words. Which value, it finds out: for a wrong one, the equations have no solutio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,7 +251,7 @@ def _unexplained(matrix: Floats, target: Floats) -> float:
     return float(np.linalg.norm(rest) / np.linalg.norm(target)) if target.any() else 0.0
 
 
-class RelayAudit(Audit):
+class RelayAudit(Audit[NFedGNNConfig, object]):
     """What is tried on a run of nFedGNN."""
 
     rounds = 10
@@ -274,7 +274,7 @@ class RelayAudit(Audit):
         """Put all users on one SuperNode: messages have a row for each, wherever they are."""
         return 1
 
-    def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
         """Attack some users' latent vectors and gradients."""
         x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
         rng = audit_rng(config)

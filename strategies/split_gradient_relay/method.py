@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import Context
@@ -39,11 +39,12 @@ from flower_graph.strategies.split_gradient_relay.newcomers import (
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
 if TYPE_CHECKING:
-    from flower_graph.audit.attacks import Audit
     from flower_graph.data.new_graph import NewGraph
+    from flower_graph.method.base import Left
+    from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
 
 
-class NFedGNN(Method):
+class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     """Every node of the graph is a client."""
 
     name = APP
@@ -102,7 +103,9 @@ class NFedGNN(Method):
             context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out
         )
 
-    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(
+        self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
         """Refuse: nobody has a model that takes features and edges."""
         raise DataError(
             "a model of nFedGNN is split between server and users, who learn together: new users "
@@ -151,11 +154,11 @@ class NFedGNN(Method):
 
     def final_figures(
         self, config: NFedGNNConfig, strategy: SplitGradientRelay, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Give the payload with the last gradients, which travel after the last round's report."""
         return {"bytes": strategy.users.ledger.payload}
 
-    def audit(self) -> Audit:
+    def audit(self) -> RelayAudit:
         """Ask which features a user has."""
         from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
 

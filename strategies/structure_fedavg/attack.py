@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, dense, of_kind
+from flower_graph.audit.attacks import (
+    Audit,
+    Exchange,
+    HoldsGraphs,
+    RecordingGrid,
+    array_of,
+    dense,
+    of_kind,
+)
 from flower_graph.audit.scores import Finding, Floats, ranking
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.errors import ConfigError
 from flower_graph.strategies.structure_fedavg.config import AVERAGING, FedGLSConfig
 from flower_graph.wire import keys
+
+Holders = HoldsGraphs[FedGLSConfig, ClientGraph]
 
 
 class Truth(NamedTuple):
@@ -106,7 +117,7 @@ def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
     return result
 
 
-class ModelAudit(Audit):
+class ModelAudit(Audit[FedGLSConfig, Holders]):
     """What is tried on a run of FedGLS."""
 
     rounds = 30
@@ -126,7 +137,7 @@ class ModelAudit(Audit):
                 f"{', '.join(AVERAGING)}"
             )
 
-    def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         """Attack the models."""
         truth = {
             number: Truth(dense(one.x), one.y.numpy(), one.train_mask.numpy())

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from flower_graph.config.common import (
     NO_DEFENCE,
+    CutRunConfig,
     DataConfig,
-    PartitionSection,
     RobustSection,
-    RunConfig,
     StrategySection,
 )
 from flower_graph.config.module import GCNSection, TrainingSection
@@ -81,7 +80,7 @@ class StrategyConfig(TrainingSection, RobustSection, StrategySection):
 
 
 @dataclass
-class FedGLSConfig(RunConfig):
+class FedGLSConfig(CutRunConfig):
     """Everything that a run of FedGLS or one of its baselines needs to be repeated."""
 
     # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
@@ -92,7 +91,6 @@ class FedGLSConfig(RunConfig):
     # The graph's own split plays no part: every client splits its nodes by ``partition``. Features
     # stay as they are: scaled down, they learn slowly, and weight decay wins.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
-    partition: PartitionSection = section(PartitionSection)
     graph: GraphConfig = section(GraphConfig)
     model: GCNSection = section(GCNSection)
     strategy: StrategyConfig = section(StrategyConfig)

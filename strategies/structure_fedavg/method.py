@@ -49,10 +49,11 @@ from flower_graph.strategies.structure_fedavg.strategy import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flower_graph.audit.attacks import Audit
     from flower_graph.data.new_graph import NewGraph
+    from flower_graph.method.base import Left
     from flower_graph.outputs.files import SavedModels
     from flower_graph.records.rounds import RoundReport
+    from flower_graph.strategies.structure_fedavg.attack import ModelAudit
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
@@ -105,7 +106,7 @@ TABLE_4 = {
 }
 
 
-class FedGLS(GraphMethod):
+class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     """Every client is a community of the graph; some have no edges."""
 
     name = APP
@@ -204,8 +205,8 @@ class FedGLS(GraphMethod):
         return config.strategy.local_epochs + learns
 
     def final_figures(
-        self, config: FedGLSConfig, strategy: Any, folder: RunFolder | None = None
-    ) -> dict[str, Any]:
+        self, config: FedGLSConfig, strategy: StructureFedAvg, folder: RunFolder | None = None
+    ) -> dict[str, object]:
         """Give the whole payload and the graphless clients."""
         if folder is None:
             graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
@@ -219,7 +220,9 @@ class FedGLS(GraphMethod):
         """Predict by one client's model: a graphless one's makes the edges."""
         return called(models, client, graph).softmax(1)
 
-    def predict_beside(self, run: Any, graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(
+        self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
         """Predict as a client that the run has not seen, unless one is named."""
         name = run.config.strategy.name
         # Where one client's model is all there is, as at its own machine, it is that client's.
@@ -253,7 +256,7 @@ class FedGLS(GraphMethod):
         figure.suptitle(title, fontsize=11)
         save(figure, out / "structure.png")
 
-    def audit(self) -> Audit:
+    def audit(self) -> ModelAudit:
         """Ask what a client's model says about its data."""
         from flower_graph.strategies.structure_fedavg.attack import ModelAudit
 

@@ -16,7 +16,7 @@ import flower_graph as fg
 from flower_graph.apps.run import run
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.method import GraphMethod
+from flower_graph.method import OwnGraphMethod
 from flower_graph.method.registry import method_of
 
 FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
@@ -108,7 +108,7 @@ def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_pat
     setup, there, _ = left
     config = setup.load("rounds=3")
     method, graphs = method_of(config), dict[int | None, Any]()
-    if isinstance(method, GraphMethod):
+    if isinstance(method, OwnGraphMethod):
         for graph in method.graphs(config):
             x = graph.x if graph.x.layout == torch.strided else graph.x.to_dense()
             edges = torch.zeros(2, 0).long() if graph.edge_index is None else graph.edge_index

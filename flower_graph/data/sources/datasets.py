@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -34,6 +34,9 @@ from flower_graph.storage.places import data_root
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
+
+C = TypeVar("C", bound=RunConfig)  # a method's schema
+G = TypeVar("G")  # a client's graph
 
 DataSettings = DataConfig  # the name that `flower_graph.data` has for it
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
@@ -251,7 +254,7 @@ def _generator(seed: int) -> torch.Generator:
 class _Asked:
     """Which clients are wanted; equal questions have one answer."""
 
-    make: Callable[[Any], list[Any]]
+    make: Callable[[Any], list[Any]]  # of a method's own schema and graphs
     settings: str
     saved: int
     config: RunConfig = field(compare=False)
@@ -271,9 +274,7 @@ def _cached_data(settings: str, seed: int, saved: int) -> Graph:
     return load_graph(DataConfig(**json.loads(settings)), seed=seed)
 
 
-def cached_clients(
-    make: Callable[[Any], list[Any]], config: RunConfig, *also: str | int
-) -> list[Any]:
+def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
     """Make a run's clients once a process: by seed, deciding sections, and what else `make` reads.
 
     Clients are built anew for every message, so this is asked for each of them.

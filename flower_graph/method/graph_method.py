@@ -1,0 +1,157 @@
+"""What a method whose clients hold a graph each is to the rest of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from flwr.app import Context
+
+from flower_graph.config.common import CutRunConfig
+from flower_graph.data.baselines import Figures, client_baselines, own_baselines
+from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import Clients, load_folder
+from flower_graph.data.folders.party import client_folder, graph_data, graphs_of, share
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.graph import Graph
+from flower_graph.data.holdings import graphs_held
+from flower_graph.data.new_graph import DataForm
+from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.method.base import C, G, Method, Partition, S, form_of
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.statistics import PartitionStatistics
+
+__all__ = ["GraphMethod", "OwnGraphMethod"]
+
+P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
+
+
+class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
+    """A method each of whose clients holds a graph of its own.
+
+    Attributes
+    ----------
+    graph : type
+        The dataclass of a client's graph.
+    """
+
+    graph: type[G]
+    client, clients = "graph", "graphs"
+
+    def load_graphs(self, config: C) -> list[G]:
+        """Cut the clients' graphs out of the config's data, or read them.
+
+        A method that reads data of its own gives ``Clients``, or a list whose labels say how many
+        classes there are.
+        """
+        raise NotImplementedError
+
+    def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
+        """Describe the clients' graphs."""
+        raise NotImplementedError
+
+    def graphs(self, config: C) -> list[G]:
+        """Make the graphs of all clients once a process, in the order of the clients' numbers."""
+        return cached_clients(self.load_graphs, config)
+
+    def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
+        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        folder = client_folder(config, context)
+        if folder is not None:
+            return graphs_of(folder, self.graph), folder
+        everyone = self.graphs(config)
+        return everyone[share(context, len(everyone))], None
+
+    def default_supernodes(self, config: C) -> int | None:
+        """Give each client a SuperNode of its own where replies get noise."""
+        fewest = FEWEST_PARTIES if config.strategy.distrusts else None
+        return self.num_clients(config) if config.privacy.is_on else fewest
+
+    def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
+        """Count the clients."""
+        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+
+    def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
+        """Count the classes of the whole run: a client may lack one."""
+        if folder is not None:
+            return folder.manifest.classes
+        return Clients.of(self.graphs(config)).num_classes
+
+    def class_names(self, config: C, folder: RunFolder | None = None) -> Sequence[str] | None:
+        """Name the run's classes, by their numbers; None where the numbers are their names."""
+        return Clients.of(self.graphs(config)).classes if folder is None else folder.class_names
+
+    def as_graph(self, config: C) -> Graph:
+        """Give the data of all clients as one graph: the one that they were cut out of, if any."""
+        return Clients.of(self.graphs(config)).as_graph()
+
+    def holdings(self, config: C) -> str:
+        """Say in one line what the clients hold, and how many nodes train and are judged."""
+        graphs = Clients.of(self.graphs(config))
+        return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
+
+    def data_form(self, config: C) -> DataForm | None:
+        """Say what a new graph must be like: as the graph of all, or as the clients' own."""
+        return form_of(Clients.of(cached_clients(self.load_graphs, config)), config)
+
+    def num_features(self, config: C, folder: RunFolder | None = None) -> int:
+        """Count the features of a node."""
+        if folder is not None:
+            return folder.manifest.features
+        return int(self.graphs(config)[0].x.shape[1])
+
+    def baselines(self, config: C) -> Figures:
+        """Give figures to hold the run's accuracies against: those of the clients' graphs."""
+        return client_baselines(self.graphs(config))
+
+    def own_baselines(self, config: C, folder: RunFolder) -> Figures:
+        """Give what a party's clients reach alone."""
+        return own_baselines(graphs_of(folder, self.graph))
+
+    def partition(self, config: C, *, true_edges: bool = False) -> Partition:
+        """Cut the data into clients, each of which is given its graph."""
+        graphs = Clients.of(cached_clients(self.load_graphs, config))
+        data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
+        figures = client_baselines(graphs)
+        return Partition(self.statistics(config, graphs), data, baselines=figures)
+
+
+class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
+    """A method whose clients hold a ``ClientGraph`` each, cut by the section ``partition``."""
+
+    graph = ClientGraph
+
+    def graphless_ratio(self, config: P) -> float:
+        """Say which share of the clients has no edges; of the default ``load_graphs``."""
+        return 0.0
+
+    def load_graphs(self, config: P) -> list[ClientGraph]:
+        """Cut the clients' graphs out of the config's data, or read them.
+
+        By default as the config's section ``partition`` says, a ``PartitionSection``; where
+        ``data.name`` is a folder, it has a file for each client.
+        """
+        folder, how = clients_path(config.data.name), config.partition
+        ratio = self.graphless_ratio(config)
+        if folder is None:
+            graph = cached_data(config)
+            return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
+        return load_folder(
+            folder,
+            how.ratios,
+            config.seed if how.seed is None else how.seed,
+            train_share=how.train_share,
+            graphless_ratio=ratio,
+            features=config.data.features,
+            no_features=config.data.no_features,
+        )
+
+    def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
+        """Describe the clients' graphs."""
+        # Imported here, as a client needs none of it.
+        from flower_graph.data.partition.statistics import client_statistics
+
+        return client_statistics(graphs, Clients.of(graphs).whole)
