@@ -197,7 +197,7 @@ class FedGTAMethod(ModuleMethod[FedGTAConfig]):
     name, schema = APP, FedGTAConfig
     strategy_class, client_class = FedGTA, FedGTAClient
     heterophily = "FedGTA trains a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personal",)
+    tables = ("personalised",)
 
     def caveat(self, baselines: Figures) -> str:
         """Say that clients may reach more alone where a community is nearly of one class."""

@@ -107,12 +107,8 @@ def default_folder(name: str) -> Path:
 
 def _plan(args: Options) -> tuple[Path, list[Job]]:
     """Work out the top folder and the runs, all settings checked before the first one starts."""
-    name, overrides, seeds = args.config, list(args.overrides), args.seeds
-    if name is not None and "=" in name and not is_file_name(name):
-        # Only `--resume` does without a config; the first word is an override then.
-        overrides, name = [name, *overrides], None
-    if args.every is not None:
-        overrides.append(f"every={args.every}")
+    name, overrides = _named(args)
+    seeds = args.seeds
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
@@ -122,20 +118,31 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
     of_run, trust = args.config is None or name != args.config, Trust(code=args.trust_code)
     load = partial(load_config, name, of_run=of_run, trust=trust)
+    top = Path(args.resume or args.out or default_folder(name)).expanduser().absolute()
+    if not seeds:
+        return top, [Job(name, overrides, load(overrides), top)]
+    jobs = []
+    for seed in seeds:
+        seeded = [*overrides, f"seed={seed}"]
+        out = top / f"seed-{seed}" if len(seeds) > 1 else top
+        jobs.append(Job(name, seeded, load(seeded), out))
+    return top, jobs
+
+
+def _named(args: Options) -> tuple[str | None, list[str]]:
+    """Tell the config's name, if there is one, from the overrides."""
+    name, overrides = args.config, list(args.overrides)
     if args.engine == "flwr" and (args.app or args.trust_code):
         raise ConfigError(
             "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
             "and install its method or put it on Python's path"
         )
-    top = Path(args.resume or args.out or default_folder(name)).expanduser().absolute()
-    jobs = []
-    if not seeds:
-        return top, [Job(name, overrides, load(overrides), top)]
-    for seed in seeds:
-        mine = [*overrides, f"seed={seed}"]
-        out = top / f"seed-{seed}" if len(seeds) > 1 else top
-        jobs.append(Job(name, mine, load(mine), out))
-    return top, jobs
+    if name is not None and "=" in name and not is_file_name(name):
+        # Only `--resume` does without a config; the first word is an override then.
+        overrides, name = [name, *overrides], None
+    if args.every is not None:
+        overrides.append(f"every={args.every}")
+    return name, overrides
 
 
 def _seeds_in(folder: Path) -> list[int] | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import product
-from math import prod
 from typing import Any
 
 from flower_graph.apps.reproduce.experiments import Experiment, Run, loaded
-from flower_graph.apps.reproduce.table import FIRST, GRID, Choice, Part, Table
+from flower_graph.apps.reproduce.table import Choice, Part, Table
 from flower_graph.apps.reproduce.templates import Values, fill
 from flower_graph.errors import ConfigError
 
@@ -29,7 +28,7 @@ class Group:
     rounds: int
     seeds: tuple[int, ...]
     choosers: tuple[int, ...] = ()  # Seeds whose validation accuracy chooses
-    tried: tuple[Experiment, ...] = ()  # What it is judged of, in the order of the experiments
+    tried: tuple[Experiment, ...] = ()  # What they run of each experiment, in the same order
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -74,19 +73,15 @@ class Asked:
         return [one for name in ([key] if key else self.tables) for one in self._by_table[name]]
 
     def stages(self) -> list[list[Run]]:
-        """List the runs, each once, by table and seed: what is stopped early has whole seeds.
-
-        The costliest of a seed come first, so that no core waits long for the last one.
-        """
+        """List the runs, each once, by table and seed: what is stopped early has whole seeds."""
         known, stages = set[Run](), []
         for key in self.tables:
             groups = self.groups(key)
-            seconds = {run: self.seconds(group, run) for group in groups for run in group.runs}
+            runs = dict.fromkeys(run for group in groups for run in group.runs)
             first = [seed for group in groups for seed in group.choosers]
-            for seed in dict.fromkeys([*first, *(run.seed for run in seconds)]):
-                runs = [run for run in seconds if run.seed == seed and run not in known]
-                known.update(runs)
-                stages.append(sorted(runs, key=seconds.__getitem__, reverse=True))
+            for seed in dict.fromkeys([*first, *(run.seed for run in runs)]):
+                stages.append([run for run in runs if run.seed == seed and run not in known])
+                known.update(stages[-1])
         return [stage for stage in stages if stage]
 
     def runs(self) -> list[Run]:
@@ -112,21 +107,6 @@ class Asked:
                 return tuple(one["settings"])
         return ()
 
-    def estimate(self, runs: Sequence[Run], share: float = 1.0) -> float:
-        """Return about how many seconds of one core these runs take, in a share of the rounds."""
-        groups = {run: group for group in self.groups() for run in group.runs}
-        return sum(self.seconds(groups[run], run, share) for run in runs)
-
-    def seconds(self, group: Group, run: Run, share: float = 1.0) -> float:
-        """Return about how many seconds of one core a run of a group takes."""
-        table, method = self.table, self.table.methods[group.method]
-        config: Any = loaded(run.experiment.config, run.experiment.overrides)
-        data, model = table.data[group.data], table.models[group.model]
-        times = _product(config, table.times)
-        start = table.start_seconds + method.start_seconds
-        start += model.start_seconds * times * _product(config, table.start_times)
-        return start + share * run.rounds * data.seconds * model.seconds * times * method.seconds
-
     @cached_property
     def _by_table(self) -> dict[str, list[Group]]:
         parts = {name: self.table.tables[name] for name in self.tables}
@@ -139,46 +119,40 @@ class Asked:
     def _of(self, part: Part) -> Iterator[Group]:
         every = part.any_data_if_named and {"data", "table"} <= self.named
         points = [one for varied in part.vary for one in _points(varied)] or [({}, {})]
-        chosen = [points] if part.choose == FIRST else [[point] for point in points]
-        for data, model, together, method in product(
+        for data, model, point, method in product(
             _both(None if every else part.data, self.data),
             _both(part.models, self.models),
-            chosen,
+            points,
             _both(part.methods, self.methods),
         ):
             only = self.table.methods[method].only
             if all({"data": data, "model": model}[key] in values for key, values in only.items()):
-                yield self._group(part, data, model, method, together)
+                yield self._group(part, data, model, method, point)
 
-    def _group(
-        self, part: Part, data: str, model: str, method: str, points: Sequence[Point]
-    ) -> Group:
-        choice, shown = self.table.methods[method], points[0][0]
-        tries = self.table.data[data].tries
+    def _group(self, part: Part, data: str, model: str, method: str, point: Point) -> Group:
+        choice, grid, (shown, varied) = self.table.methods[method], self.table.grid, point
         rounds = self.rounds or part.rounds or self.rounds_of(data, model, method)
-        rounds = max(1, rounds // part.share) * choice.times_rounds
-        keys = {**part.keys, **{key: one for key, one in shown.items() if key not in part.unnamed}}
-        grid = self.table.grid if part.choose == GRID else None
-        where = replace(part, settings=grid.settings) if grid and grid.settings else part
-        experiments, judged = (
+        rounds *= choice.times_rounds
+        tries = grid.of(method, model)[: self.table.data[data].tries] if part.choose else [()]
+        where = replace(part, settings=grid.settings) if grid.settings else part
+        experiments, tried = (
             tuple(
-                self._experiment(one, data, model, method, {**varied, "rounds": rounds}, tried)
-                for _, varied in points
-                for tried in (grid.of(method, model)[:tries] if grid else [()])
+                self._experiment(one, data, model, method, {**varied, "rounds": rounds}, local)
+                for local in tries
             )
             for one in (part, where)
         )
         seeds = (self.seeds or part.seeds or self.table.seeds)[: choice.seeds]
-        choosers = {FIRST: seeds[:1], GRID: grid.seeds if grid else ()}
-        if grid and {*grid.seeds} & {*seeds}:
+        choosers = grid.seeds if part.choose else ()
+        if {*choosers} & {*seeds}:
             raise ConfigError(
                 f"grid.seeds: {grid.seeds} choose settings, so that no row may have one of them, "
                 f"and {part.table} has seeds {seeds}"
             )
+        keys = {**part.keys, **{key: one for key, one in shown.items() if key not in part.unnamed}}
         name = fill(part.shown, {**choice.values, "method": method, **shown})
-        first = choosers.get(part.choose, ())
         return Group(
-            part, data, model, method, name, keys, experiments, rounds, seeds, first, judged
+            part, data, model, method, name, keys, experiments, rounds, seeds, choosers, tried
         )
 
     def _experiment(
@@ -188,7 +162,7 @@ class Asked:
         model: str,
         method: str,
         varied: Values,
-        tried: Sequence[str] = (),
+        tried: Sequence[str],
     ) -> Experiment:
         choice = self.table.methods[method]
         values = {**self._values(data, model, choice), "method": method, **varied}
@@ -229,15 +203,6 @@ def _points(varied: Values) -> Iterator[Point]:
     ]
     for chosen in product(*pairs):
         yield {key: one for key, one, _ in chosen}, {key: one for key, _, one in chosen}
-
-
-def _product(config: Any, settings: Sequence[str]) -> float:
-    """Multiply settings with each other, each a dotted name or the sum of several."""
-    result: float = prod(
-        sum(reduce(getattr, name.split("."), config) for name in names.split("+"))
-        for names in settings
-    )
-    return result
 
 
 def _both(wanted: Sequence[str] | None, asked: Sequence[str]) -> list[str]:

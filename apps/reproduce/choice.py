@@ -20,14 +20,11 @@ is taken (**bold**); no choice looked at a test accuracy. *Rounds* are those run
 
 
 def needed(asked: Asked, folder: Path) -> set[Run]:
-    """Give all that is tried, and the rows of what was taken, or of the costliest before that."""
+    """Give all that is tried, and the rows of what was taken, or of the first before that."""
     result = set[Run]()
     for group in asked.groups():
         kept = kept_runs(group.choices, folder)
-        one = best_experiment(group, kept)
-        if not is_made(group, kept):
-            every = [Run(one, group.seeds[0], group.rounds) for one in group.experiments]
-            one = max(every, key=lambda run: asked.seconds(group, run)).experiment
+        one = best_experiment(group, kept) if is_made(group, kept) else group.experiments[0]
         result |= {*group.choices, *(run for run in group.runs if run.experiment == one)}
     return result
 

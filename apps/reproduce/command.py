@@ -18,13 +18,11 @@ from flower_graph.apps.reproduce.choice import needed, write_choices
 from flower_graph.apps.reproduce.experiments import (
     AXES,
     Experiment,
+    InPlace,
     Run,
     Runs,
-    TrainCentralised,
-    baseline,
     kept_runs,
     left_to_run,
-    loaded,
     run_stages,
     workers_for,
 )
@@ -32,6 +30,7 @@ from flower_graph.apps.reproduce.page import make_page, matching
 from flower_graph.apps.reproduce.privacy import privacy_curve
 from flower_graph.apps.reproduce.rows import (
     Row,
+    by_seed,
     find,
     make_rows,
     measured_rows,
@@ -94,14 +93,13 @@ def main(
 def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     # The page is written after each seed of a table, so that a run of hours can be read, and
     # stopped, at any time.
-    table, folder = asked.table, out / "runs"
+    folder = out / "runs"
     if not asked.groups():
         raise ConfigError("--only: no table has such a row or picture")
-    usual = partial(asked.estimate, share=table.usual_share) if table.usual_share < 1 else None
-    announce(_needed(asked, asked.runs(), folder), folder, asked.estimate, usual)
+    announce(_needed(asked, asked.runs(), folder), folder)
     write = partial(write_page, out, asked, left_out)
     stages = (_needed(asked, stage, folder) for stage in asked.stages())
-    run_stages(stages, folder, write, in_one_piece(asked))
+    run_stages(stages, folder, write, in_place(asked))
     if measured := measured_rows(asked):
         write(measured)
     if "\n| " not in (out / "table.md").read_text(encoding="utf-8"):
@@ -112,13 +110,13 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     print(f"tables and pictures in {out}")
 
 
-def in_one_piece(asked: Asked) -> dict[Experiment, TrainCentralised]:
+def in_place(asked: Asked) -> dict[Experiment, InPlace]:
     """Give what makes the figures of experiments without a federation."""
-    found: dict[Experiment, TrainCentralised] = {}
+    found: dict[Experiment, InPlace] = {}
     for group in asked.groups():
         how = asked.table.methods[group.method]
-        make = function(how.centralised) if how.centralised else partial(baseline, how.baseline)
-        if how.centralised or how.baseline:
+        make = function(how.centralised) if how.centralised else how.baseline
+        if make:
             found |= dict.fromkeys((*group.experiments, *group.tried), make)
     return found
 
@@ -172,29 +170,14 @@ def available(names: Sequence[str], load: Callable[[str], object]) -> tuple[list
     return there, left_out
 
 
-Estimate = Callable[[Sequence[Run]], float]
-
-
-def announce(
-    runs: Sequence[Run], folder: Path, estimate: Estimate, usual: Estimate | None = None
-) -> None:
-    """Say how many runs there are, and how long those that the folder lacks will take."""
+def announce(runs: Sequence[Run], folder: Path) -> None:
+    """Say how many runs there are, and how many of them are left."""
     missing = left_to_run(runs, folder)
-    workers = workers_for(missing)
-    # Nobody knows when validation will stop improving
-    patient = any(loaded(one.config, one.overrides).patience for one, _, _ in missing)
-    often = f", usually {_time(usual(missing) / workers)}" if patient and usual else ""
     print(
-        f"{len(runs)} runs, {len(runs) - len(missing)} of them there already; the others take "
-        f"{'at most ' if patient else ''}about {_time(estimate(missing) / workers)}{often}, "
-        f"{workers} at a time",
+        f"{len(runs)} runs, {len(runs) - len(missing)} of them done before; "
+        f"{workers_for(missing)} run at a time",
         flush=True,
     )
-
-
-def _time(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
 
 
 # Pictures ----------------------------------------------------------------------------------------
@@ -312,11 +295,11 @@ def lines(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[
     for name in picture["panels"]:
         for data in picture["data"]:
             here = matching(rows, {**picture["rows"], "table": name, "data": data})
-            by_seed = [dict(zip(r["seeds"], r["values"], strict=True)) for r in here]
-            if shared := set.intersection(*map(set, by_seed)) if by_seed else set():
+            figures = {r[picture["by"]]: by_seed(r) for r in here}
+            if shared := set.intersection(*map(set, figures.values())) if figures else set():
                 panels.setdefault(name, {})[data] = {
-                    r[picture["by"]]: [values[seed] for seed in sorted(shared)]
-                    for r, values in zip(here, by_seed, strict=True)
+                    key: [values[seed] for seed in sorted(shared)]
+                    for key, values in figures.items()
                 }
     if panels:
         plot_lines(path, panels, label=picture["label"])

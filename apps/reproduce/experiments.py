@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,10 +33,11 @@ MAX_WORKERS = 8
 
 AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
 
-# Trains a config's network in one piece and gives, for every epoch, an object with
-# ``cross_entropy``, ``val_accuracy`` and ``test_accuracy``. A function of a module, since workers
-# import it by its name.
-TrainCentralised = Callable[[Any], Sequence[Any]]
+# What stands in the place of a federation: the name of one of the figures that a run's accuracies
+# are held against, or a function that trains the config's network in one piece and gives, for every
+# epoch, an object with ``cross_entropy``, ``val_accuracy`` and ``test_accuracy``. The function is a
+# module's, since workers import it by its name.
+InPlace = str | Callable[[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,8 @@ class Curves:
     bytes_up: dict[str, int] = field(default_factory=dict)
     seconds_per_round: float = math.nan  # median, so that set-up in the first round is not in it
     run_seconds: float = math.nan  # all rounds and what goes before them
-    # What the run says of learnt graphs, in the best round by validation and in the last.
+    # What the run says of learnt graphs, in the best round by validation.
     structure: dict[str, float] = field(default_factory=dict)
-    structure_last: dict[str, float] = field(default_factory=dict)
     # How near clients' aligned embeddings are, by measure; NaN in rounds that did not measure it.
     alignment: dict[str, list[float]] = field(default_factory=dict)
     # Accuracy after the last round by classifier, role and client.
@@ -121,13 +121,6 @@ def _known(accuracy: float) -> float:
     return -1.0 if math.isnan(accuracy) else accuracy
 
 
-def baseline(name: str, config: RunConfig) -> list[Epoch]:
-    """Give one of the figures that a run's accuracies are held against, as a run of one epoch."""
-    found = method_of(config).baselines(config)
-    one_of("baseline", name, [*found])
-    return [Epoch(math.nan, found[name]["val"], found[name]["test"])]
-
-
 def plain_curves(reports: Sequence[Any]) -> Curves:
     """Take loss and accuracies alone, from anything that has them."""
     return Curves(
@@ -145,7 +138,6 @@ def curves_of(
     curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
     curves.seconds_per_round = median(report.seconds for report in reports)
     curves.structure = dict(reports[curves.best_round].structure)
-    curves.structure_last = dict(reports[-1].structure)
     names = dict.fromkeys(name for report in reports for name in report.alignment)
     curves.alignment = {
         name: [report.alignment.get(name, math.nan) for report in reports] for name in names
@@ -186,7 +178,7 @@ def run_stages(
     stages: Iterable[Sequence[Run]],
     folder: Path,
     after: Callable[[], None],
-    centralised: Mapping[Experiment, TrainCentralised] | None = None,
+    in_place: Mapping[Experiment, InPlace] | None = None,
 ) -> None:
     """Run one stage after the other, in processes that run several runs."""
     # A run may take less time than a fresh process needs for its imports.
@@ -196,37 +188,54 @@ def run_stages(
         if runs := left_to_run(stage, folder):
             is_written = True
             try:
-                _run_stage(runs, folder, centralised)
+                _run_stage(runs, folder, in_place or {})
             finally:
                 after()
     if not is_written:
         after()
 
 
-def _run_stage(
-    runs: Sequence[Run], folder: Path, centralised: Mapping[Experiment, TrainCentralised] | None
-) -> None:
-    """Run some runs, as many at a time as there are cores."""
-    trained = centralised or {}
+def _run_stage(runs: Sequence[Run], folder: Path, in_place: Mapping[Experiment, InPlace]) -> None:
+    """Run some runs, as many at a time as there are cores, and say of each what came out."""
+    started, number = time.perf_counter(), 0
     with ProcessPoolExecutor(
-        workers_for(runs),
-        get_context("spawn"),
-        initializer=one_thread,
+        workers_for(runs), get_context("spawn"), initializer=one_thread
     ) as pool:
-        tasks = {
-            pool.submit(_run, run, _path(folder, run), trained.get(run.experiment)): run
-            for run in runs
-        }
+        groups = [
+            (group, [in_place.get(run.experiment) for run in group]) for group in _together(runs)
+        ]
+        tasks = {pool.submit(_run, group, how, folder): group for group, how in groups}
         try:
-            for number, task in enumerate(as_completed(tasks), start=1):
-                one, seed, _ = tasks[task]
-                name = f"{one.data} {one.model} {one.method} seed {seed}"
-                best = f"test at best validation {task.result():.3f}"
-                print(f"{number}/{len(runs)}  {name}  {best}")
+            for task in as_completed(tasks):
+                for run, accuracy in zip(tasks[task], task.result(), strict=True):
+                    number += 1
+                    left = (time.perf_counter() - started) / number * (len(runs) - number)
+                    print(_progress(run, accuracy, number, len(runs), left), flush=True)
         except BaseException:
             # What has not begun would run on for minutes before anybody saw the error.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _together(runs: Sequence[Run]) -> list[list[Run]]:
+    """Put the figures together that are computed once for a data set and a seed."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        one = run.experiment
+        is_shared = one.centralised
+        key = (one.config, one.overrides, run.seed, run.rounds) if is_shared else run
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
+
+
+def _progress(run: Run, accuracy: float, number: int, count: int, left: float) -> str:
+    one, minutes = run.experiment, left / 60
+    time_left = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    return (
+        f"{number}/{count}  {one.data} {one.model} {one.method}, seed {run.seed}: test accuracy "
+        f"{accuracy:.3f} at the best validation; the others of this table and seed take about "
+        f"{time_left}"
+    )
 
 
 def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
@@ -324,16 +333,30 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _run(run: Run, path: Path, centralised: TrainCentralised | None) -> float:
-    config, started = config_of(run), time.perf_counter()
-    if run.experiment.centralised:
-        assert centralised is not None, "centralised experiments need somebody to train them"
-        curves = plain_curves(centralised(config))
-        curves.seconds_per_round = (time.perf_counter() - started) / run.rounds
-    else:
-        curves = curves_of(*simulate_whole(config), *steps_of(config))
-    curves.run_seconds = time.perf_counter() - started
-    stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
-    stored |= {"settings": settings_of(config), "curves": _short(asdict(curves))}
-    write_text(path, json.dumps(plain(stored)) + "\n")
-    return curves.test_at_best_val
+def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) -> list[float]:
+    """Do runs of one config and seed, keep them, and give their test accuracies."""
+    config = config_of(runs[0])
+    baselines = cache(lambda: method_of(config).baselines(config))
+    accuracies = []
+    for run, how in zip(runs, in_place, strict=True):
+        started = time.perf_counter()
+        if how is None:
+            assert not run.experiment.centralised, "somebody has to train it"
+            curves = curves_of(*simulate_whole(config), *steps_of(config))
+        elif isinstance(how, str):
+            curves = plain_curves([_baseline(how, baselines())])
+        else:
+            curves = plain_curves(how(config))
+            curves.seconds_per_round = (time.perf_counter() - started) / run.rounds
+        curves.run_seconds = time.perf_counter() - started
+        stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
+        stored |= {"settings": settings_of(config), "curves": _short(asdict(curves))}
+        write_text(_path(folder, run), json.dumps(plain(stored)) + "\n")
+        accuracies.append(curves.test_at_best_val)
+    return accuracies
+
+
+def _baseline(name: str, known: Mapping[str, Mapping[str, float]]) -> Epoch:
+    """Give one of the figures that a run's accuracies are held against, as an epoch."""
+    one_of("baseline", name, [*known])
+    return Epoch(math.nan, known[name]["val"], known[name]["test"])

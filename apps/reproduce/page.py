@@ -11,8 +11,8 @@ from typing import Any
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
 from flower_graph.apps.reproduce.marks import cut_off, marks
-from flower_graph.apps.reproduce.rows import Row, find, shown_runs
-from flower_graph.apps.reproduce.significance import MOST_CHANCE, holm, paired
+from flower_graph.apps.reproduce.rows import Row, by_seed, find, shown_runs
+from flower_graph.apps.reproduce.significance import MOST_CHANCE, differences, holm, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
@@ -351,10 +351,9 @@ def _winner(found: Sequence[Row]) -> str:
 
 def _chance(best: Row, other: Row) -> float | None:
     """Test two rows' difference, seed by seed."""
-    theirs = dict(zip(other["seeds"], other["values"], strict=True))
-    ours = dict(zip(best["seeds"], best["values"], strict=True))
-    found = paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs] or [0.0])["p"]
-    return None if found is None else float(found)
+    ours, theirs = by_seed(best), by_seed(other)
+    chance: float | None = paired([*differences(ours, theirs).values()] or [0.0])["p"]
+    return chance
 
 
 def _written(name: str, detail: str, r: Row) -> str:
@@ -375,9 +374,9 @@ def _written(name: str, detail: str, r: Row) -> str:
         chance, holms = (NONE if r[key] is None else f"{r[key]:.2g}" for key in ("p", "holm"))
         agree = f"{r['agree']} of {len(r['values'])}"
         return f"{_written('points', '', r)} (p {chance}, Holm {holms}, {agree})"
-    if name == "setting":  # laid over the config
-        there = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
-        return str(there[-1].partition("=")[2]) if there else NONE
+    if name == "setting":  # laid over the config, of rows that something was trained for
+        laid = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
+        return str(laid[-1].partition("=")[2]) if laid and "rounds" in r else NONE
     if name == "above":
         return "yes" if r["mean"] > float(detail) else "no"
     if name == "positive":

@@ -21,7 +21,7 @@ from flower_graph.apps.reproduce.experiments import (
     loaded,
     one_thread,
 )
-from flower_graph.apps.reproduce.significance import correct, paired
+from flower_graph.apps.reproduce.significance import correct, differences, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
@@ -51,7 +51,6 @@ class Wanted:
     paper: str | bool = False  # Name of the paper's figure, or that it has but one
     paper_method: str = ""  # Method whose figure it is; without it a difference has two methods'
     also: Values | None = None  # More of the paper's figures, by the rows' keys
-    table: str = ""  # Where the rows stand, if not where the others do
     rounds: int | None = None  # The paper's figure is of so many rounds
 
 
@@ -187,8 +186,7 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
         keys = {**group.keys, **(wanted.keys or {}), **dict(zip(each, values, strict=True))}
         figures = _figures(wanted, here, keys, group)
         for other in beside:
-            theirs = _figures(wanted, runs_of(other, runs), keys, other)
-            figures = {s: ours - theirs[s] for s, ours in figures.items() if s in theirs}
+            figures = differences(figures, _figures(wanted, runs_of(other, runs), keys, other))
         if any(map(math.isfinite, figures.values())):
             end = to_the_end(one, {seed: here[seed] for seed in figures}, group.rounds)
             tested = paired([*figures.values()]) if beside else {}
@@ -246,16 +244,13 @@ def _row(
     also = {
         key: paper_of(group, group.method, keys, name) for key, name in (wanted.also or {}).items()
     }
-    table = wanted.table or group.part.table
-    made = row(table, experiment, wanted.metric, figures, group.rounds, paper)
+    made = row(group.part.table, experiment, wanted.metric, figures, group.rounds, paper)
     return made | {"method": group.shown, **keys, **also}
 
 
 def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float | None:
     """Look the paper's figure up; of clients the mean, unless one is asked for."""
     here = {"data": group.experiments[0].data, "model": group.model, **keys, "method": method}
-    if any(here.get(key, value) != value for key, value in group.part.paper_where.items()):
-        return None
     result = group.part.paper
     for key in group.part.paper_by:
         result = result.get(here[key]) if isinstance(result, Mapping) else None
@@ -303,6 +298,11 @@ def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
     return None
 
 
+def by_seed(one: Row) -> dict[int, float]:
+    """Give a row's figures by seed."""
+    return dict(zip(one["seeds"], one["values"], strict=True))
+
+
 def _deviation(values: Sequence[float]) -> float:
     """Return the sample deviation: 0 for one number, NaN with a NaN among them, as the mean."""
     if not all(map(math.isfinite, values)):
@@ -315,9 +315,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 def _structure(name: str) -> Figure:
     """Read what a run says of the graphs that it made."""
-    key = name.removesuffix("-last")
-    field = "structure" if name == key else "structure_last"
-    return lambda curves, keys, config: getattr(curves, field).get(key)
+    return lambda curves, keys, config: curves.structure.get(name)
 
 
 def _alignment(name: str) -> Figure:
@@ -384,8 +382,7 @@ FIGURES: dict[str, Figure] = {
     "sum-of-micro-f1": _sum_of_micro_f1,
     **{f"precision-{k}": _alignment(f"precision-{k}") for k in (1, 5, 10)},
     **{
-        f"{name}{last}": _structure(f"{name}{last}")
+        name: _structure(name)
         for name in ("precision", "recall", "homophily", "degree", "true-homophily", "true-degree")
-        for last in ("", "-last")
     },
 }

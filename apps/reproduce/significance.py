@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.special import stdtr
+from scipy.stats import ttest_1samp
 
 MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 
 
+def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+    """Subtract figures by seed, of the seeds that both have."""
+    return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
+
+
 def paired(differences: Sequence[float]) -> dict[str, Any]:
     """Test a mean difference against 0 by a paired t test; count those that have its sign."""
-    mean, count = fmean(differences), len(differences)
-    spread = stdev(differences) if count > 1 and all(map(math.isfinite, differences)) else 0.0
-    result = None
-    if spread > 0:
-        result = 2 * float(stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))
-    return {"p": result, "agree": sum(one * mean > 0 for one in differences)}
+    chance = None
+    if len(differences) > 1 and all(map(math.isfinite, differences)) and stdev(differences) > 0:
+        chance = float(ttest_1samp(differences, 0).pvalue)
+    mean = fmean(differences)
+    return {"p": chance, "agree": sum(one * mean > 0 for one in differences)}
 
 
 def holm(chances: Sequence[float | None]) -> list[float | None]:

@@ -18,7 +18,6 @@ from flower_graph.method.load import TABLES, is_file_name
 from flower_graph.method.registry import known_apps, method_named
 
 PRIVACY = "privacy"  # Name of the table that is a curve
-FIRST, GRID = "first", "grid"  # Whose validation accuracy chooses
 MOST_TRIED = 4  # settings of a method
 USUAL_ROWS = ("test-accuracy-at-best-val", "best-val-accuracy")  # of a file that names no figures
 
@@ -31,8 +30,6 @@ class Choice:
     values: Values = field(default_factory=dict)  # What templates may name
     only: Values = field(default_factory=dict)  # Data sets and models that have it; else all
     follows: str = ""  # Method that it is run with; it cannot be asked for itself
-    seconds: float = 1.0  # Of a round on one core; those of data set, model and method multiply
-    start_seconds: float = 0.0  # Of what goes before the first round and after the last
     model: str | None = None  # Name of the model in rows, where the method says it
     config: str | None = None  # Another config than the table's
     times_rounds: int = 1
@@ -46,11 +43,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Grid:
-    """What each method may try, as many for each, judged on seeds that no table has."""
+    """What each method may try, as many for each, compared on seeds that no table has."""
 
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = ()
     # Settings that are tried, each a list; a mapping has those of each model
-    methods: Mapping[str, Sequence[Sequence[str]] | Mapping[str, Sequence[Sequence[str]]]]
+    methods: Mapping[str, Sequence[Sequence[str]] | Mapping[str, Sequence[Sequence[str]]]] = field(
+        default_factory=dict
+    )
     settings: tuple[str, ...] = ()  # Where it is tried, if not where each table's rows are
 
     def of(self, method: str, model: str) -> Sequence[Sequence[str]]:
@@ -76,19 +75,17 @@ class Part:
     name: str = "{method}"  # Name of the runs
     shown: str = "{method}"  # Name of the row
     data_name: str = "{data}"
-    # Validation accuracy chooses: "first", of what is varied, by that of the first seed; "grid", of
-    # what the grid has for the method, by the grid's seeds. Other seeds run nothing but the chosen
-    choose: str = ""
+    # Whether validation accuracy of the grid's seeds chooses of what the grid has for the method;
+    # other seeds run nothing but the chosen
+    choose: bool = False
     rounds: int | None = None  # Without other ones being asked for
     usual: bool = False  # Settings that are the config's own are no runs of their own
     place: str = "{table}, {data}"  # Where a row stands, in words
     rows: tuple[Any, ...] = ()
     paper: Any = None  # The paper's figures, by the keys of `paper_by`
     paper_by: tuple[str, ...] = ("data", "method")
-    paper_where: Values = field(default_factory=dict)  # Keys of rows that it has figures for
     paper_scale: float = 1.0
     seeds: tuple[int, ...] | None = None  # Without other ones being asked for
-    share: int = 1  # Divides the rounds
     if_named: bool = False  # Only where its table is asked for
     any_data_if_named: bool = False  # All data sets where both data and table are asked for
     # In the place of runs: a function of the config that gives keys and figures of rows
@@ -111,12 +108,8 @@ class Table:
     page: tuple[Any, ...] = ()  # Without it, `default_page` of each table's name
     pictures: tuple[Any, ...] = ()
     own: tuple[Values, ...] = ()  # Settings of single methods
-    grid: Grid | None = None
+    grid: Grid = field(default_factory=Grid)
     rounds: int | None = None  # Without them each config's own
-    start_seconds: float = 0.0
-    start_times: tuple[str, ...] = ()  # What a model's `start_seconds` are multiplied by besides
-    usual_share: float = 1.0  # Of the rounds, before patience ends a run: measured
-    times: tuple[str, ...] = ()  # Settings that the seconds of a round are to be multiplied by
     privacy: Values | None = None  # A curve of accuracy against a budget, only if it is asked for
 
     def known(self, *, every: bool = False) -> dict[str, tuple[str, ...]]:
@@ -195,13 +188,11 @@ def default_page(part: Part) -> dict[str, Any]:
 
 def _check_choices(key: str, table: Table) -> None:
     """Refuse choices that nothing is said of, and methods that may try more than others."""
-    grid = table.grid or Grid((), {})
-    counts: dict[str, int] = {}
+    grid, counts = table.grid, dict[str, int]()
     for part in table.tables[key]:
-        if part.choose not in ("", FIRST, GRID):
-            allowed = f"{FIRST} or {GRID}"
-            raise ConfigError(f"tables.{key}: choose: {part.choose!r} is not {allowed}")
-        if part.choose == GRID:
+        if not isinstance(part.choose, bool):
+            raise ConfigError(f"tables.{key}: choose: {part.choose!r} is not true or false")
+        if part.choose:
             for name, model in product(part.methods or table.methods, part.models or table.models):
                 what = f"{name}, {model}" if isinstance(grid.methods.get(name), Mapping) else name
                 counts[what] = len(grid.of(name, model))

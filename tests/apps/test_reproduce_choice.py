@@ -53,7 +53,7 @@ def grid_table(**changes: Any) -> dict[str, Any]:
     """Give a table whose two methods choose of two settings each, with patience of one round."""
     tree: dict[str, Any] = yaml.safe_load(OWN) | {"grid": GRID}
     part = tree["tables"]["one"][0]
-    part |= {"choose": "grid", "settings": ["patience=1"]} | changes
+    part |= {"choose": True, "settings": ["patience=1"]} | changes
     part["rows"].append({"metric": WITHIN, "each": {"within": BUDGETS}})
     tree["page"].append(AXES)
     picture = {"file": "axes-{data!l}.png", "kind": "axes", "asked": "one", "each_data": True}
@@ -77,8 +77,7 @@ def test_other_seeds_choose_and_all_that_was_tried_is_named(
     tried = [(10, 3), (10, 7), (10, 7), (10, 9), (11, 3), (11, 7), (11, 7), (11, 9)]
     assert ran == [*tried, (0, 7), (0, 7), (1, 7), (1, 7)]
     said = capsys.readouterr().out
-    assert "12 runs, 0 of them there already; the others take at most about" in said
-    assert "12 runs, 12 of them there already" in said
+    assert "12 runs, 0 of them" in said and "12 runs, 12 of them" in said
     choices = json.loads((tmp_path / "out" / "choices.json").read_text())
     assert [(one["method"], one["tried"], one["taken"]) for one in choices] == [
         *(("mine", K3, False), ("mine", K7, True), ("other", K7, True), ("other", K9, False)),

@@ -406,15 +406,6 @@ def test_table_3_varies_choice_and_share_of_public_nodes() -> None:
         assert config.patience and config.judge.folds == 3 and not config.judge.mlp
 
 
-def test_a_rows_estimate_has_the_mlp_and_a_choices_has_not() -> None:
-    asked = asked_of("ppfl", data=("Cora",), rounds=None)
-    group = group_of(asked, "table-2", "FED")
-    chosen, row = (next(r for r in group.runs if r.experiment == e[0]) for e in
-                   (group.tried, group.experiments))  # fmt: skip
-    # Four clients with 55 % of the nodes each
-    assert asked.seconds(group, row) - asked.seconds(group, chosen) == pytest.approx(5 * 4 * 0.55)
-
-
 # Real runs ---------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
