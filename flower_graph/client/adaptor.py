@@ -38,6 +38,7 @@ from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
 from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
 from flower_graph.storage.places import node_name, own_place, state_key
+from flower_graph.storage.reading import MOST_TENSORS, read_bytes, reason
 from flower_graph.wire.arrays import decode_array, encode_array, own_records
 from flower_graph.wire.boundary import boundary, lost_reply
 from flower_graph.wire.keys import (
@@ -357,7 +358,7 @@ def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | Non
 
 def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
     """Read what ``write_state`` wrote: the state and how many messages it has behind it."""
-    data = file.read_bytes()
+    data = read_bytes(file, MOST_TENSORS)
     if key is not None:
         data = key.open(data, file)
     elif data.startswith(SEALED):
@@ -379,12 +380,13 @@ def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
         if known:
             LOG.warning("%s is gone; going on with what Flower has in memory", file)
         return
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever the bytes bring about
+        why = reason(error)
         if known:
-            LOG.warning("%s: %s; going on with what Flower has in memory", file, error)
+            LOG.warning("%s: %s; going on with what Flower has in memory", file, why)
             return
         raise StateLostError(
-            f"client {node_name(context)}: its state {file} is damaged: {error}; remove it and the "
+            f"client {node_name(context)}: its state {file} is damaged: {why}; remove it and the "
             "client begins anew"
         ) from error
     if handled > known:

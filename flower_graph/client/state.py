@@ -36,6 +36,7 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.storage.checkpoint import load_client, save_client
 from flower_graph.storage.files import default_folder, own_file, own_folder, remove_if_empty
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name, own_place, state_key
+from flower_graph.storage.reading import MOST_KEY, read_text, reading
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -248,7 +249,8 @@ class StateStore:
     def _file_version(self) -> int:
         if not self._file.exists() or not self._version_file.exists():
             raise StateLostError(f"client {self._key[1]}: its state {self._file} is gone")
-        result = int(self._version_file.read_text())
+        with reading(self._version_file, StateLostError):
+            result = int(read_text(self._version_file, MOST_KEY))
         if result < self.version:
             what = "half changed by a process that died" if result < 0 else f"at version {result}"
             raise StateLostError(

@@ -5,7 +5,7 @@ Nothing here needs Flower but ``Run.predict``, which asks the run's method.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +29,7 @@ from flower_graph.outputs.files import (
     read_predictions,
 )
 from flower_graph.outputs.frames import Rounds
+from flower_graph.storage.reading import read_json, read_lines, reading
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,14 +55,16 @@ class Run:
         The run of each seed; of a single run this one by its own seed.
     """
 
-    def __init__(self, path: Path | str, trust: Trust = NOBODY) -> None:
+    def __init__(self, path: Path | str, trust: Trust = NOBODY, *, is_one: bool = False) -> None:
         self.path, self._trust = Path(path), trust
         folders = {
-            int(one.name.removeprefix("seed-")): one
+            int(found[1]): one
             for one in self.path.glob("seed-*")
-            if one.name.removeprefix("seed-").isdigit() and one.is_dir()
+            if (found := re.fullmatch(r"seed-([0-9]{1,20})", one.name)) and one.is_dir()
         }
-        self._several = {seed: Run(folders[seed], trust) for seed in sorted(folders)}
+        # A seed's run has no seeds of its own, whatever lies in it, such as a link to where it is
+        folders = {} if is_one else folders
+        self._several = {seed: Run(folders[seed], trust, is_one=True) for seed in sorted(folders)}
 
     def __repr__(self) -> str:
         """Name the folder."""
@@ -91,20 +94,8 @@ class Run:
     def metrics(self) -> Rounds:
         """What each round gave, by the keys of ``metrics.jsonl``."""
         path = self._one().path / METRICS
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise OutputError(f"cannot read {path}: {error.strerror}") from error
-        try:
-            # The last line of a run that was killed may be cut short.
-            is_whole = [
-                number < len(lines) or _is_json(line) for number, line in enumerate(lines, 1)
-            ]
-            return Rounds(
-                json.loads(line) for line, good in zip(lines, is_whole, strict=True) if good
-            )
-        except ValueError as error:
-            raise OutputError(f"{path}: a line is not a round's report ({error})") from error
+        with reading(path, OutputError):
+            return Rounds(read_lines(path))
 
     # What it left
 
@@ -133,7 +124,11 @@ class Run:
         """The round that predictions and models are of; several where clients kept others."""
         said = [one / SAID for one in self._places if (one / SAID).is_file()]
         hint = "the folder is damaged"
-        return sorted({int(_read_json(one, hint).get("round", 0)) for one in said})
+        rounds = set()
+        for one in said:
+            with reading(one, OutputError):
+                rounds.add(int(_read_json(one, hint).get("round", 0)))
+        return sorted(rounds)
 
     def model(self, client: int | None = None) -> nn.Module:
         """Build a client's model, a plain module of PyG's layers, in evaluation mode.
@@ -213,7 +208,7 @@ class Run:
         record = _read_json(path, f"the run says of no new graph how to read it{self._why_none()}")
         try:
             return DataForm.from_json(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever the file says
             raise OutputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
     # Helpers
@@ -361,23 +356,14 @@ def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
 
 
 def _read_json(path: Path, hint: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OutputError(f"{path}: there is no such file: {hint}") from error
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{path}: cannot be read ({error})") from error
+    with reading(path, OutputError):
+        try:
+            found = read_json(path)
+        except FileNotFoundError as error:
+            raise OutputError(f"{path}: there is no such file: {hint}") from error
     if not isinstance(found, dict):
         raise OutputError(f"{path}: damaged (it is no mapping)")
     return found
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _listed(clients: list[int]) -> str:

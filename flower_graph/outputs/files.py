@@ -13,19 +13,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_graph.errors import OutputError
-from flower_graph.outputs.frames import NODE_ROLES, Framed
-from flower_graph.outputs.weights import SavedModels, SparseRows
+from flower_graph.outputs.frames import NODE_ROLES, Framed, check_columns
+from flower_graph.outputs.weights import SavedModels, SparseRows, saved_models
+from flower_graph.storage.archives import read_arrays
 from flower_graph.storage.files import private_folder, replaced, saying
+from flower_graph.storage.reading import MOST_RECORD, read_json, reading
+from flower_graph.storage.tensors import read_tensors
 
 __all__ = [
     "NODE_ROLES",
@@ -354,41 +356,31 @@ def read_embeddings(folder: Path) -> Embeddings | None:
 
 
 def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return make(**file)
-    except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
-        raise OutputError(f"{path}: not {path.stem} of a run: {error}") from error
+    with reading(path, OutputError, f"not {path.stem} of a run"):
+        arrays = read_arrays(path)
+        check_columns(arrays)
+        return make(**arrays)
 
 
 def read_models(folder: Path) -> list[SavedModels]:
     """Read what ``write_outputs`` wrote; empty where there is no model."""
     folder = Path(folder)
-    stem = next((name for name in (ONE, SEVERAL) if (folder / f"{name}.json").is_file()), None)
+    stem = next((name for name in (ONE, SEVERAL) if (folder / f"{name}.json").exists()), None)
     if stem is None:
         return []
     path = folder / f"{stem}.json"
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        tensors = load_file(folder / f"{stem}.safetensors")
+    with reading(path, OutputError, "not models of a run"):
+        said = read_json(path)
+        tensors, _ = read_tensors(folder / f"{stem}.safetensors", MOST_RECORD)
         if stem == ONE:
-            return [SavedModels(said["module"], said["arguments"], [said["client"]], tensors, {})]
-        return [_form(number, entry, tensors) for number, entry in enumerate(said)]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise OutputError(f"{path}: not models of a run: {error}") from error
-
-
-def _form(number: int, entry: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModels:
-    def part(kind: str) -> dict[str, Tensor]:
-        start = f"{number}/{kind}/"
-        return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-
-    said = entry.get("rows")
-    rows = None if said is None else SparseRows(**{**said, **part("rows")})
-    found = part("shared"), part("own")
-    return SavedModels(entry["module"], entry["arguments"], entry["clients"], *found, rows)
+            found = [SavedModels(said["module"], said["arguments"], [said["client"]], tensors, {})]
+        else:
+            found = saved_models(said, tensors)
+        for one in found:
+            one.check()
+        return found
 
 
 # Helpers ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -57,6 +58,30 @@ class Framed:
             names = np.asarray([*self.classes, None], object)  # the last where it is -1
             found |= {name: names[found[name]] for name in ("predicted", "label")}
         return pandas_module().DataFrame(found)
+
+
+# Kinds of NumPy's of the columns that a run's arrays may have; what is none has a row per class
+COLUMNS = {
+    **dict.fromkeys(("client", "predicted", "role", "label", "fold", "number"), "iu"),
+    **{"node": "iuU", "probability": "f", "public": "b", "embeddings": "f", "classes": "U"},
+}
+
+
+def check_columns(arrays: Mapping[str, Any]) -> None:
+    """Refuse arrays of a run that are no columns with a row for each node: ``ValueError``."""
+    most = {"role": len(NODE_ROLES)}
+    if "classes" in arrays:
+        most |= dict.fromkeys(("predicted", "label"), len(arrays["classes"]))
+    for name, values in arrays.items():
+        wide = 2 if name == "embeddings" else 1
+        if values.dtype.kind not in COLUMNS.get(name, "") or values.ndim != wide:
+            raise ValueError(f"{name} is {values.dtype} {list(values.shape)}")
+        if name != "classes" and len(values) != len(arrays["client"]):
+            raise ValueError(f"{name} has {len(values)} rows, client {len(arrays['client'])}")
+        least = 0 if name == "role" else -1
+        is_whole = values.dtype.kind in "iu" and name != "node"
+        if is_whole and ((values < least) | (values >= most.get(name, np.inf))).any():
+            raise ValueError(f"{name} goes from {values.min()} to {values.max()}")
 
 
 def pandas_module() -> Any:

@@ -5,7 +5,7 @@ This file needs neither Flower nor PyTorch Geometric.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.errors import OutputError
+
+KINDS = ("shared", "own", "rows")  # of the tensors of models of several forms
 
 
 class SparseRows(NamedTuple):
@@ -38,6 +40,22 @@ class SparseRows(NamedTuple):
     feature: Tensor
     ptr: Tensor
     transposed: bool = False
+
+    def check(self, shared: Mapping[str, Tensor], count: int) -> None:
+        """Refuse rows that are not those of so many clients, of a shared matrix: ``ValueError``."""
+        matrix, whole = shared[self.name], (torch.int64, torch.int32)
+        if matrix.dim() != 2 or self.values.dim() != 2 or type(self.transposed) is not bool:
+            raise ValueError(f"rows of {self.name}: are of no matrix")
+        width, height = matrix.shape if self.transposed else matrix.T.shape
+        if self.values.shape != (len(self.feature), width) or self.ptr.shape != (count + 1,):
+            raise ValueError(f"rows of {self.name}: are not {len(self.feature)} of width {width}")
+        if self.feature.dim() != 1 or {self.feature.dtype, self.ptr.dtype} - {*whole}:
+            raise ValueError(f"rows of {self.name}: feature and ptr are no whole numbers")
+        if bool(((self.feature < 0) | (self.feature >= height)).any()):
+            raise ValueError(f"rows of {self.name}: a feature is not below {height}")
+        ends = int(self.ptr[0]), int(self.ptr[-1])
+        if ends != (0, len(self.feature)) or bool((self.ptr.diff() < 0).any()):
+            raise ValueError(f"rows of {self.name}: ptr goes from {ends[0]} to {ends[1]}")
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
@@ -79,6 +97,21 @@ class SavedModels:
     own: dict[str, Tensor]
     rows: SparseRows | None = None
     trust: Trust = NOBODY
+
+    def check(self) -> None:
+        """Refuse what does not fit together, or has other types than written: ``ValueError``."""
+        if type(self.module) is not str or type(self.arguments) is not dict:
+            raise ValueError("module and arguments are not a name and a mapping")
+        numbers = self.clients
+        if type(numbers) is not list or any(type(one) is not int or one < -1 for one in numbers):
+            raise ValueError("clients are not a list of numbers")
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("clients are not different numbers")
+        for name, value in self.own.items():
+            if value.dim() < 1 or len(value) != len(numbers):
+                raise ValueError(f"{name} is {list(value.shape)} for {len(numbers)} clients")
+        if self.rows is not None:
+            self.rows.check(self.shared, len(numbers))
 
     def state_dict(self, client: int) -> dict[str, Tensor]:
         """Give one client's weights, plain and dense, as its module takes them."""
@@ -130,6 +163,21 @@ class SavedModels:
             and self.shared.keys() == other.shared.keys()
             and all(torch.equal(value, other.shared[n]) for n, value in self.shared.items())
         )
+
+
+def saved_models(said: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list[SavedModels]:
+    """Put models of several forms together of what files have of them."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, kind, own = name.split("/", 2)
+        parts.setdefault(f"{number}/{kind}", {})[own] = tensor
+    found = []
+    for place, entry in enumerate(said):
+        shared, local, in_rows = (parts.get(f"{place}/{kind}", {}) for kind in KINDS)
+        rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
+        known = entry["module"], entry["arguments"], entry["clients"]
+        found.append(SavedModels(*known, shared, local, rows))
+    return found
 
 
 def _some(clients: Sequence[int]) -> str:

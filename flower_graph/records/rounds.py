@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from flower_graph.errors import OutputError
+from flower_graph.errors import OutputError, brief
+from flower_graph.storage.reading import read_lines, reading
 
 WAYS = ("up", "down")
+KINDS = {"int": int, "float": (int, float), "str": str, "list": list, "dict": dict}  # of fields
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -48,22 +49,21 @@ class RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
         result = {item.name: record[item.name.replace("_", "-")] for item in fields(cls)}
         known: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
+        for item in fields(cls):
+            kind: Any = KINDS[str(item.type).partition("[")[0]]
+            if not isinstance(known[item.name], kind):
+                raise ValueError(f"{item.name}: {brief(known[item.name])} is unfit")
         return cls(**known)
 
 
 def read_reports(path: Path) -> list[RoundReport]:
     """Read ``metrics.jsonl``."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise OutputError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path, OutputError):
+        records = read_lines(path)
     reports = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            reports.append(RoundReport.from_record(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):
-                raise OutputError(f"{path}: line {number} is not a round's report") from error
+    for number, record in enumerate(records, start=1):
+        with reading(path, OutputError, f"line {number} is not a round's report"):
+            reports.append(RoundReport.from_record(record))
     return reports
 
 

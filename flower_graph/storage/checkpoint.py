@@ -4,8 +4,7 @@
 server after all of them answered, so a folder with a server file is complete. A client of a
 deployment writes into a folder of its own instead (``client.cohort_state``). Every file has a
 SHA-256 of what it holds and the token of its run: a damaged file, or one of another run, is
-refused. Nothing here can run code when it is read: safetensors, and ``torch.load`` with
-``weights_only``.
+refused. Nothing here can run code when it is read: safetensors, and what ``storage.pickled`` reads.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -24,12 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
 from flower_graph.storage.files import SEALED, replaced
+from flower_graph.storage.pickled import load_saved
+from flower_graph.storage.reading import MOST_TENSORS, open_regular, read_bytes, reading, reason
+from flower_graph.storage.tensors import load_tensors, read_tensors
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -80,16 +81,13 @@ def load_client(
     """Read a client's tensors."""
     try:
         if key is None:
-            with safe_open(path, framework="pt") as file:
-                result = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, result = read_tensors(path)
         else:
-            data = key.open(path.read_bytes(), path)
-            # safetensors reads its head from files alone.
-            end = 8 + int.from_bytes(data[:8], "little")
-            result, tensors = json.loads(data[8:end])["__metadata__"], load(data)
-    except (OSError, SafetensorError) as error:
-        why = "it is encrypted, and state-key is not set" if _is_sealed(path) else error
+            tensors, result = load_tensors(key.open(read_bytes(path, MOST_TENSORS), path))
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever the bytes bring about
+        why = "it is encrypted, and state-key is not set" if _is_sealed(path) else reason(error)
         raise _refused(path, "cannot be read", f": {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
         raise _refused(path, "damaged: it does not have the SHA-256 that it names")
@@ -100,7 +98,7 @@ def load_client(
 
 def _is_sealed(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path, MOST_TENSORS) as file:
             return file.read(len(SEALED)) == SEALED
     except OSError:  # what it was refused for says it
         return False
@@ -142,15 +140,12 @@ def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:
 def load_server(folder: Path, server_round: int) -> dict[str, Any]:
     """Read the server's state of one round; ``CheckpointError`` if it is damaged."""
     path = round_folder(folder, server_round) / SERVER_FILE
-    try:
-        sealed = torch.load(path, weights_only=True)
+    with reading(path, CheckpointError):
+        sealed = load_saved(path)
         data = sealed["state"].numpy().tobytes()
         if hashlib.sha256(data).hexdigest() != sealed[CHECKSUM]:
             raise ValueError("it does not have the SHA-256 that it names")
-        state = torch.load(io.BytesIO(data), weights_only=True)
-    except Exception as error:  # torch.load has no error of its own for a damaged file
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    return dict(state)
+        return dict(load_saved(data))
 
 
 def complete_rounds(folder: Path) -> list[int]:

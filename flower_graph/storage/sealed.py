@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from flower_graph.errors import CheckpointError, ConfigError
 from flower_graph.storage.files import SEALED
+from flower_graph.storage.reading import MOST_KEY, open_regular, reason
 
 __all__ = ["StateKey"]
 
@@ -96,11 +97,11 @@ def _read_secret(given: Any) -> bytes:
     if not isinstance(given, str) or not given:
         raise ConfigError(f"{where}: {given!r:.60} is no path")
     try:
-        with Path(given).expanduser().open("rb") as stream:
+        with open_regular(Path(given).expanduser(), MOST_KEY) as stream:
             mode = os.fstat(stream.fileno()).st_mode & 0o777
-            secret = stream.read(1 << 16).rstrip(b"\r\n")
-    except OSError as error:
-        raise ConfigError(f"{where}: {given} cannot be read: {error.strerror}") from error
+            secret = stream.read().rstrip(b"\r\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {given} cannot be read: {reason(error)}") from error
     if mode & 0o077:
         raise ConfigError(f"{where}: {given} has mode {mode:o}, others may use it; `chmod 600` it")
     if len(secret) < FEWEST:

@@ -191,7 +191,7 @@ WRONG = {
     "a list": (lambda r: "[]", "the file is a list, must be an object"),
     "no JSON": (lambda r: json.dumps(r)[:-1], "Expecting"),
     "no text": (lambda r: "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "Expect"),
-    "too deep": (lambda r: "[" * 200_000, "nested too deeply"),
+    "too deep": (lambda r: "[" * 200_000, "nested deeper"),
 } | {
     f"a key of low order, {key[:2]}": (
         lambda r, key=key: r["parties"][0].update(key=key),

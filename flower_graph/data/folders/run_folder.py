@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.data.sources.generators import SIGNAL
@@ -24,6 +23,8 @@ from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError, told
 from flower_graph.storage.files import saying
 from flower_graph.storage.places import DATA_FOLDER
+from flower_graph.storage.reading import MOST_RECORD, MOST_TENSORS, parse_json, read_bytes, reason
+from flower_graph.storage.tensors import load_tensors
 
 T = TypeVar("T")
 FORMAT = 1  # of the folders; a folder of another format is refused
@@ -183,9 +184,11 @@ def _write_private(file: Path, content: bytes) -> None:
 
 def _read_manifest(file: Path, place: str, role: str) -> Manifest:
     """Read a manifest and check that it says what it should."""
-    content = _read(file, f"{place}: it is no folder of `flower-graph partition`; {HINT[role]}")
+    content = _read(
+        file, f"{place}: it is no folder of `flower-graph partition`; {HINT[role]}", 4 * MOST_RECORD
+    )
     try:
-        record = json.loads(content)
+        record = parse_json(content)
         if not isinstance(record, dict):
             raise ValueError(f"is a {type(record).__name__}, not a table")
         if record["format"] != FORMAT:
@@ -202,8 +205,8 @@ def _read_manifest(file: Path, place: str, role: str) -> Manifest:
         raise _broken(file, f"{error} is missing") from error
     except DataError:
         raise
-    except ValueError as error:  # a JSONDecodeError and a UnicodeDecodeError are some
-        raise _broken(file, str(error)) from error
+    except Exception as error:  # whatever the bytes bring about
+        raise _broken(file, reason(error)) from error
     return result
 
 
@@ -236,22 +239,21 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str
 
 def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
     """Read a file of tensors whose checksum is known."""
-    content = _read(file, "the manifest names it; copy the whole folder again")
+    content = _read(file, "the manifest names it; copy the whole folder again", MOST_TENSORS)
     if hashlib.sha256(content).hexdigest() != digest:
         raise DataError(
             f"{file}: its SHA-256 is not that of the manifest: the file is damaged or another "
             "folder's. Copy the whole folder again"
         )
     try:
-        result: dict[str, Tensor] = load(content)
-    except SafetensorError as error:
-        raise _broken(file, str(error)) from error
-    return result
+        return load_tensors(content)[0]
+    except Exception as error:  # whatever the bytes bring about
+        raise _broken(file, reason(error)) from error
 
 
-def _read(file: Path, advice: str) -> bytes:
+def _read(file: Path, advice: str, most: int) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bytes(file, most)
     except FileNotFoundError as error:
         raise DataError(f"{file}: there is no such file; {advice}") from error
     except OSError as error:

@@ -20,6 +20,7 @@ from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.parties.registry import Registry, signed_bytes
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
 
 __all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
 
@@ -61,30 +62,23 @@ def public_file(path: Path) -> Path:
 
 def read_public(path: Path) -> bytes:
     """Read a public key's file."""
-    try:
-        key = keys.load_pem_public_key(path.read_bytes())
-    except OSError as error:
-        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise IdentityError(f"{path}: is no public key in PEM; it is the file *{PUBLIC}") from error
+    with reading(path, IdentityError):
+        data = read_bytes(path, MOST_KEY)
+    with reading(path, IdentityError, f"is no public key in PEM; it is the file *{PUBLIC}"):
+        key = keys.load_pem_public_key(data)
     if not isinstance(key, Ed25519PublicKey):
         raise IdentityError(f"{path}: is no Ed25519 key; make one with `flower-graph identity new`")
     return key.public_bytes_raw()
 
 
 def _read_private(path: Path) -> Ed25519PrivateKey:
-    try:
-        with path.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode & 0o777
-            data = stream.read()
-    except OSError as error:
-        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
+    with reading(path, IdentityError), open_regular(path, MOST_KEY) as stream:
+        mode = os.fstat(stream.fileno()).st_mode & 0o777
+        data = stream.read()
     if mode & 0o077:
         raise IdentityError(f"{path}: has mode {mode:o}, others may use it; `chmod 600` it")
-    try:
+    with reading(path, IdentityError, "is no private key in PEM without a passphrase"):
         key = keys.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError) as error:
-        raise IdentityError(f"{path}: is no private key in PEM without a passphrase") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise IdentityError(f"{path}: is no Ed25519 key; make one with `flower-graph identity new`")
     return key

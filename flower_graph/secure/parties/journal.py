@@ -27,6 +27,7 @@ from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.registry import read_numbers, write_numbers
 from flower_graph.storage.files import replaced
+from flower_graph.storage.reading import read_json, reading
 
 __all__ = ["Journal"]
 
@@ -183,15 +184,13 @@ class Journal:
             self._write(book)
 
     def _read(self) -> Book:
-        try:
-            raw = json.loads(self._path.read_bytes())
+        with reading(f"journal {self._path}", IdentityError):
+            try:
+                raw = read_json(self._path)
+            except FileNotFoundError:
+                return Book([], {})
+        with reading(f"journal {self._path}", IdentityError, "is not one of rounds by run"):
             book = Book(raw["begun"], {name: Kept(**kept) for name, kept in raw["runs"].items()})
-        except FileNotFoundError:
-            return Book([], {})
-        except (OSError, ValueError) as error:
-            raise IdentityError(f"journal {self._path}: cannot be read: {error}") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise IdentityError(f"journal {self._path}: is not one of rounds by run") from error
         defaults = asdict(Kept())
         if not isinstance(book.begun, list) or not (
             all(type(moment) is float for moment in book.begun)

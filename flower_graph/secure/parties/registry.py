@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -24,6 +25,7 @@ from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import KEY_BYTES, framed
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
+from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 
 __all__ = ["Party", "Registry"]
 
@@ -102,14 +104,11 @@ class Registry:
     def read(cls, path: Path | str) -> Registry:
         """Read a registry's file; ``IdentityError`` names it and what is wrong with it."""
         path = Path(path).expanduser()
-        try:
-            return _read(path.read_bytes())
-        except OSError as error:
-            raise IdentityError(f"registry {path}: cannot be read: {error.strerror}") from error
-        except RecursionError as error:
-            raise IdentityError(f"registry {path}: is nested too deeply") from error
-        except ValueError as error:  # JSON's and ours
-            raise IdentityError(f"registry {path}: {error}") from error
+        with reading(f"registry {path}", IdentityError):
+            try:
+                return _read(read_bytes(path, MOST_RECORD))
+            except IdentityError as error:
+                raise IdentityError(f"registry {path}: {error}") from error
 
     def write(self, path: Path) -> None:
         """Write the registry's file, whole or not at all."""
@@ -191,7 +190,7 @@ class Registry:
 @lru_cache(maxsize=4)
 def _read(data: bytes) -> Registry:
     """Read a registry; the same is read again at each message, and 0.1 ms a party is much."""
-    raw = json.loads(data, object_pairs_hook=_once)
+    raw = parse_json(data, object_pairs_hook=_once)
     return Registry(*_parsed(raw), hashlib.sha256(data).digest())
 
 
@@ -260,8 +259,8 @@ def _key(text: Any, place: int) -> bytes:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
+    counts = Counter(name for name, _ in pairs)
+    if doubled := sorted(name for name, count in counts.items() if count > 1):
         raise IdentityError(f"{doubled} are there twice in one object")
     return dict(pairs)
 

@@ -1,0 +1,236 @@
+"""Reading files that anybody may have made: regular ones, of bounded size, in one named error.
+
+Every reader opens its file here, within ``reading``, which turns whatever its bytes bring about
+into the reader's own error. Archives, pickles of tensors and headers are checked in
+``storage.archives``, ``storage.pickled`` and ``storage.tensors`` before what they claim is made.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+import yaml
+
+from flower_graph import errors
+from flower_graph.errors import MAX_REASON, one_line, words_of
+
+__all__ = [
+    "MOST_GRAPH",
+    "MOST_KEY",
+    "MOST_LINES",
+    "MOST_RECORD",
+    "MOST_SETTINGS",
+    "MOST_TENSORS",
+    "open_regular",
+    "open_text",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "read_lines",
+    "read_text",
+    "reading",
+]
+
+MIB, GIB = 1 << 20, 1 << 30
+# The most bytes of a file, by what it is. The first four are read as a whole and unfold in memory,
+# some to twenty times their size.
+MOST_KEY = 1 << 16  # a key, a version
+MOST_SETTINGS = MIB // 4  # YAML
+MOST_RECORD = 16 * MIB  # what describes a run, a folder, models; a registry, a journal
+MOST_LINES = GIB  # a line for each round
+MOST_GRAPH = 8 * GIB  # tables, JSON and XML of nodes, which become arrays
+MOST_TENSORS = 1024 * GIB  # which lie in memory as in the file, and are checked against its size
+DEPTH = 64  # lists and tables within each other
+MOST_NUMBER = 2**64  # of a whole number in JSON, of either sign
+MOST_NODES = 1 << 17  # of a YAML tree once its references are written out
+_LONG = re.compile(rb"\d{20}")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a sign beyond 16 bits, perhaps alone
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
+@contextmanager
+def reading(path: Path | str, kind: type[Exception], why: str = "cannot be read") -> Iterator[None]:
+    """Turn whatever a file's bytes bring about into one error that names the file and the reason.
+
+    Parameters
+    ----------
+    path : Path or str
+        How the error calls the file.
+    kind : type
+        The error; those of ``flower_graph.errors`` that are raised inside pass as they are.
+    why : str
+        What the error says before the reason.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error) is getattr(errors, type(error).__name__, None):
+            raise
+        raise kind(f"{path}: {why}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Say in a line why a file cannot be read."""
+    if isinstance(error, OSError):
+        return error.strerror or one_line(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no UTF-8 text"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "there is no memory for what it holds"
+    said = one_line(words_of(error), MAX_REASON)
+    plain = type(error) in (ValueError, json.JSONDecodeError)
+    return said if plain else f"{type(error).__name__}: {said}"
+
+
+# Opening ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
+    """Open a regular file of at most so many bytes.
+
+    Raises
+    ------
+    OSError
+        If it is none: a pipe, a device, a folder; or if it is larger.
+    """
+    # A pipe that nobody writes to is opened at once, and refused.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_handle(handle, str(path), most)
+    except OSError:
+        os.close(handle)
+        raise
+    with os.fdopen(handle, "rb") as stream:
+        yield stream
+
+
+def _check_handle(handle: int, path: str, most: int) -> None:
+    """Refuse a handle that is not of a regular file of at most so many bytes."""
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    if found.st_size > most:
+        said = f"it has {found.st_size:,} bytes, at most {most:,} are read"
+        raise OSError(errno.EFBIG, said, path)
+
+
+def read_bytes(path: Path | str, most: int) -> bytes:
+    """Read a regular file of at most so many bytes; ``OSError`` as of ``open_regular``."""
+    with open_regular(path, most) as stream:
+        return stream.read(os.fstat(stream.fileno()).st_size)
+
+
+def read_text(path: Path | str, most: int, encoding: str = "utf-8") -> str:
+    """Read a text; ``UnicodeDecodeError`` besides."""
+    return read_bytes(path, most).decode(encoding)
+
+
+@contextmanager
+def open_text(path: Path | str, most: int, encoding: str = "utf-8") -> Iterator[TextIO]:
+    """Open a text to be read piece by piece; ends of lines stay as they are."""
+    with (
+        open_regular(path, most) as stream,
+        io.TextIOWrapper(stream, encoding=encoding, newline="") as text,
+    ):
+        yield text
+
+
+# JSON and YAML ------------------------------------------------------------------------------------
+
+
+def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
+    """Read a JSON file; what ``read_bytes`` and ``parse_json`` raise."""
+    return parse_json(read_bytes(path, most))
+
+
+def read_lines(path: Path | str) -> list[Any]:
+    """Read a file with a line of JSON for each round.
+
+    The last may be cut short, of a run that was killed, and is then left out; ``ValueError`` of
+    another, besides what ``read_bytes`` raises.
+    """
+    *lines, last = read_bytes(path, MOST_LINES).rstrip(b"\n").split(b"\n")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(parse_json(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} is no JSON: {error}") from error
+    with suppress(ValueError):
+        found.append(parse_json(last))
+    return found
+
+
+def parse_json(data: bytes, **how: Any) -> Any:
+    """Read JSON of bounded depth and numbers; ``how`` goes to ``json.loads``.
+
+    Raises
+    ------
+    ValueError
+        If it is no JSON in UTF-8, is nested deeper than 64 levels, or has a whole number beyond
+        2^64, or a sign that is no sign.
+    """
+    if not _is_flat(data) and not _is_flat(_TEXT.sub(b"", data)):
+        raise ValueError(f"it is nested deeper than {DEPTH} levels")
+    if _LONG.search(data):
+        how["parse_int"] = _number
+    found = json.loads(data.decode("utf-8-sig"), **how)
+    if _HALF.search(data):
+        json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError
+    return found
+
+
+def _is_flat(data: bytes) -> bool:
+    """Tell whether brackets, those in texts included, are never open more than so often."""
+    if data.count(b"[") + data.count(b"{") <= DEPTH:
+        return True
+    depth = 0
+    for start in range(0, len(data), MIB):
+        signs = np.frombuffer(data, np.uint8, min(MIB, len(data) - start), start)
+        step = np.isin(signs, (91, 123)).astype(np.int64) - np.isin(signs, (93, 125))
+        height = depth + step.cumsum()
+        if height.max() > DEPTH:
+            return False
+        depth = int(height[-1])
+    return True
+
+
+def _number(text: str) -> int:
+    if len(text) > 21 or abs(int(text)) > MOST_NUMBER:
+        raise ValueError(f"a whole number of {len(text)} digits is beyond 2^64")
+    return int(text)
+
+
+def check_yaml(text: str) -> None:
+    """Refuse YAML that is small and unfolds: references to what has references, or to itself."""
+    if "&" not in text:
+        return
+    sizes: dict[int, int | None] = {}  # None of what is being counted: it has itself in it
+
+    def size_of(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = [one for part in parts for one in (part if type(part) is tuple else (part,))]
+            sizes[id(node)] = 1 + sum(map(size_of, inner))
+        found = sizes[id(node)]
+        if found is None or found > MOST_NODES:
+            what = "has itself in it" if found is None else f"has more than {MOST_NODES:,} entries"
+            raise ValueError(f"what a reference (*) stands for {what}")
+        return found
+
+    if (root := yaml.compose(text, yaml.SafeLoader)) is not None:
+        size_of(root)

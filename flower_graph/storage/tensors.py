@@ -1,0 +1,64 @@
+"""Files of tensors, safetensors, whose heads are read before anything else.
+
+The format runs no code, and its own reader holds all sizes against the file's. Here are bounded the
+head, which unfolds in memory, and the kinds of numbers, not all of which can be calculated with.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors.torch import load, load_file
+from torch import Tensor
+
+from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular, parse_json
+
+__all__ = ["MOST_HEAD", "load_tensors", "read_tensors"]
+
+MOST_HEAD = 100 * MIB  # safetensors' own bound, some million tensors
+LENGTH = 8  # bytes that say how long the head is
+KINDS = frozenset(("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"))
+Metadata = dict[str, str]
+
+
+def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], Metadata]:
+    """Read a file's tensors, and what it says besides.
+
+    Parameters
+    ----------
+    path : Path
+        A regular file; its tensors are read where they are first used.
+    head : int
+        The most bytes of its head, some hundred for each tensor.
+
+    Raises
+    ------
+    OSError, ValueError, SafetensorError
+        If it is none, or not such a file.
+    """
+    with open_regular(path, MOST_TENSORS) as stream:
+        said = _metadata(stream, head)
+    return load_file(path), said
+
+
+def load_tensors(data: bytes) -> tuple[dict[str, Tensor], Metadata]:
+    """Read tensors as ``read_tensors`` does, from what such a file holds."""
+    said = _metadata(io.BytesIO(data), MOST_HEAD)
+    return load(data), said
+
+
+def _metadata(stream: BinaryIO, most: int) -> Metadata:
+    """Check a head; give what it says besides tensors."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    length = int.from_bytes(stream.read(LENGTH), "little")
+    if length > min(most, size - LENGTH):
+        raise ValueError(f"its head claims {length:,} bytes, at most {most:,} are read of {size:,}")
+    head = parse_json(stream.read(length))
+    said = head.pop("__metadata__", {})
+    if bad := {entry["dtype"] for entry in head.values()} - KINDS:
+        raise ValueError(f"it has numbers of the kind {sorted(bad)[0]!r:.20}, which is not read")
+    return {str(key): str(value) for key, value in said.items()}
