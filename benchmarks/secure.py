@@ -19,7 +19,8 @@ from benchmarks.measure import say, summary
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.server import SumServer
 
 LIMIT = 64.0
 STEPS = {32: 2.0**-16, 64: 2.0**-24}  # resolutions that need words of so many bits
@@ -53,7 +54,7 @@ class Sum:
         self._stage(shares, self.host.unmask)
         result = self._timed("server", lambda: server.result(number))
         if isinstance(result, Skipped):
-            raise RuntimeError(result.reason)
+            raise RuntimeError(str(result.reason))
         expected = self.vector * self.vector.dtype.type(len(clients))
         if not np.array_equal(result.total, expected):
             raise RuntimeError("the sum is wrong")

@@ -24,7 +24,8 @@ from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.server import SumServer
 
 LENGTH, DROPOUT = 16, 0.3
 BEGIN = 100  # parties that begin the epoch by themselves
@@ -150,7 +151,7 @@ def play(world: Trusted | Untrusted, number: int, lost: dict[str, Collection[int
                 gone.add(node)
     result = timed(1, lambda: world.server.result(number))
     if isinstance(result, Skipped):
-        raise RuntimeError(result.reason)
+        raise RuntimeError(str(result.reason))
     expected = sorted(set(range(n)) - gone)
     if result.contributors.tolist() != expected:
         raise RuntimeError("others are in the sum than sent their vectors")

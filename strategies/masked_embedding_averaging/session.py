@@ -28,7 +28,8 @@ from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
 from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
 from flower_graph.server.session import Session
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -294,10 +295,7 @@ class EgoSession(Session):
         revealed = self.sums.reveal(server_round, following)
         started = time.perf_counter()
         result = server.result(now)
-        # The secure sum has a number of its own.
-        local, ours = f"round {now}", f"round {server_round}"
-        blamed = [(c, why.replace(local, ours, 1)) for c, why in server.blamed[self._named :]]
-        self._named = len(server.blamed)
+        blamed = self._new_blames(now, server_round)
         found = RoundSum(server_round, now, failed=dict(blamed))
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": why} for client, why in blamed]
@@ -305,12 +303,22 @@ class EgoSession(Session):
         for entry in found.rejected:
             LOG.warning("round %d: %s", server_round, entry)
         if isinstance(result, Skipped):
-            found.skipped = result.reason.replace(local, ours, 1)
+            found.skipped = str(replace(result.reason, round=server_round))
             LOG.warning("%s", found.skipped)
         else:
             found.total, found.answered = result.total, set(result.contributors.tolist())
             found.contributors = len(found.answered)
         return found
+
+    def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
+        """Return who was blamed since the last time; of this sum, under the round's own number."""
+        blamed = self.sums.server.blamed
+        new, self._named = blamed[self._named :], len(blamed)
+        return [
+            (one.client, str(replace(one, round=server_round) if one.round == number else one))
+            for one in new
+            if one.client is not None
+        ]
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
         self.sums.server.tick()
@@ -332,7 +340,8 @@ class EgoSession(Session):
         there, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in there}
-        excluded = {client: why for client, why in server.blamed if client in server.excluded}
+        blamed = {one.client: str(one) for one in server.blamed if one.client is not None}
+        excluded = {client: why for client, why in blamed.items() if client in server.excluded}
         return self.participation(
             found.answered,
             failed=found.failed,

@@ -25,7 +25,6 @@ The clients' half is in ``secure_consensus_client.py``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -38,7 +37,8 @@ from numpy.typing import NDArray
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.results import Reason, Skipped
+from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.claims import (
@@ -217,8 +217,8 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         report = super().learn(server_round, replies)
         report.skipped = self._skipped
         blamed = self.sums.server.blamed
-        for client, why in blamed[self._named :]:
-            report.rejected.append({"client": client, "reason": _without_number(why)})
+        for one in blamed[self._named :]:
+            report.rejected.append({"client": one.client, "reason": _without_number(one)})
         self._named = len(blamed)
         rejected = self.sums.rejected
         report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
@@ -230,7 +230,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         # Where there is no sum, what the clients measured was used all the same.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
-        local = {client: _without_number(why) for client, why in blamed}
+        local = {one.client: _without_number(one) for one in blamed if one.client is not None}
         return super().participation(used, local | dict(failed))
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
@@ -283,6 +283,6 @@ def _measured(tail: Floats) -> dict[str, float]:
     return {name: total / count for name, total, count in each if count >= 1}
 
 
-def _without_number(reason: str) -> str:
-    """Take off the number of the sum, which is not the round's."""
-    return re.sub(r"^round \d+( is skipped)?: ", "", reason)
+def _without_number(reason: Reason) -> str:
+    """Write a reason without the number of the sum, which is not the round's."""
+    return str(replace(reason, round=None))

@@ -21,7 +21,8 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.server import SumResult, SumServer
+from flower_graph.secure.sum.results import SumResult
+from flower_graph.secure.sum.server import SumServer
 from flower_graph.strategies.masked_embedding_averaging import (
     EgoNetworkClient,
     MaskedEmbeddingAveraging,

@@ -8,7 +8,7 @@ from benchmarks import secure_whole
 from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.party import Party
-from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.results import Skipped
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
 

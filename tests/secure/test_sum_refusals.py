@@ -18,7 +18,8 @@ from flower_graph.secure.sum.messages import (
     PrepareReply,
     UnmaskReply,
 )
-from flower_graph.secure.sum.server import Skipped, SumServer
+from flower_graph.secure.sum.results import Cause, Reason, Skipped
+from flower_graph.secure.sum.server import SumServer
 
 NOBODY = bytes(16)
 
@@ -125,9 +126,9 @@ def test_altered_packets_are_refused_and_named(field):
     alter = tampering(MaskRequest, 1000, lambda m: {field: flipped(getattr(m, field), 0)})
     world.tamper = alter
     world.check(world.round(0), range(10))
-    [(dealer, reason)] = world.server.blamed
-    assert "does not open, says client 0" in reason
-    assert dealer != 0 and world.server.excluded == set()
+    [reason] = world.server.blamed
+    assert reason.kind is Cause.DISPUTED and "says client 0" in reason.text
+    assert reason.client != 0 and world.server.excluded == set()
 
 
 def test_a_swapped_round_key_spoils_the_packet():
@@ -167,7 +168,7 @@ def test_wrong_share_is_named_and_its_sender_excluded():
     world = World.make(20)
     world.tamper = tampering(UnmaskReply, 1003, lambda m: {"shares": flipped(m.shares, (0, 0))})
     world.check(world.round(0), range(20))
-    assert world.server.blamed == [(3, "round 0: it sent a wrong share")]
+    assert world.server.blamed == [Reason(Cause.PROVEN, "it sent a wrong share", 3, 0)]
     world.check(world.round(1), [c for c in range(20) if c != 3])
     other = SumClient(world.server.run_id, [3, 20]).keys()
     refused("client 3 is of a SuperNode that has cheated", world.server.enroll, 1003, other)
@@ -183,7 +184,7 @@ def test_seed_that_does_not_match_is_named():
         PrepareReply, 1002, lambda m: {"seed_commitments": flipped(m.seed_commitments, (0, 0))}
     )
     result = world.round(0)
-    assert isinstance(result, Skipped) and "client 2 shared wrongly" in result.reason
+    assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
     assert world.server.excluded == {2}
     world.check(world.round(1), [c for c in range(20) if c != 2])
 
@@ -198,7 +199,7 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
 
     monkeypatch.setattr(SumClient, "_share", share_another)
     result = world.round(0, Lost(mask=[1002]))
-    assert isinstance(result, Skipped) and "client 2 shared wrongly" in result.reason
+    assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
     assert world.server.excluded == {2}
 
 
@@ -298,4 +299,4 @@ def test_left_out_clients_are_named():
     said = {1: "value nan at (0,)\nis odd", 4: "not mine"}
     world.tamper = tampering(MaskedReply, 1000, lambda m: {"left_out": said})
     world.check(world.round(0, Lost(clients=[1])), [0, 2, 3, 4, 5])
-    assert world.server.blamed == [(1, "round 0: left out: value nan at (0,) is odd")]
+    assert world.server.blamed == [Reason(Cause.LEFT_OUT, "value nan at (0,) is odd", 1, 0)]

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.sum.server import Skipped
+from flower_graph.secure.sum.results import Cause, Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
@@ -65,8 +65,9 @@ def test_clients_without_a_usable_vector_are_left_out(vector, reason):
     _, secure = make(2, 5, {3: vector})
     summed = secure.sum(1, 2)
     assert summed.values.tolist() == [42, 9]
-    [(client, why)] = secure.server.blamed
-    assert client == 3 and re.search(reason, why)
+    [blamed] = secure.server.blamed
+    assert (blamed.client, blamed.kind) == (3, Cause.LEFT_OUT)
+    assert re.search(reason, blamed.text)
 
 
 def test_a_node_that_fails_is_left_out_and_returns():

@@ -13,7 +13,7 @@ from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.sum.server import Skipped
+from flower_graph.secure.sum.results import Cause, Reason, Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.secure.sum.stages import as_record
 from flower_graph.simulation import InProcessGrid
@@ -89,7 +89,9 @@ def test_four_steps_are_one_sum(parties):
         sent = {"message_type": "train.sum_mask", "max_reply_bytes": 1 << 20}
         secure._ask(requests, number, secure.take, **sent)
         assert secure.close(number).values.tolist() == [62, 11]
-    assert secure.server.blamed[-1] == (4, "round 1: left out: no vector, expected (2,)")
+    left_out = Reason(Cause.LEFT_OUT, "no vector, expected (2,)", 4, 1)
+    assert secure.server.blamed[-1] == left_out
+    assert str(left_out) == "round 1: left out: no vector, expected (2,)"
 
 
 def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(parties):
@@ -216,7 +218,7 @@ def test_sums_are_skipped_while_too_few_have_the_new_version(seven):
     new = Registry.read(path).without(3)
     new.write(path)
     give(new, [0, 1, 2])
-    assert "parties, a sum needs 5" in secure.sum(2, 2).reason
+    assert "parties, a sum needs 5" in str(secure.sum(2, 2).reason)
     give(new, range(7))
     assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 5, 6)
 

@@ -39,7 +39,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares
-from flower_graph.secure.sum.round import Skipped, SumResult, SumRound
+from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
+from flower_graph.secure.sum.round import SumRound
 from flower_graph.wire.fields import RUN_BYTES, Bytes
 
 LOG = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class PartyServer:
         self.registry, self.dropout, self.corrupt = registry, dropout, corrupt
         self._block_cap = block_cap  # as TrustSettings has it, unless all have another
         self.run_id = os.urandom(RUN_BYTES)
-        self.blamed: list[tuple[int, str]] = []  # numbers of parties
+        self.blamed: list[Reason] = []  # their clients are numbers of parties
         self.excluded: set[int] = set()
         self.homes: dict[int, int] = {}  # party: SuperNode
         self._at: dict[int, int] = {}  # SuperNode: party
@@ -186,8 +187,9 @@ class PartyServer:
         party, seed = self._party(node), reply.seed.tobytes()
         self._check(reply.run_id, self.run_id, reply.number, self._number)
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
-            self._blame(party, "it has committed to another seed of the graph", node)
-            raise MalformedReplyError(f"party {party} has committed to another seed of the graph")
+            text = "it has committed to another seed of the graph"
+            self._blame(Reason(Cause.PROVEN, text, party), node)
+            raise MalformedReplyError(f"party {party}: {text}")
         self._seeds[party] = seed
 
     def epoch_requests(self) -> dict[int, EpochRequest]:
@@ -301,13 +303,13 @@ class PartyServer:
         """Ask those who are in the sum to sign who is."""
         one = self._round(number)
         epoch = one.epoch
-        if one.inner.skipped:
+        if one.inner.skipped is not None:
             return {}
         listed = one.inner.contributed.copy()
         try:
             epoch.check_present(listed, "sent their vectors")
         except RefusedError as error:
-            one.inner.skipped = f"round {number} is skipped: {error}; nothing is revealed"
+            one.inner.skip(f"{error}; nothing is revealed")
             return {}
         request = ListRequest(epoch.id, number, listed)
         return {self.homes[party]: request for party in epoch.parties[listed].tolist()}
@@ -373,8 +375,8 @@ class PartyServer:
                 f"run {run_id.hex()}, {number}; expected {wanted.hex()}, {expected}"
             )
 
-    def _blame(self, party: int, reason: str, node: int | None) -> None:
+    def _blame(self, reason: Reason, node: int | None) -> None:
         # node: where it was proven, so that it is not asked again
-        self.blamed.append((party, " ".join(reason.split())[:300]))
-        if node is not None:
-            self.excluded.add(party)
+        self.blamed.append(reason)
+        if node is not None and reason.client is not None:
+            self.excluded.add(reason.client)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flower_graph.errors import IdentityError, MalformedReplyError
+from flower_graph.errors import IdentityError, MalformedReplyError, one_line
 from flower_graph.secure.parties.epoch import MOST_LISTS
 from flower_graph.secure.parties.identity import MOST_BLOCK, TrustSettings
 from flower_graph.secure.parties.messages import (
@@ -41,7 +41,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import Skipped, SumResult
+from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.ledger import setup_bytes
 
@@ -108,13 +108,14 @@ class PartySums(SumServer):
         return [] if epoch is None else epoch.parties.tolist()
 
     @property
-    def blamed(self) -> list[tuple[int, str]]:
+    def blamed(self) -> list[Reason]:
         """Clients at fault, their own or with their party, and why."""
         told, self._told = self._told, len(self.protocol.blamed)
-        for party, why in self.protocol.blamed[told:]:
-            self._blamed += [
-                (c, f"{why} (party {party})") for c in self.protocol.clients_of([party])
-            ]
+        for reason in self.protocol.blamed[told:]:
+            assert reason.client is not None  # a party here
+            text = f"{reason.text} (party {reason.client})"
+            clients = self.protocol.clients_of([reason.client])
+            self._blamed += [replace(reason, client=client, text=text) for client in clients]
         return self._blamed
 
     @property
@@ -286,7 +287,9 @@ class PartySums(SumServer):
             local = asked.intersection(self.hosted(reply.clients.tolist()))
             out = {c: why for c, why in reply.left_out.items() if c in local}
             known |= out
-            self._blamed += [(c, f"round {number}: left out: {why}") for c, why in out.items()]
+            self._blamed += [
+                Reason(Cause.LEFT_OUT, one_line(why), client, number) for client, why in out.items()
+            ]
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
         """Let those whose vectors came sign who they are."""
@@ -301,7 +304,7 @@ class PartySums(SumServer):
         """End a round; contributors are numbers of clients."""
         if number not in self._open:
             few = f"{len(self.protocol.parties)} parties, a sum needs {self.protocol.minimum}"
-            return Skipped(f"round {number} is skipped: {few}")
+            return Skipped(Reason(Cause.SKIPPED, few, round=number))
         result, (asked, out) = self.protocol.result(number), self._open.pop(number)
         if isinstance(result, Skipped):
             return result

@@ -12,12 +12,11 @@ stands in column j of my row has me in column ``k - 1 - j`` of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import MalformedReplyError, one_line
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -33,28 +32,14 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.wire.fields import Bytes, Integers
 
 StageReply = PrepareReply | MaskedReply | UnmaskReply
-# Told the client, the reason and, of what is proven, the SuperNode: its clients are asked no more
-Blame = Callable[[int, str, int | None], None]
+# Told the reason and, of what is proven, the SuperNode: its clients are asked no more
+Blame = Callable[[Reason, int | None], None]
 
 STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
-
-
-@dataclass(frozen=True)
-class SumResult:
-    """The sum of a round."""
-
-    total: RingArray  # [L] ring words: the sum of the contributors' encoded vectors, without masks
-    contributors: Integers  # Numbers of the clients in it, ascending
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A round without a sum; nothing of it was or will be revealed."""
-
-    reason: str  # One line for a person
 
 
 class SumRound:
@@ -93,7 +78,7 @@ class SumRound:
         self._refused = np.zeros((m, k), np.bool_)
         self.suspects: Integers = np.zeros(0, np.int64)  # clients that are to sit out, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
-        self.skipped = ""
+        self.skipped: Reason | None = None
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
         self._stage, self._meaning = "prepare", b""
         self._open = set(self._rows)  # nodes that are asked and have not answered
@@ -188,7 +173,7 @@ class SumRound:
         self.contributed[rows[np.isin(local, reply.clients)]] = True
         self._refused[dealers, columns] = True
         for client in sorted(reply.left_out.keys() & set(local.tolist())):
-            self._blame(client, f"round {self.number}: left out: {reply.left_out[client]}", None)
+            self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
 
     def _read_refused(self, rows: Integers, pairs: Integers) -> tuple[Integers, Integers]:
         """Find packets that holders say they cannot open; none twice, none that was not sent."""
@@ -254,12 +239,12 @@ class SumRound:
         for row in np.flatnonzero(self._refused.any(1)):
             # The holders' word against the dealer's: noted, not proven.
             holders = self.clients[self.partners[row, self._refused[row]]]
-            why = f"round {self.number}: its packet does not open, says client {holders.min()}"
+            why = f"its packet does not open, says client {holders.min()}"
             more = f" and {holders.size - 1} more" if holders.size > 1 else ""
-            self._blame(int(self.clients[row]), why + more, None)
-        if not self.skipped:
-            self.skipped = self._take_masks_away()
-        if self.skipped:
+            self._note(Cause.DISPUTED, int(self.clients[row]), why + more)
+        if self.skipped is None:
+            self._take_masks_away()
+        if self.skipped is not None:
             return Skipped(self.skipped)
         return SumResult(self.total, self.clients[self.contributed])
 
@@ -307,7 +292,15 @@ class SumRound:
     def _convict(self, row: int, why: str) -> None:
         """Name a client whose fault is proven, and the SuperNode that spoke for it."""
         node = next(node for node, rows in self._rows.items() if row in rows)
-        self._blame(int(self.clients[row]), f"round {self.number}: {why}", node)
+        self._blame(Reason(Cause.PROVEN, why, int(self.clients[row]), self.number), node)
+
+    def _note(self, kind: Cause, client: int, text: str) -> None:
+        """Name a client whose fault is not proven."""
+        self._blame(Reason(kind, text, client, self.number), None)
+
+    def skip(self, text: str) -> None:
+        """Give the sum up: nothing of it is revealed any more."""
+        self.skipped = Reason(Cause.SKIPPED, text, round=self.number)
 
     def _check(self, node: int, reply: StageReply) -> None:
         """Refuse a reply of another run, round or stage, and a second one."""
@@ -323,32 +316,33 @@ class SumRound:
 
     def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
         if (count := int(present.sum())) < self.minimum:
-            self.skipped = (
-                f"round {self.number} is skipped: {count} of {self.clients.size} clients {what}, "
-                f"at least {self.minimum} must; nothing is revealed"
+            self.skip(
+                f"{count} of {self.clients.size} clients {what}, at least {self.minimum} must; "
+                "nothing is revealed"
             )
-        return not self.skipped
+        return self.skipped is None
 
-    def _take_masks_away(self) -> str:
-        """Recover all secrets, check them, and subtract the masks from ``total``."""
+    def _take_masks_away(self) -> None:
+        """Recover all secrets, check them, and subtract the masks from ``total``, or skip."""
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
             self.suspects = self._most_disputed()
-            return (
-                f"round {self.number} is skipped: too few shares came for {few.size} clients (the "
-                f"first is {self.clients[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
+            self.skip(
+                f"too few shares came for {few.size} clients (the first is "
+                f"{self.clients[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
+            return
         wrong = [row for row in needed.tolist() if not self._recover(row)]
         for row in wrong:
             self._convict(row, "its shares do not give the secret that it committed to")
         if wrong:
-            return f"round {self.number} is skipped: client {self.clients[wrong[0]]} shared wrongly"
+            self.skip(f"client {self.clients[wrong[0]]} shared wrongly")
+            return
         masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
             masks += [self._self_mask(row)] if self.kinds[row] == SEED else self._pair_masks(row)
         add_streams(self.total, masks)
-        return ""
 
     def _most_disputed(self) -> Integers:
         """Return the clients of the one SuperNode that most others are at odds with."""

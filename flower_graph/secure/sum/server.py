@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,16 +26,14 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
-from flower_graph.secure.sum.round import Skipped, StageReply, SumResult, SumRound
+from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
+from flower_graph.secure.sum.round import StageReply, SumRound
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import RUN_BYTES
-
-__all__ = ["Skipped", "SumResult", "SumServer"]
 
 Keys = Any  # what a SuperNode enrols with: here a KeyReply
 Asked = Message | tuple[Message, ...]  # a request, with what goes beside it
 Send = Callable[..., Any]  # as ``Session.send``
-MAX_REASON = 300  # characters of a reason, part of which may be a client's own words
 
 
 class Waits:
@@ -81,7 +80,7 @@ class SumServer:
         check_shares(dropout, corrupt)
         self.dropout, self.corrupt = dropout, corrupt
         self.run_id = os.urandom(RUN_BYTES)
-        self._blamed: list[tuple[int, str]] = []
+        self._blamed: list[Reason] = []
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
         self._sitting_out = Waits(0)  # who stopped a sum, as it seems
@@ -98,7 +97,7 @@ class SumServer:
         return 1
 
     @property
-    def blamed(self) -> list[tuple[int, str]]:
+    def blamed(self) -> list[Reason]:
         """Clients at fault and what they did, in the order of their deeds."""
         return self._blamed
 
@@ -209,10 +208,9 @@ class SumServer:
         self._keep_newest()
         m = len(chosen)
         if m - math.floor(self.corrupt * m) < 2:
-            self._unopened[server_round] = Skipped(
-                f"round {server_round} is skipped: {m} clients, a sum needs at least 2 that do not "
-                f"collude (corrupt {self.corrupt:g})"
-            )
+            few = f"{m} clients, a sum needs at least 2 that do not collude"
+            why = f"{few} (corrupt {self.corrupt:g})"
+            self._unopened[server_round] = Skipped(Reason(Cause.SKIPPED, why, round=server_round))
             return {}
         opened = self._rounds[server_round] = self._begin(server_round, chosen)
         return opened.prepare_requests()
@@ -254,7 +252,8 @@ class SumServer:
         for client in suspects:
             rest = self._sitting_out.until(client) - server_round
             why = "most others and its SuperNode cannot open what they seal for each other"
-            self._blame(client, f"round {server_round}: {why}: it sits out {rest} sums", None)
+            text = f"{why}: it sits out {rest} sums"
+            self._blame(Reason(Cause.SITS_OUT, text, client, server_round), None)
         return result
 
     def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
@@ -288,16 +287,18 @@ class SumServer:
         for number in sorted(self._unopened)[: 1 - KEPT_ROUNDS]:
             del self._unopened[number]
 
-    def _blame(self, client: int, reason: str, node: int | None) -> None:
+    def _blame(self, reason: Reason, node: int | None) -> None:
         """Note what a client did; if that is proven, with the SuperNode, all that it hosts go."""
-        reason = " ".join(reason.split())[:MAX_REASON]
-        if node is None:
-            self._blamed.append((client, reason))
+        client = reason.client
+        if node is None or client is None:
+            self._blamed.append(reason)
             return
         hosted = {other for other, (at, _) in self._members.items() if at == node} - {client}
         self._barred.add(node)
-        for other in [client, *sorted(hosted)]:
-            if other not in self.excluded:
-                why = reason if other == client else f"{reason} (client {client}, same SuperNode)"
-                self._blamed.append((other, why))
+        if client not in self.excluded:
+            self._blamed.append(reason)
+        text = f"{reason.text} (client {client}, same SuperNode)"
+        self._blamed += [
+            replace(reason, client=other, text=text) for other in sorted(hosted - self.excluded)
+        ]
         self._excluded |= {client, *hosted}

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError, UnreadableSumError
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskedReply
-from flower_graph.secure.sum.server import Skipped, SumResult, SumServer
+from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
+from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.boundary import Kind
@@ -235,5 +236,6 @@ def _read_sum(ring: Ring, result: SumResult | Skipped) -> Summed | Skipped:
         values = ring.decode(result.total)
         ring.check_sums(values, result.contributors.size)
     except UnreadableSumError as error:  # nobody can say whose words were wrong
-        return Skipped(f"a client's part of the sum was not as agreed: {error}")
+        text = f"a client's part of the sum was not as agreed: {error}"
+        return Skipped(Reason(Cause.SKIPPED, text))
     return Summed(values, result.contributors)
