@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from flower_graph.secure.parties.identity import MOST_BEGUN, Identity, TrustSettings
-from flower_graph.secure.parties.registry import Party, Registry
+from flower_graph.secure.parties.registry import RegisteredParty, Registry
 
 RUN = b"1"  # Flower's number of the run
 
@@ -17,7 +17,7 @@ def registered(grants: Sequence[range]) -> tuple[list[Ed25519PrivateKey], Regist
     """Make a key for each grant of clients, and the registry that has them all."""
     keys = [Ed25519PrivateKey.generate() for _ in grants]
     entries = {
-        i: Party(i, key.public_key().public_bytes_raw(), (grant,))
+        i: RegisteredParty(i, key.public_key().public_bytes_raw(), (grant,))
         for i, (key, grant) in enumerate(zip(keys, grants, strict=True))
     }
     return keys, Registry(entries, max(map(len, grants)))

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import parties
 from benchmarks.measure import part_main, say
 from flower_graph.secure.parties.messages import EpochRequest, RevealReply
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.ring import WORDS
@@ -74,7 +74,7 @@ class Untrusted:
     def __init__(self, clients: int, corrupt: float, folder: Path) -> None:
         trusts = parties.make([range(i, i + 1) for i in range(clients)], folder, corrupt, 1)
         server = self.server = PartyServer(trusts[0].registry, dropout=DROPOUT, corrupt=corrupt)
-        self.hosts = {i: Party(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
+        self.hosts = {i: PartyClient(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
         for i, party in self.hosts.items():
             server.take_binding(i, party.bind())
         for i, shown in server.reveal_requests().items():
@@ -91,7 +91,7 @@ class Untrusted:
                 self._adopt(self.hosts[i], request)
         self.vanishing = clients - server.minimum
 
-    def _adopt(self, party: Party, request: EpochRequest) -> None:
+    def _adopt(self, party: PartyClient, request: EpochRequest) -> None:
         """Let a party take the epoch as the first ones found it: it would check the very same."""
         epoch = self.server.epoch
         assert epoch is not None

@@ -34,7 +34,7 @@ class PartyDeviation(SumDeviation):
 
     def patch(self, strategy: Any) -> None:
         """Change what the server's sums ask, and read what is revealed."""
-        server = self.server_of(strategy).protocol
+        server = self.server_of(strategy)._protocol
         opens, lists = server.open_round, server.list_requests
         unmasks, takes = server.unmask_requests, server.take_shares
 

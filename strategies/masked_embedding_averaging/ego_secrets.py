@@ -17,7 +17,7 @@ from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindReply
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient, least_clients
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
@@ -28,7 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging.parties import begin_ali
 PLAIN = "plain"  # the form of alignment in which the server is told identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
-Host = SumClient | Party
+Host = SumClient | PartyClient
 OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignmentClient]] = {
     "polynomial": PolynomialAlignmentClient,
     PLAIN: PlaintextAlignmentClient,
@@ -75,7 +75,7 @@ class EgoSecrets:
     def refuse_going_back(self) -> None:
         """Refuse to load a checkpoint behind a sum of this run: two of a round can be compared."""
         with suppress(StateLostError):
-            if isinstance(host := self.load()[1], Party) and host.has_sent:
+            if isinstance(host := self.load()[1], PartyClient) and host.has_sent:
                 raise RefusedError(
                     "this SuperNode has sent vectors in this run: it loads no checkpoint from "
                     "before, as two sums of a round can be compared"
@@ -83,7 +83,7 @@ class EgoSecrets:
 
     def _shown(self, form: str, host: Host, aligner: Aligner) -> KeyReply | BindReply:
         """Say who is here; a party commits to a seed with it."""
-        reply = host.bind() if isinstance(host, Party) else host.keys()
+        reply = host.bind() if isinstance(host, PartyClient) else host.keys()
         self.keep(form, host, aligner)
         return reply
 
@@ -95,7 +95,7 @@ class EgoSecrets:
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
             host = live[1]
-            if isinstance(host, Party) and (
+            if isinstance(host, PartyClient) and (
                 self._trust is None or host.trust.registry.digest != self._trust.registry.digest
             ):
                 raise StateLostError("the registry is another one: bind again")
@@ -136,12 +136,12 @@ class EgoSecrets:
             raise StateLostError("the keys that were kept are of another trust in the server")
         host: Host
         if self._trust is not None:
-            host = Party.from_bytes(keys, self._trust)
+            host = PartyClient.from_bytes(keys, self._trust)
         else:
             host = SumClient.from_bytes(keys, self._least)
         if set(host.clients) != set(self._identities):
             raise StateLostError("the keys that were kept belong to other clients")
-        if isinstance(host, Party):
+        if isinstance(host, PartyClient):
             known = self._identities
             aligner = VerifiedAlignmentClient.restored(local, host.run_id, known, host.trust)
             begin_alignment(host, aligner)
@@ -154,7 +154,7 @@ class EgoSecrets:
         if self._trust is None:
             return SumClient(run_id, list(self._identities), least=self._least)
         assert isinstance(aligner, AlignmentClient)
-        return Party(run_id, list(self._identities), self._trust, aligner.points)
+        return PartyClient(run_id, list(self._identities), self._trust, aligner.points)
 
     def _aligner(self, form: str, run_id: bytes) -> Aligner:
         if self._trust is not None:

@@ -48,8 +48,8 @@ class EgoMembership(Membership):
         self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
-            self.alignment, registry = VERIFIED, self.parties.protocol.registry
-            self.aligner = VerifiedAlignmentServer(sums.run_id, registry, block_cap)
+            self.alignment = VERIFIED
+            self.aligner = VerifiedAlignmentServer(sums.run_id, self.parties.registry, block_cap)
         elif alignment == "psi":
             self.aligner = AlignmentServer(block_cap)
         elif alignment == "polynomial":
@@ -106,15 +106,15 @@ class EgoMembership(Membership):
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
-        assert parties is not None and isinstance(aligner, VerifiedAlignmentServer)
+        assert parties is not None and parties.epoch is not None
+        assert isinstance(aligner, VerifiedAlignmentServer)
         members = parties.epoch_clients()
         aligner.forget(set(aligner.known) - {c for local in members.values() for c in local})
         for party, local in members.items():
-            aligner.enroll(parties.protocol.homes[party], local)
-        epoch = parties.protocol.epoch
-        assert epoch is not None
-        aligner.registry = parties.protocol.registry
-        aligner.begin(epoch.digest, members)
+            node = parties.node_of_party(party)
+            assert node is not None  # who begins an epoch is connected
+            aligner.enroll(node, local)
+        aligner.begin(parties.epoch.digest, members, parties.registry)
 
     def forget(self, node: int) -> None:
         """Strike a SuperNode off whose keys are lost; its clients may enrol again."""

@@ -8,7 +8,7 @@ from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import Ready
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
@@ -16,14 +16,14 @@ from flower_graph.strategies.masked_embedding_averaging.messages import EgoReque
 TABLE = b"table of tokens"  # in the journal
 
 
-def begin_alignment(party: Party, aligner: VerifiedAlignmentClient) -> None:
+def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:
     """Give the alignment what the parties of an epoch have agreed on."""
     if (epoch := party.epoch) is not None:
         aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
 
 
 def answer_party(
-    party: Party, aligner: VerifiedAlignmentClient, action: str, config: dict[str, Any]
+    party: PartyClient, aligner: VerifiedAlignmentClient, action: str, config: dict[str, Any]
 ) -> dict[str, Any]:
     """Answer an exchange in which no vector travels."""
     entries = answer(party, action, config)
@@ -33,7 +33,7 @@ def answer_party(
 
 
 def add_table(
-    party: Party, aligner: VerifiedAlignmentClient, config: dict[str, Any]
+    party: PartyClient, aligner: VerifiedAlignmentClient, config: dict[str, Any]
 ) -> MaskedReply:
     """Check the key-holders' answers, and add the table of tokens to a masked sum."""
     union = ProvedUnionRequest.from_config(config)
@@ -59,7 +59,7 @@ def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None
 
 def pad_run(host: Any) -> bytes:
     """Return what pads are made for: a sum's number may come again in another epoch."""
-    if not isinstance(host, Party):
+    if not isinstance(host, PartyClient):
         run: bytes = host.run_id
         return run
     if host.epoch is None:

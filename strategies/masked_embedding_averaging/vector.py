@@ -24,7 +24,7 @@ from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
@@ -214,7 +214,7 @@ def _common(table: SlotTable, run_id: bytes, sum_round: int, hidden: int) -> NDA
 
 
 def put_masks(
-    host: SumClient | Party,
+    host: SumClient | PartyClient,
     request: EgoRequest,
     total: NDArray[Any],
     present: list[int],
@@ -226,7 +226,7 @@ def put_masks(
         raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
     if request.mask is None:
         return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
-    if isinstance(host, Party):
+    if isinstance(host, PartyClient):
         assert request.ready is not None  # the client has seen to it
         reply = host.mask(replace(request.mask, meaning=meaning), request.ready, total)
     else:

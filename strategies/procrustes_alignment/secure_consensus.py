@@ -131,8 +131,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         self._measured = dict[str, float]()
         self._parties = None if registry is None else PartySums(registry, dropout=dropout)
         if self._parties is not None:
-            registered = self._parties.protocol.registry
-            self.clients.claims = SignedClaims(registered, lambda: self._run_id)
+            self.clients.claims = SignedClaims(self._parties.registry, lambda: self._run_id)
 
     @cached_property
     def sums(self) -> SecureSum:

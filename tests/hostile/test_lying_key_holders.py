@@ -28,7 +28,7 @@ from flower_graph.secure.parties.alignment import (
 from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
 from flower_graph.secure.parties.identity import Identity, TrustSettings
 from flower_graph.secure.parties.proofs import prove, public_of
-from flower_graph.secure.parties.registry import Party, Registry
+from flower_graph.secure.parties.registry import RegisteredParty, Registry
 
 RUN, SEED = b"run", b"seed that all committed to"
 DATA = {client: [client, client + 1, 100] for client in range(8)}
@@ -76,7 +76,7 @@ class Setting:
         self._folder = TemporaryDirectory()  # of journals
         keys = {party: Ed25519PrivateKey.generate() for party in self.clients}
         entries = {
-            party: Party(
+            party: RegisteredParty(
                 party,
                 key.public_key().public_bytes_raw(),
                 (range(self.clients[party][0], self.clients[party][-1] + 1),),
@@ -98,7 +98,7 @@ class Setting:
             for party, key in keys.items()
         }
         self.server = VerifiedAlignmentServer(RUN, self.registry)
-        self.server.begin(SEED, self.clients)
+        self.server.begin(SEED, self.clients, self.registry)
         self.hosts = {party: self.host(party) for party in self.clients}
         for party, local in self.clients.items():
             self.server.enroll(party, local)

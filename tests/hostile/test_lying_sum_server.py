@@ -18,7 +18,7 @@ from flower_graph.secure.parties.messages import (
     RevealRequest,
     Signatures,
 )
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
 
@@ -318,7 +318,7 @@ def repeat(world, number=0):
 
 def put_back(world, states):
     for node, state in states.items():
-        world.parties[node] = Party.from_bytes(state, world.parties[node].trust)
+        world.parties[node] = PartyClient.from_bytes(state, world.parties[node].trust)
 
 
 def run_again(world, run):
@@ -326,7 +326,7 @@ def run_again(world, run):
     world.server = PartyServer(world.server.registry)
     for node, party in world.parties.items():
         trust = replace(party.trust, run=run)
-        world.parties[node] = Party(world.server.run_id, party.clients, trust)
+        world.parties[node] = PartyClient(world.server.run_id, party.clients, trust)
     world.begin()
     return world.round(0)
 
@@ -341,7 +341,7 @@ def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
         put_back(world, before)
     elif kept == "nothing":
         world.parties = {
-            node: Party(world.server.run_id, party.clients, party.trust)
+            node: PartyClient(world.server.run_id, party.clients, party.trust)
             for node, party in world.parties.items()
         }
         world.server._number = -1

@@ -12,9 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sum_helpers import LENGTH, RING, wire
 
 from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
-from flower_graph.secure.parties.party import Party
-from flower_graph.secure.parties.registry import Party as Entry
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.parties.registry import RegisteredParty, Registry
 from flower_graph.secure.parties.server import PartyServer
 
 RUN = bytes(16)
@@ -24,7 +23,7 @@ def settings(n: int, folder: Path, corrupt: float = 0.1) -> list[TrustSettings]:
     """Make keys, a registry of them, and what each party's node config would say."""
     keys = [Ed25519PrivateKey.generate() for _ in range(n)]
     entries = {
-        i: Entry(i, key.public_key().public_bytes_raw(), (range(2 * i, 2 * i + 2),))
+        i: RegisteredParty(i, key.public_key().public_bytes_raw(), (range(2 * i, 2 * i + 2),))
         for i, key in enumerate(keys)
     }
     registry = Registry(entries, 2)
@@ -51,7 +50,7 @@ class PartyWorld:
     """A server and its parties; SuperNode 1000 + i is party i."""
 
     server: PartyServer
-    parties: dict[int, Party]
+    parties: dict[int, PartyClient]
     words: np.ndarray
     tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
     refused: list[str] = field(default_factory=list)
@@ -62,7 +61,9 @@ class PartyWorld:
         trusts = settings(n, folder, corrupt)
         server = PartyServer(trusts[0].registry, corrupt=corrupt)
         parties = {
-            1000 + i: Party(server.run_id, own, trust, dict.fromkeys(own, points) if points else {})
+            1000 + i: PartyClient(
+                server.run_id, own, trust, dict.fromkeys(own, points) if points else {}
+            )
             for i, trust in enumerate(trusts)
             for own in [[2 * i, 2 * i + 1]]
         }
@@ -72,9 +73,9 @@ class PartyWorld:
     def send(self, node: int, message: Any) -> Any:
         return wire(self.tamper(node, message))
 
-    def restart(self, node: int) -> Party:
+    def restart(self, node: int) -> PartyClient:
         old = self.parties[node]
-        self.parties[node] = Party.from_bytes(old.to_bytes(), old.trust)
+        self.parties[node] = PartyClient.from_bytes(old.to_bytes(), old.trust)
         return self.parties[node]
 
     def begin(self, lost: Collection[int] = ()) -> None:

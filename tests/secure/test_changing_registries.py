@@ -11,7 +11,7 @@ from party_helpers import PartyWorld
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.identity import Identity
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 
 
 def read(world, node, registry, key=None):
@@ -19,7 +19,7 @@ def read(world, node, registry, key=None):
     party = world.parties[node]
     identity = Identity(key or party.trust.identity._key, registry)
     trust = replace(party.trust, registry=registry, identity=identity)
-    world.parties[node] = Party.from_bytes(party.to_bytes(), trust)
+    world.parties[node] = PartyClient.from_bytes(party.to_bytes(), trust)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_another_version_is_another_epoch(world, caplog):
         read(world, node, registry)
     trust = replace(world.parties[1000].trust, identity=Identity(key, registry))
     trust = replace(trust, journal=trust.journal.with_name("10"))
-    world.parties[1010] = Party(world.server.run_id, [20, 21], trust)
+    world.parties[1010] = PartyClient(world.server.run_id, [20, 21], trust)
     world.words = world.words[[*range(10), 0]]
     world.begin()
     world.check(world.round(2), range(11))

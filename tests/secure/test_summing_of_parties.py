@@ -100,7 +100,7 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
     seen = []
     for number, there in enumerate((nodes[:5], nodes, nodes[1:], nodes)):
         clients = secure.prepare(number, there)
-        seen.append((secure.server.protocol.epoch.number, len(clients)))
+        seen.append((secure.server.epoch.number, len(clients)))
         secure.requests(2)
         assert secure.server.node_of(0) == (nodes[0] if nodes[0] in there else None)
         assert isinstance(secure.close(number), Skipped)  # nobody sent a vector
@@ -110,7 +110,7 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
 def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
     grid, secure = make(parties)
     secure.prepare(1, grid.get_node_ids())
-    stranger, reply = 99, secure.server.protocol.bindings[2]
+    stranger, reply = 99, secure.server._protocol.bindings[2]
     binding = BindReply(
         secure.server.run_id,
         2,
@@ -192,9 +192,9 @@ def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until
         "party 5: its binding is not signed with its key for this run and this version" in reasons
     )
     assert "the key of party 3 is revoked" in reasons
-    lists = secure.server.protocol.lists
+    lists = secure.server._protocol.lists
     assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
-    assert secure.server.protocol.lists == lists  # who is refused uses up no list of commitments
+    assert secure.server._protocol.lists == lists  # who is refused uses up no list of commitments
     give(new, [5])
     assert secure.sum(4, 2).contributors.tolist() == of(0, 1, 2, 4, 5, 6)
 

@@ -35,7 +35,7 @@ class VerifiedAlignmentServer(AlignmentServer):
 
     def __init__(self, run_id: bytes, registry: Registry, most_points: int = MOST_POINTS) -> None:
         super().__init__(most_points)
-        self._run_id, self.registry = run_id, registry
+        self._run_id, self._registry = run_id, registry
         self._draw: list[int] = []
         self._failed = 0  # unions in a row
         self._party: dict[int, int] = {}  # of every client
@@ -43,10 +43,11 @@ class VerifiedAlignmentServer(AlignmentServer):
         # By client: each key-holder's signed key, answers and proof
         self._proved: dict[int, dict[int, tuple[bytes, bytes, Bytes2D, bytes]]] = {}
 
-    def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]]) -> None:
-        """Take an epoch's seed, and the clients of each party; align all anew if they are."""
+    def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
+        """Take an epoch's seed, its parties' clients, its registry; align all anew if any are."""
         if self._sizes or self._evaluated or self._blinded:
             self._restart()  # other parties are to hold keys
+        self._registry = registry
         self._failed, self._dropped, self._draw = 0, set(), drawn(seed, clients)
         self._party = {client: party for party, local in clients.items() for client in local}
 
@@ -125,7 +126,7 @@ class VerifiedAlignmentServer(AlignmentServer):
             answer.signature.tobytes(),
         )
         parts = self._run_id, b"%d" % request.epoch, key
-        if not self.registry.verify(party, signature, OF_KEY, *parts):
+        if not self._registry.verify(party, signature, OF_KEY, *parts):
             raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
         blocks = split_rows(answer.points, request.sizes)
         proofs, clients = pieces(answer.proofs), request.clients.tolist()

@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindRequest, Ready
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer, bound
 from flower_graph.secure.sum.masking_client import Answer, MaskingClient
 from flower_graph.secure.sum.messages import MaskRequest
@@ -96,8 +96,12 @@ class MaskingParty(PartyActions, MaskingClient):
         return entries
 
     def keys(self) -> Any:
-        """Return the ``SumClient`` or ``Party`` that is kept; ``StateLostError`` without one."""
-        return super().keys() if self.trust is None else Party.from_bytes(self._kept(), self.trust)
+        """Return the ``SumClient`` or ``PartyClient``; ``StateLostError`` if none is kept."""
+        return (
+            super().keys()
+            if self.trust is None
+            else PartyClient.from_bytes(self._kept(), self.trust)
+        )
 
     def _asked(self, request: MaskRequest) -> list[int]:
         return super()._asked(request) if self.trust is None else list(self.clients)

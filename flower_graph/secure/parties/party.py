@@ -1,6 +1,6 @@
 """The client's side of the secure sum under a server that may lie.
 
-A ``Party`` is a SuperNode: it takes part with the sum over all clients that it hosts, and the
+A ``PartyClient`` is a SuperNode: it takes part with the sum over all clients that it hosts, and the
 protocol inside is that of ``SumClient``, with one client, the party. Around it stands what no
 server can talk a party out of: who its partners are and which keys they have, who was ready and who
 is on the list, and that enough partners have signed the same.
@@ -62,7 +62,7 @@ from flower_graph.wire.fields import Bytes, Integers
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 
 
-class Party:
+class PartyClient:
     """One SuperNode with a key of its own in sums whose server it does not trust."""
 
     def __init__(
@@ -291,7 +291,7 @@ class Party:
         return bytes(save(arrays))
 
     @classmethod
-    def from_bytes(cls, state: bytes, trust: TrustSettings) -> Party:
+    def from_bytes(cls, state: bytes, trust: TrustSettings) -> PartyClient:
         """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         try:
             arrays = load(state)

@@ -27,7 +27,7 @@ from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 
-__all__ = ["Party", "Registry"]
+__all__ = ["RegisteredParty", "Registry"]
 
 FORMAT = 1
 MOST_NUMBER = 2**31 - 1  # of a client
@@ -38,7 +38,7 @@ HEX = set("0123456789abcdef")
 
 
 @dataclass(frozen=True)
-class Party:
+class RegisteredParty:
     """One SuperNode of the registry.
 
     Parameters
@@ -77,7 +77,7 @@ class Registry:
 
     Parameters
     ----------
-    parties : dict of int to Party
+    parties : dict of int to RegisteredParty
         By their numbers, 0, 1, 2, ...
     most_clients : int
         The most client numbers that a party is granted, so that no party is most of a sum.
@@ -89,7 +89,7 @@ class Registry:
         points of the group, numbers that are not 0, 1, 2, ...
     """
 
-    parties: dict[int, Party]
+    parties: dict[int, RegisteredParty]
     most_clients: int
     digest: bytes = field(default=b"", compare=False)
 
@@ -166,7 +166,7 @@ class Registry:
     def with_party(self, key: bytes, clients: Sequence[range]) -> Registry:
         """Return the registry with one more party."""
         number = len(self.parties)
-        return self._with(Party(number, key, tuple(clients)))
+        return self._with(RegisteredParty(number, key, tuple(clients)))
 
     def rotated(self, party: int, key: bytes) -> Registry:
         """Return the registry with another key for a party."""
@@ -177,13 +177,13 @@ class Registry:
         """Return the registry with a party revoked; its clients may be granted to another."""
         return self._with(replace(self._active(party), revoked=True))
 
-    def _active(self, party: int) -> Party:
+    def _active(self, party: int) -> RegisteredParty:
         if party not in self.active:
             what = "is revoked already" if party in self.parties else "is not in the registry"
             raise IdentityError(f"party {party} {what}; there are {self.active}")
         return self.parties[party]
 
-    def _with(self, party: Party) -> Registry:
+    def _with(self, party: RegisteredParty) -> Registry:
         return Registry({**self.parties, party.number: party}, self.most_clients)
 
 
@@ -223,7 +223,7 @@ def _check(registry: Registry) -> None:
             raise IdentityError(f"client {start} is granted to party {one} and to party {other}")
 
 
-def _parsed(raw: Any) -> tuple[dict[int, Party], int]:
+def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
     """Read what a registry's file says; nothing may be missing, more, or of another type."""
     _need(raw, HEAD, "the file")
     if raw["format"] != FORMAT:
@@ -236,7 +236,9 @@ def _parsed(raw: Any) -> tuple[dict[int, Party], int]:
         number = row["party"]
         if number in parties:
             raise IdentityError(f"party {number} is there twice")
-        parties[number] = Party(number, _key(row["key"], place), clients, row["revoked"], former)
+        parties[number] = RegisteredParty(
+            number, _key(row["key"], place), clients, row["revoked"], former
+        )
     return parties, raw["most-clients"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError, one_line
-from flower_graph.secure.parties.epoch import MOST_LISTS
+from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch
 from flower_graph.secure.parties.identity import MOST_BLOCK, TrustSettings
 from flower_graph.secure.parties.messages import (
     BindReply,
@@ -30,7 +30,7 @@ from flower_graph.secure.parties.messages import (
     Signatures,
     SignedKey,
 )
-from flower_graph.secure.parties.party import Party
+from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.sum.messages import (
@@ -85,11 +85,11 @@ class PartySums(SumServer):
         block_cap: int = MOST_BLOCK,
     ) -> None:
         super().__init__(dropout=dropout, corrupt=corrupt)
-        self._registry = registry
-        self.protocol = PartyServer(
+        self._registry_file = registry
+        self._protocol = PartyServer(
             Registry.read(registry), dropout=dropout, corrupt=corrupt, block_cap=block_cap
         )
-        self.run_id = self.protocol.run_id  # bindings name it
+        self.run_id = self._protocol.run_id  # bindings name it
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         self._told = 0  # how many of the parties' are among them
@@ -99,49 +99,60 @@ class PartySums(SumServer):
     @property
     def fewest_nodes(self) -> int:
         """SuperNodes without whom there is no sum."""
-        return self.protocol.minimum
+        return self._protocol.minimum
+
+    @property
+    def registry(self) -> Registry:
+        """The registry in the version that counts now."""
+        return self._protocol.registry
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """What the parties have agreed on; None before the first epoch, or under a new registry."""
+        return self._protocol.epoch
 
     @property
     def members(self) -> list[int]:
         """Parties of the epoch, absent ones too, ascending; none before there is one."""
-        epoch = self.protocol.epoch
-        return [] if epoch is None else epoch.parties.tolist()
+        return [] if self.epoch is None else self.epoch.parties.tolist()
 
     @property
     def blamed(self) -> list[Reason]:
         """Clients at fault, their own or with their party, and why."""
-        told, self._told = self._told, len(self.protocol.blamed)
-        for reason in self.protocol.blamed[told:]:
+        told, self._told = self._told, len(self._protocol.blamed)
+        for reason in self._protocol.blamed[told:]:
             assert reason.client is not None  # a party here
             text = f"{reason.text} (party {reason.client})"
-            clients = self.protocol.clients_of([reason.client])
+            clients = self._protocol.clients_of([reason.client])
             self._blamed += [replace(reason, client=client, text=text) for client in clients]
         return self._blamed
 
     @property
     def excluded(self) -> set[int]:
         """Clients of parties that have cheated."""
-        return set(self.protocol.clients_of(self.protocol.excluded & self.protocol.bindings.keys()))
+        return set(
+            self._protocol.clients_of(self._protocol.excluded & self._protocol.bindings.keys())
+        )
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude the parties of clients whose fault is proven: a run that goes on knows them."""
-        parties = self.protocol.registry.parties.values()
-        self.protocol.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
+        parties = self._protocol.registry.parties.values()
+        self._protocol.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
 
     @property
     def out(self) -> set[int]:
         """Clients that cannot be in a sum of this epoch."""
-        return set(self.protocol.clients_of(self.protocol.bindings.keys() - self._taking_part))
+        return set(self._protocol.clients_of(self._protocol.bindings.keys() - self._taking_part))
 
     @property
     def clients(self) -> list[int]:
         """Numbers of all clients that may be in the next sum, ascending."""
-        return self.protocol.clients_of(self._taking_part & self.protocol.homes.keys())
+        return self._protocol.clients_of(self._taking_part & self._protocol.homes.keys())
 
     @property
     def homes(self) -> dict[int, int]:
         """The SuperNode of every enrolled client."""
-        homes = self.protocol.homes.items()
+        homes = self._protocol.homes.items()
         return {client: node for party, node in homes for client in self.hosted([party])}
 
     def node_of(self, client: int) -> int | None:
@@ -150,65 +161,65 @@ class PartySums(SumServer):
 
     @property
     def _taking_part(self) -> set[int]:
-        return set(self.members) - self.protocol.excluded
+        return set(self.members) - self._protocol.excluded
 
     # Who is there
 
     def check_keys(self, node: int, reply: BindReply) -> None:
         """Refuse what a party has not signed, or may not sign."""
-        self.protocol.check_binding(reply)
+        self._protocol.check_binding(reply)
 
     def knows(self, old: int, reply: BindReply) -> bool:
         """Whether this is the party of a SuperNode, in the epoch with this very key."""
-        return self.protocol.homes.get(reply.party) == old and self._is_in(reply)
+        return self._protocol.homes.get(reply.party) == old and self._is_in(reply)
 
     def move(self, old: int, node: int) -> None:
         """Go on with a SuperNode under another id: it is back with its keys."""
-        self.protocol.move(old, node)
+        self._protocol.move(old, node)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
         """Take in a party, for the next epoch unless it is in this one."""
         self.check_keys(node, reply)
-        if (home := self.protocol.homes.get(reply.party, node)) != node and home not in gone:
+        if (home := self._protocol.homes.get(reply.party, node)) != node and home not in gone:
             raise MalformedReplyError(f"party {reply.party} is at node {home} already")
         if self._is_in(reply):
-            self.protocol.settle(node, reply.party)
-        elif self.protocol.lists >= MOST_LISTS:
+            self._protocol.settle(node, reply.party)
+        elif self._protocol.lists >= MOST_LISTS:
             raise MalformedReplyError(
                 f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
             )
         else:
-            self.protocol.take_binding(node, reply)
+            self._protocol.take_binding(node, reply)
             self._fresh.add(reply.party)
 
     def forget(self, node: int) -> None:
         """Know a SuperNode no more; its party counts as absent until it is back."""
-        self._fresh -= {party for party, at in self.protocol.homes.items() if at == node}
-        self.protocol.forget(node)
+        self._fresh -= {party for party, at in self._protocol.homes.items() if at == node}
+        self._protocol.forget(node)
 
     def _is_in(self, reply: BindReply) -> bool:
         if reply.party not in self._taking_part:
             return False
-        known = self.protocol.bindings[reply.party][0]
+        known = self._protocol.bindings[reply.party][0]
         said = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
         return (known.clients, known.channel_key) == said
 
     def renew(self) -> None:
         """Read the registry again; under another version all must bind anew, and begin an epoch."""
         try:
-            registry = Registry.read(self._registry)
+            registry = Registry.read(self._registry_file)
         except IdentityError as error:
             LOG.error("%s: the version before goes on", error)
             return
-        if registry.digest != self.protocol.registry.digest:
-            self._unbound = set(self.protocol.homes.values())
-            self.protocol.renew(registry)
+        if registry.digest != self._protocol.registry.digest:
+            self._unbound = set(self._protocol.homes.values())
+            self._protocol.renew(registry)
             self._fresh.clear()
             self._open.clear()
 
     def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
         """Begin an epoch if a party has joined; return whether one has begun."""
-        server = self.protocol
+        server = self._protocol
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
         self._unbound.clear()
         there = {party for party in server.parties if server.homes[party] in nodes}
@@ -238,29 +249,33 @@ class PartySums(SumServer):
         replies = send(
             dict.fromkeys(sorted(nodes), BindRequest(self.run_id).to_record()),
             server_round,
-            lambda node, content: self.protocol.take_binding(node, BindReply.read(content)),
+            lambda node, content: self._protocol.take_binding(node, BindReply.read(content)),
             message_type="train.sum_bind",
             max_reply_bytes=setup_bytes(),
         )
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             self.forget(entry.node_id)
-        return {party for party, node in self.protocol.homes.items() if node in replies.values}
+        return {party for party, node in self._protocol.homes.items() if node in replies.values}
 
     def epoch_clients(self) -> dict[int, list[int]]:
         """Return the clients of each party of the epoch."""
         return {party: self.hosted([party]) for party in sorted(self._taking_part)}
 
+    def node_of_party(self, party: int) -> int | None:
+        """Return the SuperNode of a party; None if it is not connected."""
+        return self._protocol.homes.get(party)
+
     # A round, as ``SumServer`` has it
 
     def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
         """Begin a round of the epoch, for the parties of some clients."""
-        if self.protocol.epoch is None:
+        if self.epoch is None:
             return {}
         asked = set(clients)
         there = {party for party in self._taking_part if not asked.isdisjoint(self.hosted([party]))}
         self._open = {old: one for old, one in self._open.items() if old == number - 1}
         self._open[number] = asked, {}
-        return self.protocol.open_round(number, there)
+        return self._protocol.open_round(number, there)
 
     def mask_requests(
         self, number: int, length: int, word: int = 64, meaning: bytes = b""
@@ -268,20 +283,20 @@ class PartySums(SumServer):
         """Ask every party that prepared for its masked sum."""
         if number not in self._open:
             return {}
-        return self.protocol.mask_requests(number, length, word, meaning)
+        return self._protocol.mask_requests(number, length, word, meaning)
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
         """Return the clients that a request or a reply is about."""
-        return self.protocol.clients_of(list(parties))
+        return self._protocol.clients_of(list(parties))
 
     def take(self, node: int, reply: MaskedReply | PrepareReply | UnmaskReply, *more: Any) -> None:
         """Take what a SuperNode answers in a round."""
         if isinstance(reply, PrepareReply):
-            self.protocol.take_prepared(node, reply, *more)
+            self._protocol.take_prepared(node, reply, *more)
         elif isinstance(reply, UnmaskReply):
-            self.protocol.take_shares(node, reply)
+            self._protocol.take_shares(node, reply)
         else:
-            self.protocol.take_masked(node, replace(reply, left_out={}))
+            self._protocol.take_masked(node, replace(reply, left_out={}))
             number = reply.server_round
             asked, known = self._open[number]
             local = asked.intersection(self.hosted(reply.clients.tolist()))
@@ -293,19 +308,19 @@ class PartySums(SumServer):
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
         """Let those whose vectors came sign who they are."""
-        lists = self.protocol.list_requests(number) if number in self._open else {}
-        self._exchange(send, server_round, "sum_list", lists, ListReply, self.protocol.take_list)
+        lists = self._protocol.list_requests(number) if number in self._open else {}
+        self._exchange(send, server_round, "sum_list", lists, ListReply, self._protocol.take_list)
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
         """Ask for shares, with the signatures of the list."""
-        return self.protocol.unmask_requests(number) if number in self._open else {}
+        return self._protocol.unmask_requests(number) if number in self._open else {}
 
     def result(self, number: int) -> SumResult | Skipped:
         """End a round; contributors are numbers of clients."""
         if number not in self._open:
-            few = f"{len(self.protocol.parties)} parties, a sum needs {self.protocol.minimum}"
+            few = f"{len(self._protocol.parties)} parties, a sum needs {self._protocol.minimum}"
             return Skipped(Reason(Cause.SKIPPED, few, round=number))
-        result, (asked, out) = self.protocol.result(number), self._open.pop(number)
+        result, (asked, out) = self._protocol.result(number), self._open.pop(number)
         if isinstance(result, Skipped):
             return result
         local = asked.intersection(self.hosted(result.contributors.tolist())) - out.keys()
@@ -333,15 +348,17 @@ class PartySums(SumServer):
 # The client's half, by entries
 
 
-def bound(known: object, run_id: bytes, clients: Sequence[int], trust: TrustSettings) -> Party:
+def bound(
+    known: object, run_id: bytes, clients: Sequence[int], trust: TrustSettings
+) -> PartyClient:
     """Return the party of this run, made anew if what is known is another run's or other's."""
     wanted = run_id, sorted(clients), dict[int, int]()
-    if isinstance(known, Party) and (known.run_id, known.clients, known.points) == wanted:
+    if isinstance(known, PartyClient) and (known.run_id, known.clients, known.points) == wanted:
         return known
-    return Party(run_id, clients, trust)
+    return PartyClient(run_id, clients, trust)
 
 
-def answer(party: Party, action: str, config: dict[str, Any]) -> dict[str, Any]:
+def answer(party: PartyClient, action: str, config: dict[str, Any]) -> dict[str, Any]:
     """Answer an exchange in which no vector travels."""
     if action == "sum_bind":
         return party.bind().to_config()
