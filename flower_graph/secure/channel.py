@@ -87,7 +87,7 @@ def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
 
 
 class Agreements:
-    """What clients' channel keys agree on with others', kept: the same partners come again."""
+    """Secrets that clients' channel keys agree on with others', kept for partners that return."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], bytes] = {}
@@ -121,7 +121,7 @@ def derive(secret: bytes, what_for: bytes, salt: bytes | None = None) -> bytes:
 
 
 def commitment(what_for: bytes, value: bytes) -> bytes:
-    """Commit to a value that has 256 random bits."""
+    """Commit to a value with 256 random bits."""
     # Half of SHA-256 is enough: to pass off another value takes a second preimage, 2^128 tries.
     return hashlib.sha256(what_for + value).digest()[:COMMITMENT_BYTES]
 

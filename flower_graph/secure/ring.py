@@ -79,9 +79,9 @@ class Ring:
         values = np.asarray(values, dtype=np.float64)
         # Written so that NaN fails too.
         if not (fits := np.abs(values) <= self.limit).all():
-            place = np.unravel_index(int(np.argmin(fits)), values.shape)
+            index = np.unravel_index(int(np.argmin(fits)), values.shape)
             raise OutOfRangeError(
-                f"value {values[place]} at {tuple(map(int, place))} is outside the ring's range "
+                f"value {values[index]} at {tuple(map(int, index))} is outside the ring's range "
                 f"of -{self.limit:g} to {self.limit:g}"
             )
         steps = np.rint(values * 2.0**self.fraction_bits).astype(SIGNED[64])
@@ -151,7 +151,7 @@ def add_streams(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
 
 
 def _add(total: RingArray, counter: int, keys: Sequence[tuple[bytes, int]]) -> None:
-    """Add the streams from a place of theirs on."""
+    """Add the streams from a position on, counted in cipher blocks."""
     start = modes.CTR(counter.to_bytes(CIPHER_BLOCK, "big"))
     buffer = bytearray(min(BLOCK, total.nbytes))
     words = BLOCK // total.itemsize

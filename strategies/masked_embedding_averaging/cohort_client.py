@@ -254,7 +254,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         if self.trust is not None:
             return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
-            return [], 1, host.turn(config)
+            return [], 1, host.unmask_and_prepare(config)
 
     def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
         """Answer as the party that this SuperNode is."""

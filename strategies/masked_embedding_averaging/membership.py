@@ -109,7 +109,7 @@ class EgoMembership(Membership):
         assert parties is not None and parties.epoch is not None
         assert isinstance(aligner, VerifiedAlignmentServer)
         members = parties.epoch_clients()
-        aligner.forget(set(aligner.known) - {c for local in members.values() for c in local})
+        aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
         for party, local in members.items():
             node = parties.node_of_party(party)
             assert node is not None  # who begins an epoch is connected

@@ -190,7 +190,7 @@ class EgoSession(Session):
             max_reply_bytes=reply_bytes(length, self._most_clients),
         )
         silent += [*replies.rejected, *self.sums.reveal(server_round, None)]
-        result = self.sums.server.result(self.sums.number)
+        result = self.sums.result()
         if not isinstance(result, Skipped):
             aligner.take_union(result.total, result.contributors.tolist())
         elif self.sums.server.out.isdisjoint(clients):  # else it is known who spoilt it
@@ -290,11 +290,11 @@ class EgoSession(Session):
         """Take the masks away, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
-        now, server = self.sums.number, self.sums.server
+        now = self.sums.number
         following = None if server_round > self.rounds else self.sample(server_round + 1)
         revealed = self.sums.reveal(server_round, following)
         started = time.perf_counter()
-        result = server.result(now)
+        result = self.sums.result()
         blamed = self._new_blames(now, server_round)
         found = RoundSum(server_round, now, failed=dict(blamed))
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]

@@ -335,9 +335,9 @@ def order_tokens(
 ) -> Bytes2D:
     """Append to the order of slots those tokens that enough clients hold."""
     # order [s, 12], tokens [t, 12], counts [t]
-    known = set(pieces(order))
+    placed = set(pieces(order))
     shared = pieces(np.ascontiguousarray(tokens[counts >= least]))
-    fresh = [token for token in shared if token not in known]
+    fresh = [token for token in shared if token not in placed]
     return np.concatenate([order, rows_of(fresh, -1, order.shape[1])])
 
 

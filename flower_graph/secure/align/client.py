@@ -110,7 +110,7 @@ class SlotTable:
 
 
 class AnyAlignmentClient(ABC):
-    """What the clients' half of each form has: messages of several stages, which it answers."""
+    """What the clients' halves of all forms share: they answer messages of several stages."""
 
     # What is answered, and by which method
     stages: ClassVar[tuple[tuple[type[Message], str], ...]]
@@ -281,7 +281,7 @@ class AlignmentClient(AnyAlignmentClient):
         return host
 
     def restore(self, data: bytes) -> None:
-        """Take over what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
+        """Load what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
         arrays = load(data)
         clients = arrays["clients"].tolist()
         if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
@@ -306,7 +306,7 @@ class AlignmentClient(AnyAlignmentClient):
             self._keys.clear()
 
     def _digest(self) -> Bytes2D:
-        """Fingerprint of the run and the identities, to know the state's owner again."""
+        """Hash the run and the identities, to recognise whose state it is."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))
@@ -326,9 +326,9 @@ def slot_table(
 ) -> SlotTable:
     """Look up the slots of a SuperNode's clients."""
     # order [s, 12]
-    place = {token: slot for slot, token in enumerate(pieces(order))}
+    slot_of = {token: slot for slot, token in enumerate(pieces(order))}
     by_client = {
-        client: np.array([place.get(token, -1) for token in pieces(rows)], np.int64)
+        client: np.array([slot_of.get(token, -1) for token in pieces(rows)], np.int64)
         for client, rows in tokens.items()
     }
     if not by_client:

@@ -94,7 +94,7 @@ class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
 
 
 class OpenClient(AnyAlignmentClient):
-    """What the clients of both forms have: slots and their state between messages."""
+    """What the clients of both unblinded forms share: slots, and the state between messages."""
 
     def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
         self._num_slots = 0
@@ -157,7 +157,7 @@ class PlaintextAlignmentClient(OpenClient):
 
 
 class OpenServer(AnyAlignmentServer[Message]):
-    """What the servers of both forms have; if a client is new, all begin again."""
+    """What the servers of both unblinded forms share; a new client makes all begin again."""
 
     settled = True  # there is no union to wait for
 
@@ -166,14 +166,14 @@ class OpenServer(AnyAlignmentServer[Message]):
         self._begin()
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Note where clients are; if one is new, all begin again."""
+        """Note the clients' SuperNode; if a client is new, all begin again."""
         for client in clients:
             if client not in self._node:
                 self._begin()
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Strike off clients who have lost what they kept, so that they can enrol again."""
+        """Remove clients that have lost their state, so that they can enrol again."""
         self._node = {c: at for c, at in self._node.items() if c not in set(clients)}
 
     @property

@@ -131,10 +131,10 @@ def slots(
     # identities [n], own [n, ceil(m / 8)]
     result = np.full(identities.size, -1, np.int64)
     following = dict(start)
-    for place in np.argsort(identities).tolist():
-        pattern = own[place].tobytes()
+    for row in np.argsort(identities).tolist():
+        pattern = own[row].tobytes()
         if pattern in following:
-            result[place] = following[pattern]
+            result[row] = following[pattern]
             following[pattern] += 1
     return result
 
@@ -275,10 +275,10 @@ class PolynomialAlignmentClient(OpenClient):
         """Find out who shares each identity, and count the identities of each pattern."""
         self._known(request.clients)
         distinct, counts = [], []
-        for client, place, sums in zip(
+        for client, row, sums in zip(
             request.clients.tolist(), request.places.tolist(), request.sums, strict=True
         ):
-            local = patterns(self._identities[client], sums, place, request.prime)
+            local = patterns(self._identities[client], sums, row, request.prime)
             self._patterns[client] = local
             pattern, count = np.unique(local, axis=0, return_counts=True)
             distinct.append(pattern)
@@ -323,11 +323,11 @@ class PolynomialAlignmentServer(OpenServer):
     def _pairs(self, clients: list[int]) -> PairRequest:
         degree = max(row.size for row in self.polynomials.values())
         table = np.zeros((len(self._everyone), degree), np.uint64)
-        for place, client in enumerate(self._everyone):
-            table[place, : self.polynomials[client].size] = self.polynomials[client]
-        places = [self._everyone.index(client) for client in clients]
-        sums = np.stack([pair_sums(table, place, self._prime) for place in places])
-        return PairRequest(self._prime, np.array(clients), np.array(places), sums)
+        for row, client in enumerate(self._everyone):
+            table[row, : self.polynomials[client].size] = self.polynomials[client]
+        rows = [self._everyone.index(client) for client in clients]
+        sums = np.stack([pair_sums(table, row, self._prime) for row in rows])
+        return PairRequest(self._prime, np.array(clients), np.array(rows), sums)
 
     def _take(self, request: Any, config: Mapping[str, Any]) -> None:
         if isinstance(request, PolynomialRequest):
@@ -337,13 +337,13 @@ class PolynomialAlignmentServer(OpenServer):
             return
         width = -(-len(self._everyone) // 8)
         answer = PatternReply.from_config(config, clients=request.clients, w=width)
-        for client, found, counts in zip(
+        for client, distinct, counts in zip(
             answer.clients.tolist(),
             split_rows(answer.patterns, answer.sizes),
             split_rows(answer.counts, answer.sizes),
             strict=True,
         ):
-            names = [pattern.tobytes() for pattern in found]
+            names = [pattern.tobytes() for pattern in distinct]
             self._counts[client] = dict(zip(names, counts.tolist(), strict=True))
 
     def publications(self) -> dict[int, SectionOrder]:

@@ -67,7 +67,7 @@ Request = TypeVar("Request")
 
 
 class AnyAlignmentServer(ABC, Generic[Request]):
-    """What the server of each form has: who is where, and who was asked."""
+    """What the servers of all forms share: each client's SuperNode, and the open requests."""
 
     def __init__(self) -> None:
         self.blamed: list[tuple[int, str]] = []  # client and reason
@@ -75,7 +75,7 @@ class AnyAlignmentServer(ABC, Generic[Request]):
         self._asked: dict[int, Request] = {}
 
     def move(self, old: int, node: int) -> None:
-        """Know a SuperNode by another id from now on."""
+        """Register a SuperNode under another id."""
         self._node = {client: node if at == old else at for client, at in self._node.items()}
 
     def waits(self, resting: Collection[int] = ()) -> bool:
@@ -136,7 +136,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Note where clients are; those that are new wait for their alignment."""
+        """Note the clients' SuperNode; clients that are new wait for their alignment."""
         for client in clients:
             if client not in self._node:
                 if len(self._node) == MAX_CLIENTS:
@@ -147,17 +147,17 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Strike off clients who have lost what they kept, so that they can enrol again."""
+        """Remove clients that have lost their state, so that they can enrol again."""
         # If one held a share of the key, nobody's tokens can be compared with new ones.
         gone = set(clients)
-        for known in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
-            for client in gone & known.keys():
-                del known[client]
+        for by_client in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
+            for client in gone & by_client.keys():
+                del by_client[client]
         if gone & set(self._holders):
             self._restart()
 
     def waits(self, resting: Collection[int] = ()) -> bool:
-        """Let some clients sit out the next union; say whether others wait for it."""
+        """Note who sits out the next union; return whether others wait for it."""
         self._resting = set(resting)
         self._end_trials("")
         return not self._evaluated.keys() <= self._resting
@@ -172,8 +172,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
 
     @property
     def _able(self) -> list[int]:
-        known = self._sizes.keys() | self._evaluated.keys()
-        return sorted(known - self._absent - self._resting)
+        taking_part = self._sizes.keys() | self._evaluated.keys()
+        return sorted(taking_part - self._absent - self._resting)
 
     def union_requests(self) -> dict[int, UnionRequest]:
         """Return for every node its clients' answers and the size of the table."""
@@ -229,7 +229,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._end_trials(why)
 
     def _end_trials(self, why: str) -> None:
-        """Leave out who still waits when there are no others to try with."""
+        """Leave out clients that still wait when nothing is left to try."""
         waiting, trials = self._evaluated.keys() - self._resting, self._trials
         if trials is not None:
             trials.keep(self._by_node(self._able))
@@ -291,8 +291,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
 
     def _take(self, request: BlindRequest | EvaluateRequest, config: Mapping[str, Any]) -> None:
         if isinstance(request, BlindRequest):
-            known = {"epoch": request.epoch, "clients": request.clients}
-            self._take_blind(BlindReply.from_config(config, **known))
+            expected = {"epoch": request.epoch, "clients": request.clients}
+            self._take_blind(BlindReply.from_config(config, **expected))
         else:
             reply = EvaluateReply.from_config(config, epoch=request.epoch, n=len(request.points))
             self._answers[tuple(request.holders.tolist())] = reply.points
@@ -375,8 +375,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         nodes = sorted({self._node[client] for client in free})
         draw.shuffle(free)
         draw.shuffle(nodes)  # by SuperNode: who hosts more clients is not likelier
-        place = {node: number for number, node in enumerate(nodes)}
-        drawn = sorted(free, key=lambda client: place[self._node[client]])
+        rank = {node: number for number, node in enumerate(nodes)}
+        drawn = sorted(free, key=lambda client: rank[self._node[client]])
         chosen: list[int] = []
         while drawn and len(chosen) < count:
             taken = {self._node[client] for client in (*self._holders, *chosen)}

@@ -1,8 +1,8 @@
-"""Who adds up tables together when a sum of tables failed and nobody can say who spoilt it.
+"""Which SuperNodes add up tables together after a sum of tables failed and nobody knows by whom.
 
-A sum over some SuperNodes that can be read clears all of them. So parts of the SuperNodes are tried
-with those that are cleared, in halves drawn by chance, until one alone is left with them: what then
-spoils the sum is its own. Who was in no sum that could be read is left out. A liar among *n* costs
+If the sum over some SuperNodes can be read, all of them are cleared. So random halves of the others
+are tried together with the cleared ones, until a single one is left with them: if that sum fails,
+its table is wrong. SuperNodes that were in no readable sum are left out. A liar among *n* costs
 about 2 log2 *n* sums. One that lies only where some other takes part can have that one left out in
 its place: from sums alone nobody can tell the two apart.
 """
@@ -53,8 +53,8 @@ class Trials:
         gone = (self.cleared | self.suspects).difference(nodes)
         self.gone |= gone
         was_next = bool(self.together & gone)
-        for known in (self.cleared, self.suspects, self.together):
-            known -= gone
+        for group in (self.cleared, self.suspects, self.together):
+            group -= gone
         # Who is gone may be what spoilt a sum.
         self._failed = [others for others in self._failed if not others & gone]
         return was_next

@@ -117,10 +117,10 @@ class ProvedUnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}
 def drawn(seed: bytes, parties: Iterable[int]) -> list[int]:
     """Order parties as the epoch's seed does: the first ones hold keys."""
 
-    def place(party: int) -> bytes:
+    def rank(party: int) -> bytes:
         return hashlib.sha256(framed(b"flower-graph/key-holder", seed, b"%d" % party)).digest()
 
-    return sorted(parties, key=place)
+    return sorted(parties, key=rank)
 
 
 def block_parts(run_id: bytes, epoch: int, client: int, block: Bytes2D) -> tuple[bytes, ...]:
@@ -134,7 +134,7 @@ def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
 
 
 class VerifiedAlignmentClient(AlignmentClient):
-    """Aligns the identities of one party's clients, and believes no more than it can check.
+    """Aligns the identities of one party's clients, and checks every answer of others.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ class VerifiedAlignmentClient(AlignmentClient):
     def _claims(
         self, request: ProvedUnionRequest, number: int, answers: list[Bytes2D]
     ) -> dict[int, Claim]:
-        """Say what each key-holder has to have proved about one client's block."""
+        """Return what each key-holder must have proved about one client's block."""
         client, epoch = int(request.clients[number]), request.epoch
         return {
             holder: Claim(key, local, proof, proof_context(self._run_id, epoch, holder, client))
@@ -291,8 +291,8 @@ class VerifiedAlignmentClient(AlignmentClient):
     ) -> None:
         """Refuse a block that no party signed for its own client, a larger and a second one."""
         registry, parts = self._identity.registry, block_parts(self._run_id, epoch, client, block)
-        known = registry.parties.get(party)
-        if party not in self._draw or known is None or not known.may_host([client]):
+        registered = registry.parties.get(party)
+        if party not in self._draw or registered is None or not registered.may_host([client]):
             raise RefusedError(f"party {party} may not speak for client {client}")
         if not registry.verify(party, signature, OF_BLOCK, *parts):
             raise RefusedError(f"the block of client {client} is not signed by party {party}")

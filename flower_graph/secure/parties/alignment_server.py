@@ -44,7 +44,7 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._proved: dict[int, dict[int, tuple[bytes, bytes, Bytes2D, bytes]]] = {}
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
-        """Take an epoch's seed, its parties' clients, its registry; align all anew if any are."""
+        """Store an epoch's seed, clients and registry; have clients that are aligned align anew."""
         if self._sizes or self._evaluated or self._blinded:
             self._restart()  # other parties are to hold keys
         self._registry = registry
@@ -52,7 +52,7 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._party = {client: party for party, local in clients.items() for client in local}
 
     @property
-    def known(self) -> set[int]:
+    def enrolled(self) -> set[int]:
         """Clients that are enrolled, aligned or not."""
         return set(self._node)
 
@@ -111,8 +111,8 @@ class VerifiedAlignmentServer(AlignmentServer):
 
     def _take(self, request: Any, config: Entries) -> None:
         if isinstance(request, BlindRequest):
-            known = {"epoch": request.epoch, "clients": request.clients}
-            reply = SignedBlindReply.from_config(config, **known)
+            expected = {"epoch": request.epoch, "clients": request.clients}
+            reply = SignedBlindReply.from_config(config, **expected)
             local = zip(reply.clients.tolist(), pieces(reply.signatures), strict=True)
             self._signatures |= local
             self._take_blind(reply)
@@ -137,15 +137,15 @@ class VerifiedAlignmentServer(AlignmentServer):
             self._end_stage()
 
     def _end_stage(self) -> None:
-        """Hand on the answers of all key-holders; who lies, as clients would see, is replaced."""
+        """Hand on the key-holders' answers, or replace those whose proofs clients would refuse."""
         asked = self._at_a_time()
         if wrong := {one for client in asked for one in self._wrong_proofs(client)}:
             holders = [holder for holder in self._holders if self._party[holder] in wrong]
             for holder in holders:
                 del self._answers[(holder,)]
             self._proved = {
-                client: {party: one for party, one in known.items() if party not in wrong}
-                for client, known in self._proved.items()
+                client: {party: one for party, one in answers.items() if party not in wrong}
+                for client, answers in self._proved.items()
             }
             self._lose_holders(holders, "a wrong proof of its answers as key-holder")
             return
@@ -186,11 +186,11 @@ class VerifiedAlignmentServer(AlignmentServer):
         """Take the next parties of the draw, each by its first client that is there."""
         if not self._draw:
             raise AlignmentError("there is no seed yet that key-holders are drawn by")
-        known = {self._party[client] for client in (*self._holders, *self._dropped)}
+        used = {self._party[client] for client in (*self._holders, *self._dropped)}
         chosen: list[int] = []
         for party in self._draw[: KEY_HOLDERS + MOST_SKIPPED]:
             local = [c for c in self._blinded if self._party[c] == party]
-            if party not in known and local and len(chosen) < count:
+            if party not in used and local and len(chosen) < count:
                 chosen.append(local[0])
         if len(self._holders) + len(chosen) < KEY_HOLDERS:
             raise AlignmentError(

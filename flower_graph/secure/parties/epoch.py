@@ -1,6 +1,6 @@
-"""Who sums under a server that may lie, the graph of their partners, and what a list must be like.
+"""Which parties sum under a server that may lie, the graph of partners, and the checks of lists.
 
-Pure functions: parties here are places, 0 to n - 1, in the ascending order of their numbers.
+Pure functions. In arrays a party has an *index*, 0 to n - 1, in ascending order of its number.
 
 *Graph.* Every party commits to a seed before it sees another's. The seeds are shown when all have
 seen the same list of commitments, and the graph comes from all of them: one honest party is enough
@@ -82,32 +82,32 @@ class Epoch:
 
     @cached_property
     def order(self) -> Integers:
-        """The circle, places one after the other, ``[n]``."""
+        """The circle: the parties' indices in its order, ``[n]``."""
         hashed = hashlib.shake_128(framed(DOMAIN, b"circle", self.digest))
         return order_by(hashed.digest(8 * self.parties.size))
 
     @cached_property
     def partners(self) -> Integers:
-        """The graph, places of each party's partners, ``[n, k]``."""
+        """The graph: indices of each party's partners, ``[n, k]``."""
         return circle(self.order, self.plan[0])
 
-    def partners_of(self, place: int) -> Integers:
-        """One row of ``partners``, for who needs no other: the graph of many is large."""
-        at = int(np.flatnonzero(self.order == place)[0])
+    def partners_of(self, index: int) -> Integers:
+        """Compute one row of ``partners`` alone: the graph of many parties is large."""
+        at = int(np.flatnonzero(self.order == index)[0])
         row: Integers = self.order[(at + steps(self.parties.size, self.plan[0])) % self.order.size]
         return row
 
     @cached_property
     def points(self) -> dict[int, int]:
-        """By client, the points that its party has declared before anybody saw a seed."""
+        """For each client the points that its party declared before any seed was shown."""
         return dict(self.declared.tolist())
 
-    def place(self, party: int) -> int:
-        """Return a party's place; ``RefusedError`` if it is not in the epoch."""
-        place = int(np.searchsorted(self.parties, party))
-        if place == self.parties.size or self.parties[place] != party:
+    def index(self, party: int) -> int:
+        """Return a party's index; ``RefusedError`` if it is not in the epoch."""
+        index = int(np.searchsorted(self.parties, party))
+        if index == self.parties.size or self.parties[index] != party:
             raise RefusedError(f"party {party} is not in epoch {self.number}")
-        return place
+        return index
 
     def check_seeds(self) -> None:
         """Refuse seeds that nobody committed to."""
@@ -158,7 +158,7 @@ def plan_of(parties: int, dropout: float, corrupt: float) -> tuple[int, int]:
 
 
 def fewest_in_a_sum(parties: int, dropout: float, corrupt: float, least: int) -> int:
-    """Say how many parties a sum of an epoch needs, where the registry asks for `least`."""
+    """Return how many parties a sum of an epoch needs, where the registry asks for `least`."""
     # Each that is in a sum has as many partners there as the threshold, which may be as high as
     # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
     return max(least, plan_of(parties, dropout, corrupt)[1] + 1)
@@ -167,7 +167,7 @@ def fewest_in_a_sum(parties: int, dropout: float, corrupt: float, least: int) ->
 def check_list(
     parties: Integers, commitments: Bytes, own: tuple[int, bytes], minimum: int, least: int
 ) -> None:
-    """Refuse a list of commitments without one's own, or with fewer parties than one wants."""
+    """Refuse a list of commitments that lacks the own one, or has too few parties."""
     # Commitments [n, 32]; own: number and commitment; minimum: as the server has it
     if minimum < max(least, FEWEST_PARTIES) or parties.size < minimum:
         raise RefusedError(
@@ -184,7 +184,7 @@ def check_list(
 def check_declared(
     declared: Integers, hosted: Sequence[int], own: Mapping[int, int], block_cap: int
 ) -> None:
-    """Refuse points that one has not declared for one's own clients, and more than one's cap."""
+    """Refuse declared points that are not as the own clients declared them, or above the cap."""
     # declared [b, 2]: clients and points; own: points of those who are hosted here
     clients, points = declared.T
     if (np.diff(clients) <= 0).any():

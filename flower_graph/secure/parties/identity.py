@@ -92,13 +92,13 @@ class Identity:
 
     def __init__(self, key: Ed25519PrivateKey, registry: Registry) -> None:
         public = key.public_key().public_bytes_raw()
-        found = [one for one in registry.parties.values() if public in (one.key, *one.former)]
-        if not found:
+        matching = [one for one in registry.parties.values() if public in (one.key, *one.former)]
+        if not matching:
             raise IdentityError(f"the registry has no party with the key {public.hex()}")
-        if found[0].key != public or found[0].revoked:
-            what = "was replaced" if found[0].key != public else "is revoked"
-            raise IdentityError(f"the key of party {found[0].number} {what}; take its newest")
-        self.party, self.registry, self._key = found[0].number, registry, key
+        if matching[0].key != public or matching[0].revoked:
+            what = "was replaced" if matching[0].key != public else "is revoked"
+            raise IdentityError(f"the key of party {matching[0].number} {what}; take its newest")
+        self.party, self.registry, self._key = matching[0].number, registry, key
 
     @classmethod
     def read(cls, path: Path | str, registry: Registry) -> Identity:
@@ -185,13 +185,13 @@ class Binding:
 
     def _check(self, registry: Registry, block_cap: int | None) -> None:
         who = f"party {self.party}"
-        known = registry.parties.get(self.party)
-        if known is None or known.revoked:
-            raise IdentityError(f"{who} is {'revoked' if known else 'not in the registry'}")
+        registered = registry.parties.get(self.party)
+        if registered is None or registered.revoked:
+            raise IdentityError(f"{who} is {'revoked' if registered else 'not in the registry'}")
         if not self.clients or list(self.clients) != sorted(set(self.clients)):
             raise IdentityError(f"{who}: its clients are none, not ascending or there twice")
-        if not known.may_host(self.clients):
-            foreign = next(each for each in self.clients if not known.may_host([each]))
+        if not registered.may_host(self.clients):
+            foreign = next(each for each in self.clients if not registered.may_host([each]))
             raise IdentityError(f"{who}: client {foreign} is not granted to it")
         if len(self.channel_key) != KEY_BYTES or is_low_order(self.channel_key):
             raise IdentityError(f"{who}: its channel key is of low order or not {KEY_BYTES} bytes")

@@ -1,14 +1,14 @@
 """The journal of a party: what it has done once, and does not do again whatever a server asks.
 
 Two sums that differ in one contributor tell what that one sent, and a second block of points that a
-key-holder evaluates is a second dictionary. So that no server brings a party back to before it did
-something (a state of Flower's put back, a SuperNode started anew, another epoch), a file beside the
-party's key says what it did, where nothing that a server can ask for puts it back.
+key-holder evaluates is a second dictionary. A server must not bring a party back to before it did
+something (by rolling Flower's state back, by a restarted SuperNode, by another epoch). So a file
+beside the party's key says what it did; nothing that a server can ask for rolls this file back.
 
-*Refused* is what has been done in the same run, whatever epoch it is said to be: numbers of sums go
-up. *Bounded* is what nobody can tell from honest work: a new run over the same data, or a SuperNode
-that has lost its state. Both begin anew, and that is counted: so many times in 24 hours, and no
-more. The file holds the runs that were used last; one that was pushed out counts as new.
+What has been done in the same run is *refused*, in whatever epoch: numbers of sums must go up. What
+nobody can tell from honest work is *bounded*: a new run over the same data, or a SuperNode that has
+lost its state. Both count as beginning anew, which is allowed so many times in 24 hours. The file
+holds the runs that were used last; one that no longer fits in counts as new.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Kept:
 
 @dataclass
 class Book:
-    """What the file says."""
+    """The content of the file."""
 
     begun: list[float]  # when the party began anew, in the last day
     runs: dict[str, Kept]  # the last used at the end
@@ -109,7 +109,7 @@ class Journal:
             _go_up(kept, number)
 
     def continue_run(self, number: int, mark: str, most: int, *run: bytes) -> str:
-        """Note a round, as `contribute` does, and whether the party's state was put back.
+        """Note a round, as `contribute` does, and detect a state of the party that was rolled back.
 
         Parameters
         ----------

@@ -84,15 +84,15 @@ class MaskingParty(PartyActions, MaskingClient):
     def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
         """Answer any of the exchanges without a vector, and ``sum_unmask``."""
         try:
-            known = self.keys()
+            party = self.keys()
         except StateLostError:
             if action != "sum_bind":
                 raise
-            known = None
+            party = None
         if action == "sum_bind":
-            known = bound(known, BindRequest.from_config(config).run_id, self.clients, trust)
-        entries = answer(known, action, config)
-        self._keep(known)
+            party = bound(party, BindRequest.from_config(config).run_id, self.clients, trust)
+        entries = answer(party, action, config)
+        self._keep(party)
         return entries
 
     def keys(self) -> Any:

@@ -1,4 +1,4 @@
-"""Messages that the secure sum has besides, under a server that may lie.
+"""Further messages of the secure sum, for a server that may lie.
 
 An epoch begins with ``sum_bind``, ``sum_reveal`` and ``sum_epoch``. In a round, signatures of the
 keys travel beside what ``messages.py`` has, and ``sum_list`` is an exchange of its own.

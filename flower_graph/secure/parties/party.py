@@ -1,8 +1,8 @@
 """The client's side of the secure sum under a server that may lie.
 
 A ``PartyClient`` is a SuperNode: it takes part with the sum over all clients that it hosts, and the
-protocol inside is that of ``SumClient``, with one client, the party. Around it stands what no
-server can talk a party out of: who its partners are and which keys they have, who was ready and who
+protocol inside is that of ``SumClient``, with one client, the party. Around it are checks that no
+server can make a party skip: who its partners are and which keys they have, who was ready and who
 is on the list, and that enough partners have signed the same.
 """
 
@@ -85,7 +85,7 @@ class PartyClient:
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
         self.sums: SumClient | None = None
-        # By round, as places of the epoch: who was ready when we sent, and the list we signed
+        # By round and by index in the epoch: who was ready when we sent, and the list we signed
         self._ready: dict[int, MASKS] = {}
         self._signed: dict[int, MASKS] = {}
 
@@ -100,7 +100,7 @@ class PartyClient:
         return bool(self._mark)
 
     def bind(self) -> BindReply:
-        """Say who is here, and commit to a fresh part of the graph's seed."""
+        """Say which clients are hosted here, and commit to a fresh part of the graph's seed."""
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         commitment = commit(self.run_id, self.party, self._seed)
@@ -172,7 +172,7 @@ class PartyClient:
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
         """Make the keys of a round, for the partners and the threshold that the epoch has."""
         epoch, sums = self._begun()
-        wanted = epoch.parties[epoch.partners_of(epoch.place(self.party))]
+        wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
         if request.clients.tolist() != [self.party] or not np.array_equal(
             request.partners, wanted[None]
         ):
@@ -193,12 +193,12 @@ class PartyClient:
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
     def mask(self, request: MaskRequest, ready: Ready, total: RingArray) -> MaskedReply:
-        """Mask the own sum, once it is clear who is ready and that the keys are theirs."""
+        """Mask the own sum, once it is checked who is ready and that the keys are theirs."""
         epoch, sums = self._begun()
-        place = epoch.place(self.party)
+        index = epoch.index(self.party)
         epoch.check_present(ready.ready, "are ready")
-        row = epoch.partners_of(place)
-        if not ready.ready[place] or not np.array_equal(request.live, ready.ready[row][None]):
+        row = epoch.partners_of(index)
+        if not ready.ready[index] or not np.array_equal(request.live, ready.ready[row][None]):
             raise RefusedError("the partners who are ready are not those of the list")
         if ready.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")
@@ -219,7 +219,7 @@ class PartyClient:
         return reply
 
     def sign_list(self, request: ListRequest) -> ListReply:
-        """Sign who is in a sum, if it can be; one list a round."""
+        """Sign who is in a sum, if the list is sound; one list a round."""
         epoch, _ = self._begun()
         number, listed = request.server_round, request.listed
         if request.run_id != epoch.id or number not in self._ready:
@@ -230,7 +230,7 @@ class PartyClient:
         ready = self._ready[number]
         if (listed & ~ready).any():
             raise RefusedError("somebody is on the list that was not ready")
-        if not listed[epoch.place(self.party)]:
+        if not listed[epoch.index(self.party)]:
             raise RefusedError(
                 f"our vector was sent for round {number}, but we are not on the list: who signed "
                 "it would have our masks opened"
@@ -250,7 +250,7 @@ class PartyClient:
         if request.run_id != epoch.id or number not in self._signed:
             raise RefusedError(f"no list of round {number} was signed here: nothing is revealed")
         ready, listed = self._ready[number], self._signed[number]
-        row = epoch.partners_of(epoch.place(self.party))
+        row = epoch.partners_of(epoch.index(self.party))
         kinds = np.where(listed[row], SEED, np.where(ready[row], MASK_KEY, NOTHING))
         same = (request.kinds == kinds) | (request.kinds == NOTHING)
         if request.kinds.shape != (1, row.size) or not same.all():
@@ -310,7 +310,7 @@ class PartyClient:
         return party
 
     def _read_epoch(self, arrays: Mapping[str, NDArray[Any]], digest: bytes) -> None:
-        """Read what is of one version of the registry alone."""
+        """Read the part of the state that counts under one version of the registry only."""
         if "shown/whole" in arrays:
             self._shown = RevealRequest(self.run_id, **_head(arrays, "shown"))
         if "epoch/whole" in arrays:
@@ -330,9 +330,9 @@ class PartyClient:
         if len(set(columns)) != len(columns) or not all(0 <= each < row.size for each in columns):
             raise RefusedError("signatures of one partner twice, or of nobody's")
         for column, signature in zip(columns, signed.signatures, strict=True):
-            place = row[column]
-            party = int(epoch.parties[place])
-            if listed[place] and self._verify(party, signature, LIST, parts):
+            index = row[column]
+            party = int(epoch.parties[index])
+            if listed[index] and self._verify(party, signature, LIST, parts):
                 good += 1
             if good >= epoch.threshold:
                 return
@@ -342,22 +342,22 @@ class PartyClient:
         )
 
     def _check_partners(self, epoch: Epoch, request: EpochRequest) -> None:
-        """Hold the partners' bindings against the registry."""
-        row = epoch.partners_of(epoch.place(self.party))
+        """Check the partners' bindings against the registry."""
+        row = epoch.partners_of(epoch.index(self.party))
         keys, clients = request.channel_keys.shape[0], request.counts.sum()
         if keys != row.size or clients != request.clients.size:
             raise RefusedError("there are not as many bindings as partners")
         if (request.counts < 1).any():
             raise RefusedError("a partner hosts no clients")
         ends = np.cumsum(request.counts)[:-1]
-        for place, key, signature, clients in zip(
+        for index, key, signature, clients in zip(
             row.tolist(),
             pieces(request.channel_keys),
             pieces(request.signatures),
             np.split(request.clients, ends),
             strict=True,
         ):
-            party, promised = int(epoch.parties[place]), epoch.commitments[place].tobytes()
+            party, promised = int(epoch.parties[index]), epoch.commitments[index].tobytes()
             hosted = tuple(clients.tolist())
             blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
             binding = Binding(self.run_id, party, hosted, key, promised, blocks)

@@ -83,15 +83,15 @@ def prove(
     """
     if inputs.shape != outputs.shape or not len(inputs):
         raise ValueError(f"{len(outputs)} answers to {len(inputs)} points; both must be the same")
-    said = _statement(public, inputs, outputs, context)
+    statement = _statement(public, inputs, outputs, context)
     # Random, and bound to key and statement in case the source of randomness is a poor one
-    nonce = _to_scalar(b"Nonce", key, os.urandom(64), said)
+    nonce = _to_scalar(b"Nonce", key, os.urandom(64), statement)
     try:
-        combined = _combine(_weights(said, len(inputs)), inputs)
+        combined = _combine(_weights(statement, len(inputs)), inputs)
         seen = _multiply_base(nonce) + _multiply(nonce, combined)
     except SodiumError as error:
         raise ValueError("an input of the proof is not in the group") from error
-    challenge, secret = _to_scalar(b"Challenge", said, seen), int.from_bytes(key, "little")
+    challenge, secret = _to_scalar(b"Challenge", statement, seen), int.from_bytes(key, "little")
     response = _number(nonce) - _number(challenge) * secret
     return seen + _scalar(response)
 
@@ -113,7 +113,7 @@ def failing(inputs: Bytes2D, claims: Mapping[int, Claim]) -> list[int]:
 
 def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
     """Check each claim over the base point, and all together over the inputs."""
-    n, found = len(inputs), []
+    n, holds = len(inputs), []
     of_inputs, terms, seen = [0] * n, [], []
     for claim in claims:
         proof, public = claim.proof, claim.public
@@ -121,19 +121,19 @@ def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
         # Another way to write the same scalar would be another proof.
         if len(proof) != PROOF or inputs.shape != claim.outputs.shape or not n or response >= ORDER:
             return [False]
-        said = _statement(public, inputs, claim.outputs, claim.context)
-        challenge = _number(_to_scalar(b"Challenge", said, proof[: 2 * POINT]))
+        statement = _statement(public, inputs, claim.outputs, claim.context)
+        challenge = _number(_to_scalar(b"Challenge", statement, proof[: 2 * POINT]))
         # Response times base plus challenge times key is the commitment; so over the inputs, too.
         base = _add(_multiply_base(_scalar(response)), _multiply(_scalar(challenge), public))
-        found.append(base == proof[:POINT])
+        holds.append(base == proof[:POINT])
         factor = int.from_bytes(os.urandom(WEIGHT), "little")
-        weights = [factor * weight for weight in _weights(said, n)]
+        weights = [factor * weight for weight in _weights(statement, n)]
         of_inputs = [s + response * w for s, w in zip(of_inputs, weights, strict=True)]
         terms += [(challenge * w, p) for w, p in zip(weights, pieces(claim.outputs), strict=True)]
         seen.append(_multiply(_scalar(factor), proof[POINT : 2 * POINT]))
     terms += zip(of_inputs, pieces(inputs), strict=True)
     total = reduce(_add, (_multiply(_scalar(factor), point) for factor, point in terms))
-    return [*found, total == reduce(_add, seen)]
+    return [*holds, total == reduce(_add, seen)]
 
 
 def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes) -> bytes:
@@ -142,9 +142,9 @@ def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes)
     return hashlib.sha512(framed(SUITE + b"/Statement", public, context, *points)).digest()
 
 
-def _weights(said: bytes, count: int) -> list[int]:
+def _weights(statement: bytes, count: int) -> list[int]:
     """Give the weights of a block's points: nobody chooses points by them."""
-    stream = hashlib.shake_256(framed(SUITE + b"/Composite", said)).digest(WEIGHT * count)
+    stream = hashlib.shake_256(framed(SUITE + b"/Composite", statement)).digest(WEIGHT * count)
     places = range(0, len(stream), WEIGHT)
     return [int.from_bytes(stream[start : start + WEIGHT], "little") for start in places]
 

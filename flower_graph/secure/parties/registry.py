@@ -1,8 +1,9 @@
 """The registry of parties: who takes part, with which key, and for which clients it may speak.
 
-A *party* is a SuperNode with an Ed25519 key of its own. The registry, a JSON file, is the same at
-all and travels out of band: no server hands it out. The SHA-256 of the file's bytes is in all that
-is signed, so parties with different versions refuse each other rather than disagree unnoticed.
+A *party* is a SuperNode with an Ed25519 key of its own. All parties have the same registry, a JSON
+file; it is distributed out of band, not by the server. The SHA-256 of the file's bytes is part of
+all that is signed, so parties with different versions refuse each other instead of disagreeing
+unnoticed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RegisteredParty:
     Parameters
     ----------
     number : int
-        Its place in the registry, from 0; it keeps it for ever.
+        Its number in the registry, from 0; it never changes.
     key : bytes
         Its Ed25519 public key.
     clients : tuple of range
@@ -52,7 +53,7 @@ class RegisteredParty:
     revoked : bool
         Whether nothing that it signs is valid any more.
     former : tuple of bytes
-        Keys that it had before; nobody may have them again.
+        Keys that it had before; no party may have them again.
     """
 
     number: int
@@ -73,7 +74,7 @@ class RegisteredParty:
 
 @dataclass(frozen=True)
 class Registry:
-    """Who may take part, the same at all.
+    """Who may take part; all parties have the same.
 
     Parameters
     ----------
@@ -152,11 +153,13 @@ class Registry:
         purpose, parts : bytes
             As in `Identity.sign`.
         """
-        known = self.parties.get(party)
-        if known is None or known.revoked:
+        registered = self.parties.get(party)
+        if registered is None or registered.revoked:
             return False
         try:
-            _public(known.key).verify(signature, signed_bytes(self.digest, party, purpose, parts))
+            _public(registered.key).verify(
+                signature, signed_bytes(self.digest, party, purpose, parts)
+            )
         except InvalidSignature:  # or of another length
             return False
         return True
@@ -189,7 +192,7 @@ class Registry:
 
 @lru_cache(maxsize=4)
 def _read(data: bytes) -> Registry:
-    """Read a registry; the same is read again at each message, and 0.1 ms a party is much."""
+    """Read a registry; cached, since each message reads the same again."""
     raw = parse_json(data, object_pairs_hook=_once)
     return Registry(*_parsed(raw), hashlib.sha256(data).digest())
 
@@ -200,20 +203,20 @@ def _check(registry: Registry) -> None:
     if registry.most_clients < 1:
         raise IdentityError(f"most-clients is {registry.most_clients}, must be at least 1")
     seen: dict[bytes, int] = {}
-    for place, party in enumerate(parties):
-        if party.number != place:
-            raise IdentityError(f"party {party.number} is at place {place}: numbers are 0, 1, 2 …")
+    for index, party in enumerate(parties):
+        if party.number != index:
+            raise IdentityError(f"party {party.number} is at place {index}: numbers are 0, 1, 2 …")
         for key in (party.key, *party.former):
             if len(key) != KEY_BYTES or not is_valid_point(key):
                 raise IdentityError(
-                    f"party {place}: {key.hex()} is no Ed25519 public key, or of low order"
+                    f"party {index}: {key.hex()} is no Ed25519 public key, or of low order"
                 )
             if key in seen:
-                raise IdentityError(f"party {place}: has a key that party {seen[key]} has or had")
-            seen[key] = place
+                raise IdentityError(f"party {index}: has a key that party {seen[key]} has or had")
+            seen[key] = index
         if not 1 <= party.count <= registry.most_clients:
             raise IdentityError(
-                f"party {place}: is granted {party.count} clients, must be from 1 to "
+                f"party {index}: is granted {party.count} clients, must be from 1 to "
                 f"most-clients, {registry.most_clients}"
             )
     active = [party for party in parties if not party.revoked]
@@ -229,15 +232,15 @@ def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
     if raw["format"] != FORMAT:
         raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
     parties = {}
-    for place, row in enumerate(raw["parties"]):
-        _need(row, FIELDS, f"party {place}")
-        former = tuple(_key(key, place) for key in row["former"])
+    for index, row in enumerate(raw["parties"]):
+        _need(row, FIELDS, f"party {index}")
+        former = tuple(_key(key, index) for key in row["former"])
         clients = read_numbers(row["clients"])
         number = row["party"]
         if number in parties:
             raise IdentityError(f"party {number} is there twice")
         parties[number] = RegisteredParty(
-            number, _key(row["key"], place), clients, row["revoked"], former
+            number, _key(row["key"], index), clients, row["revoked"], former
         )
     return parties, raw["most-clients"]
 
@@ -253,10 +256,10 @@ def _need(raw: Any, types: Mapping[str, type], where: str) -> None:
             raise IdentityError(f"{where}: {name} is of type {got}, must be {kind.__name__}")
 
 
-def _key(text: Any, place: int) -> bytes:
+def _key(text: Any, index: int) -> bytes:
     # Lower case alone: a key has one way to be written.
     if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or set(text) - HEX:
-        raise IdentityError(f"party {place}: a key is not {2 * KEY_BYTES} lower-case hex digits")
+        raise IdentityError(f"party {index}: a key is not {2 * KEY_BYTES} lower-case hex digits")
     return bytes.fromhex(text)
 
 

@@ -94,7 +94,7 @@ class PartyServer:
         self._rounds: dict[int, PartyRound] = {}
 
     def renew(self, registry: Registry) -> None:
-        """Go on with another version of the registry: nothing that was signed counts any more."""
+        """Take another version of the registry: nothing that was signed before counts any more."""
         old, new = self.registry.parties, registry.parties
         self.registry = registry
         LOG.warning(
@@ -126,22 +126,22 @@ class PartyServer:
         return binding
 
     def take_binding(self, node: int, reply: BindReply) -> None:
-        """Take what a SuperNode says of itself, if its party signed it."""
+        """Store what a SuperNode says of itself, if its party signed it."""
         self.bindings[reply.party] = self.check_binding(reply), reply.signature.tobytes()
         self.settle(node, reply.party)
 
     def settle(self, node: int, party: int) -> None:
-        """Know where a party is."""
+        """Note at which SuperNode a party is."""
         self.homes[party], self._at[node] = node, party
 
     def move(self, old: int, node: int) -> None:
-        """Go on with a party under another id of its SuperNode."""
+        """Register a party under another id of its SuperNode."""
         self.settle(node, self._party(old))
         for one in self._rounds.values():
             one.inner.move(old, node)
 
     def forget(self, node: int) -> None:
-        """Know a SuperNode no more; its party counts as absent until the next epoch."""
+        """Remove a SuperNode; its party counts as absent until the next epoch."""
         self.homes = {party: at for party, at in self.homes.items() if at != node}
 
     @property
@@ -159,9 +159,9 @@ class PartyServer:
         """How many lists of commitments were shown; parties answer ``MOST_LISTS``."""
         return self._number + 1
 
-    def reveal_requests(self, there: Collection[int] | None = None) -> dict[int, RevealRequest]:
-        """Show all parties, or those of them that are there, the same list; nobody if too few."""
-        parties = [party for party in self.parties if there is None or party in there]
+    def reveal_requests(self, present: Collection[int] | None = None) -> dict[int, RevealRequest]:
+        """Show all present parties the same list of commitments; nobody if they are too few."""
+        parties = [party for party in self.parties if present is None or party in present]
         if len(parties) < self.minimum:
             return {}
         self._number, self._seeds = self._number + 1, {}
@@ -183,7 +183,7 @@ class PartyServer:
         return {self.homes[party]: self._request for party in parties}
 
     def take_seed(self, node: int, reply: RevealReply) -> None:
-        """Take a party's part of the graph's seed."""
+        """Store a party's part of the graph's seed, if it committed to it."""
         party, seed = self._party(node), reply.seed.tobytes()
         self._check(reply.run_id, self.run_id, reply.number, self._number)
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
@@ -193,7 +193,7 @@ class PartyServer:
         self._seeds[party] = seed
 
     def epoch_requests(self) -> dict[int, EpochRequest]:
-        """Show all seeds; nobody if one is missing: who shows none is left out of a new list."""
+        """Show all seeds; none if one is missing: the next list is without that party."""
         request = self._request
         assert request is not None
         parties = request.parties.tolist()
@@ -220,7 +220,7 @@ class PartyServer:
     def _epoch_request(self, party: int) -> EpochRequest:
         epoch = self.epoch
         assert epoch is not None
-        row = epoch.parties[epoch.partners[epoch.place(party)]].tolist()
+        row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
         signed = [self.bindings[partner] for partner in row]
         clients = [np.array(binding.clients, np.int64) for binding, _ in signed]
         return EpochRequest(
@@ -233,7 +233,7 @@ class PartyServer:
         )
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
-        """Hear that a party has the same epoch."""
+        """Check that a party has the same epoch."""
         assert self.epoch is not None
         if reply.digest.tobytes() != self.epoch.digest:
             raise MalformedReplyError(f"party {self._party(node)} has another epoch")
@@ -241,9 +241,9 @@ class PartyServer:
     # Rounds
 
     def open_round(
-        self, number: int, there: Collection[int] | None = None
+        self, number: int, present: Collection[int] | None = None
     ) -> dict[int, PrepareRequest]:
-        """Begin a round of the epoch; parties that are gone, or not there, are absent from it."""
+        """Begin a round of the epoch; parties that are not connected or not present are absent."""
         epoch = self.epoch
         assert epoch is not None
         if number <= self._last:
@@ -251,10 +251,10 @@ class PartyServer:
         self._last = number
         for old in sorted(self._rounds)[: 1 - KEPT_ROUNDS]:
             del self._rounds[old]
-        there = set(self.parties) & set(self.parties if there is None else there)
+        present = set(self.parties) & set(self.parties if present is None else present)
         nodes = [
-            self.homes[party] if party in there else ABSENT - place
-            for place, party in enumerate(epoch.parties.tolist())
+            self.homes[party] if party in present else ABSENT - index
+            for index, party in enumerate(epoch.parties.tolist())
         ]
         keys = [self.bindings[party][0].channel_key for party in epoch.parties.tolist()]
         inner = SumRound(
@@ -277,7 +277,7 @@ class PartyServer:
         parts = one.epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         self._verify(party, signed.signature, ROUND_KEY, parts)
         one.inner.take(node, reply)
-        one.keys[one.epoch.place(party)] = signed.signature
+        one.keys[one.epoch.index(party)] = signed.signature
 
     def mask_requests(
         self, number: int, length: int, word: int = 64, meaning: bytes = b""
@@ -291,7 +291,7 @@ class PartyServer:
         for node, request in requests.items():
             if self.homes.get(party := self._at[node]) != node:
                 continue  # it has gone since it prepared
-            row = epoch.partners[epoch.place(party)]
+            row = epoch.partners[epoch.index(party)]
             result[node] = request, Ready(ready, one.keys[row[ready[row]]])
         return result
 
@@ -320,8 +320,8 @@ class PartyServer:
         inner = one.inner
         parts = one.epoch.signed_parts(reply.server_round, inner.live, inner.contributed)
         self._verify(party, reply.signature, LIST, parts)
-        place = one.epoch.place(party)
-        one.lists[place], one.signed[place] = reply.signature, True
+        index = one.epoch.index(party)
+        one.lists[index], one.signed[index] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
         """Ask those who signed for their shares, with the signatures of their partners."""
@@ -329,10 +329,10 @@ class PartyServer:
         epoch = one.epoch
         result = {}
         for node, request in one.inner.unmask_requests().items():
-            if node < 0 or not one.signed[place := epoch.place(self._at[node])]:
+            if node < 0 or not one.signed[index := epoch.index(self._at[node])]:
                 continue
-            columns = np.flatnonzero(one.signed[epoch.partners[place]])[: epoch.threshold]
-            signatures = one.lists[epoch.partners[place][columns]]
+            columns = np.flatnonzero(one.signed[epoch.partners[index]])[: epoch.threshold]
+            signatures = one.lists[epoch.partners[index][columns]]
             if columns.size < epoch.threshold:  # it would have to take us for a liar
                 continue
             result[node] = request, Signatures(columns.astype(np.int64), signatures)

@@ -50,9 +50,9 @@ TRIES = 3  # lists of commitments, while parties show no seed
 
 
 class PartySums(SumServer):
-    """Carries out sums over parties, SuperNodes with keys that the registry has, told in clients.
+    """Carries out sums over parties, SuperNodes with registered keys; callers see clients alone.
 
-    An epoch is `begin`, once all that joined have enrolled; `sign` comes between masked vectors
+    `begin` begins an epoch once all that joined have enrolled; `sign` comes between masked vectors
     and shares.
 
     Parameters
@@ -170,15 +170,15 @@ class PartySums(SumServer):
         self._protocol.check_binding(reply)
 
     def knows(self, old: int, reply: BindReply) -> bool:
-        """Whether this is the party of a SuperNode, in the epoch with this very key."""
+        """Tell whether a SuperNode's party is in the epoch with exactly these clients and key."""
         return self._protocol.homes.get(reply.party) == old and self._is_in(reply)
 
     def move(self, old: int, node: int) -> None:
-        """Go on with a SuperNode under another id: it is back with its keys."""
+        """Register a SuperNode under another id: it was restarted and has kept its keys."""
         self._protocol.move(old, node)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
-        """Take in a party, for the next epoch unless it is in this one."""
+        """Enrol a party, for the next epoch unless it is in this one."""
         self.check_keys(node, reply)
         if (home := self._protocol.homes.get(reply.party, node)) != node and home not in gone:
             raise MalformedReplyError(f"party {reply.party} is at node {home} already")
@@ -193,16 +193,16 @@ class PartySums(SumServer):
             self._fresh.add(reply.party)
 
     def forget(self, node: int) -> None:
-        """Know a SuperNode no more; its party counts as absent until it is back."""
+        """Remove a SuperNode; its party counts as absent until it is back."""
         self._fresh -= {party for party, at in self._protocol.homes.items() if at == node}
         self._protocol.forget(node)
 
     def _is_in(self, reply: BindReply) -> bool:
         if reply.party not in self._taking_part:
             return False
-        known = self._protocol.bindings[reply.party][0]
-        said = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
-        return (known.clients, known.channel_key) == said
+        binding = self._protocol.bindings[reply.party][0]
+        shown = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
+        return (binding.clients, binding.channel_key) == shown
 
     def renew(self) -> None:
         """Read the registry again; under another version all must bind anew, and begin an epoch."""
@@ -222,24 +222,24 @@ class PartySums(SumServer):
         server = self._protocol
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
         self._unbound.clear()
-        there = {party for party in server.parties if server.homes[party] in nodes}
-        if there <= self._taking_part - self._fresh:
+        present = {party for party in server.parties if server.homes[party] in nodes}
+        if present <= self._taking_part - self._fresh:
             return False
         for _ in range(TRIES):
             if server.lists >= MOST_LISTS:
                 return False
-            old = {server.homes[party] for party in there - self._fresh}
-            there &= self._bind(server_round, send, old) | self._fresh
-            if not (lists := server.reveal_requests(there)):
+            old = {server.homes[party] for party in present - self._fresh}
+            present &= self._bind(server_round, send, old) | self._fresh
+            if not (lists := server.reveal_requests(present)):
                 return False
-            self._fresh -= there  # whatever comes of it, these seeds are shown
+            self._fresh -= present  # whatever comes of it, these seeds are shown
             self._exchange(send, server_round, "sum_reveal", lists, RevealReply, server.take_seed)
-            if found := server.epoch_requests():
+            if epochs := server.epoch_requests():
                 take = server.take_epoch
-                self._exchange(send, server_round, "sum_epoch", found, EpochReply, take)
+                self._exchange(send, server_round, "sum_epoch", epochs, EpochReply, take)
                 self._open.clear()
                 return True
-            there &= server.homes.keys()
+            present &= server.homes.keys()
         return False
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
@@ -272,10 +272,12 @@ class PartySums(SumServer):
         if self.epoch is None:
             return {}
         asked = set(clients)
-        there = {party for party in self._taking_part if not asked.isdisjoint(self.hosted([party]))}
+        parties = {
+            party for party in self._taking_part if not asked.isdisjoint(self.hosted([party]))
+        }
         self._open = {old: one for old, one in self._open.items() if old == number - 1}
         self._open[number] = asked, {}
-        return self._protocol.open_round(number, there)
+        return self._protocol.open_round(number, parties)
 
     def mask_requests(
         self, number: int, length: int, word: int = 64, meaning: bytes = b""
@@ -290,7 +292,7 @@ class PartySums(SumServer):
         return self._protocol.clients_of(list(parties))
 
     def take(self, node: int, reply: MaskedReply | PrepareReply | UnmaskReply, *more: Any) -> None:
-        """Take what a SuperNode answers in a round."""
+        """Process a SuperNode's reply of a round."""
         if isinstance(reply, PrepareReply):
             self._protocol.take_prepared(node, reply, *more)
         elif isinstance(reply, UnmaskReply):
@@ -298,16 +300,16 @@ class PartySums(SumServer):
         else:
             self._protocol.take_masked(node, replace(reply, left_out={}))
             number = reply.server_round
-            asked, known = self._open[number]
+            asked, left_out = self._open[number]
             local = asked.intersection(self.hosted(reply.clients.tolist()))
             out = {c: why for c, why in reply.left_out.items() if c in local}
-            known |= out
+            left_out |= out
             self._blamed += [
                 Reason(Cause.LEFT_OUT, one_line(why), client, number) for client, why in out.items()
             ]
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Let those whose vectors came sign who they are."""
+        """Have the parties whose vectors came sign the list of them."""
         lists = self._protocol.list_requests(number) if number in self._open else {}
         self._exchange(send, server_round, "sum_list", lists, ListReply, self._protocol.take_list)
 
@@ -348,13 +350,11 @@ class PartySums(SumServer):
 # The client's half, by entries
 
 
-def bound(
-    known: object, run_id: bytes, clients: Sequence[int], trust: TrustSettings
-) -> PartyClient:
-    """Return the party of this run, made anew if what is known is another run's or other's."""
+def bound(kept: object, run_id: bytes, clients: Sequence[int], trust: TrustSettings) -> PartyClient:
+    """Return the kept party if it is of this run and these clients, else a new one."""
     wanted = run_id, sorted(clients), dict[int, int]()
-    if isinstance(known, PartyClient) and (known.run_id, known.clients, known.points) == wanted:
-        return known
+    if isinstance(kept, PartyClient) and (kept.run_id, kept.clients, kept.points) == wanted:
+        return kept
     return PartyClient(run_id, clients, trust)
 
 
@@ -368,11 +368,11 @@ def answer(party: PartyClient, action: str, config: dict[str, Any]) -> dict[str,
         return party.begin(EpochRequest.from_config(config)).to_config()
     if action == "sum_list":
         return party.sign_list(ListRequest.from_config(config)).to_config()
-    said: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if "unmask-run" in config:
         signed = Signatures.from_config(config)
-        said |= party.unmask(UnmaskRequest.from_config(config), signed).to_config()
+        entries |= party.unmask(UnmaskRequest.from_config(config), signed).to_config()
     if "prepare-run" in config:
         reply, key = party.prepare(PrepareRequest.from_config(config))
-        said |= reply.to_config() | key.to_config()
-    return said
+        entries |= reply.to_config() | key.to_config()
+    return entries

@@ -135,8 +135,8 @@ class SumClient:
         add_streams(masked, self._masks(kept, request, rows, rows[is_present]))
         return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
 
-    def turn(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Reveal shares of one sum, prepare the next, or both; read and write entries."""
+    def unmask_and_prepare(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Reveal shares of one sum, prepare the next, or both, as the request's entries ask."""
         answer: dict[str, Any] = {}
         if "unmask-run" in config:
             answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
@@ -298,8 +298,8 @@ class SumClient:
             plain = channel.unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
             both = (plain[:SHARE_BYTES], plain[SHARE_BYTES:]) if plain else (b"", b"")
             contexts = channel.share_contexts(self.run_id, kept.number, dealer)
-            found = channel.commit_to_shares(contexts, channel.name_bytes(holder), both)
-            opened.append(b"".join(both if b"".join(found) == promised else ()))
+            commitments = channel.commit_to_shares(contexts, channel.name_bytes(holder), both)
+            opened.append(b"".join(both if b"".join(commitments) == promised else ()))
         good = np.array([plain != b"" for plain in opened], np.bool_)
         held[row[good], column[good]] = rows_of(opened, -1, 2, SHARE_BYTES)
         has[row[good], column[good]] = True

@@ -1,4 +1,4 @@
-"""What a SuperNode's clients keep of one round of the secure sum, and what they do not believe."""
+"""What a SuperNode's clients keep of one round of the secure sum, and how they check requests."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ClientRound:
         return rows[index], column
 
     def deliver(self, shares: Bytes) -> None:
-        """Hand the shares ``[p, k, 2, 33]`` of our dealers to those holders that are ours too."""
+        """Store our clients' shares ``[p, k, 2, 33]`` for holders that are our clients too."""
         row, column = np.nonzero(~self.is_foreign)
         holders, mirrored = self.rows(self.partners[row, column]), self.k - 1 - column
         if (self.partners[holders, mirrored] != self.clients[row]).any():
@@ -116,13 +116,13 @@ def check_terms(request: PrepareRequest) -> None:
     """Refuse a threshold, a minimum or partners with which too few could open a vector."""
     # With more than half of the partners, no two groups of holders that were told different things
     # can give back both secrets of a client.
-    k, known = request.partners.shape[1], np.union1d(request.clients, request.partners).size
+    k, clients = request.partners.shape[1], np.union1d(request.clients, request.partners).size
     threshold, minimum = request.threshold, request.minimum
-    if not k < 2 * threshold <= 2 * k or minimum <= threshold or 2 * minimum <= known:
+    if not k < 2 * threshold <= 2 * k or minimum <= threshold or 2 * minimum <= clients:
         raise RefusedError(
-            f"threshold is {threshold} and minimum {minimum}; for {k} partners and the {known} "
+            f"threshold is {threshold} and minimum {minimum}; for {k} partners and the {clients} "
             f"clients that we know of they must be from {k // 2 + 1} to {k}, and above "
-            f"{max(threshold, known // 2)}"
+            f"{max(threshold, clients // 2)}"
         )
     ordered = np.sort(request.partners, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any() or (
@@ -132,7 +132,7 @@ def check_terms(request: PrepareRequest) -> None:
 
 
 def check_told(kept: ClientRound, request: UnmaskRequest, rows: Integers) -> None:
-    """Refuse to believe what contradicts itself, or what we know, of who is in the sum."""
+    """Refuse a request for shares that contradicts itself, or what we know of who is in the sum."""
     kinds, partners = request.kinds, kept.partners[rows]
     numbers, places = np.unique(partners, return_inverse=True)
     told, places = np.zeros(numbers.size, np.uint8), places.reshape(kinds.shape)

@@ -23,7 +23,7 @@ Answer = tuple[list[Any], int, dict[str, Any]]
 
 
 class MaskingClient(NumPyClient):
-    """What clients' halves share: keys, masks and shares. It says not when vectors are sent."""
+    """What all clients' halves share: keys, masks and shares. Subclasses send the vectors."""
 
     # Keys are kept in the context's state.
 
@@ -33,12 +33,12 @@ class MaskingClient(NumPyClient):
         self.context, self.clients = context, clients
 
     def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
-        """Make channel keys, or show those of the run: the SuperNode may be back."""
+        """Make channel keys, or return those of this run, if the SuperNode was restarted."""
         run_id = KeyRequest.from_config(config).run_id
         with suppress(StateLostError):
-            known = self.keys()
-            if known.run_id == run_id and set(known.clients) == set(self.clients):
-                return [], len(self.clients), known.keys().to_config()
+            host = self.keys()
+            if host.run_id == run_id and set(host.clients) == set(self.clients):
+                return [], len(self.clients), host.keys().to_config()
         host = SumClient(run_id, self.clients, least=least_clients(self.context.node_config))
         self._keep(host)
         return [], len(self.clients), host.keys().to_config()
@@ -46,7 +46,7 @@ class MaskingClient(NumPyClient):
     def masked(
         self, config: dict[str, Any], vectors: Mapping[int, FloatArray], meaning: bytes = b""
     ) -> tuple[MaskedReply, dict[str, Any]]:
-        """Add up clients' vectors and mask the sum, as the server's ``requests`` says."""
+        """Add up clients' vectors and mask the sum, as the request's entries say."""
         request = replace(MaskRequest.from_config(config), meaning=meaning)
         host, clients = self.keys(), self._asked(request)
         total, left_out = encode_sum(RING.from_config(config), vectors, clients, request.length)
@@ -63,13 +63,13 @@ class MaskingClient(NumPyClient):
         return [int(client) for client in request.clients]
 
     def _beside(self, config: dict[str, Any], present: list[int]) -> Any:
-        """Return what the keys' ``mask`` takes beside the request: the clients in the sum."""
+        """Return what ``SumClient.mask`` takes besides the request: the clients in the sum."""
         return present
 
     def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""
         host = self.keys()
-        entries = host.turn(config)
+        entries = host.unmask_and_prepare(config)
         self._keep(host)
         return [], len(self.clients), entries
 

@@ -1,4 +1,4 @@
-"""Who shares secrets with whom in a secure sum, and how many of them give a secret back.
+"""Who shares secrets with whom in a secure sum, and how many shares reconstruct a secret.
 
 The graph of partners is random, and every client has the same few. With all pairs, cost would grow
 with the number of clients (Bonawitz et al., CCS 2017); Bell et al. (CCS 2020) show that some random
@@ -32,7 +32,7 @@ FEWEST = 12
 
 
 def check_shares(dropout: float, corrupt: float) -> None:
-    """Refuse shares that a large number of clients could not stand."""
+    """Refuse shares of dropouts and colluders that no choice of partners among many stands."""
     for name, share in (("dropout", dropout), ("corrupt", corrupt)):
         if not 0 <= share < 1:
             raise ValueError(f"{name} is {share}, must be from 0 to below 1")
@@ -48,7 +48,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
 def plan(
     num_clients: int, dropout: float, corrupt: float, broken: float = BROKEN
 ) -> tuple[int, int, int]:
-    """Choose the number of partners and of shares that give a secret back; say who may vanish."""
+    """Return the number of partners, the threshold of shares, and how many clients may vanish."""
     # A share of few clients is a whole number of them, which may be one too many: of five a share
     # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
     # choice stands as many: who leaves or joins must not end what the others could go on with.
@@ -58,8 +58,8 @@ def plan(
     colluding = math.floor(corrupt * num_clients)
     # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
     for vanished in range(min(math.floor(dropout * num_clients), num_clients - 2), -1, -1):
-        if found := _search(num_clients, vanished, colluding, broken):
-            return *found, vanished
+        if chosen := _search(num_clients, vanished, colluding, broken):
+            return *chosen, vanished
     raise ValueError(
         f"with {num_clients} clients no choice of partners stands {colluding} that collude "
         f"(corrupt {corrupt:g}), even if none vanishes; lower it"
@@ -69,7 +69,7 @@ def plan(
 def _search(
     num_clients: int, vanished: int, colluding: int, broken: float
 ) -> tuple[int, int] | None:
-    """Find the number of partners and the threshold for so many, if there are any."""
+    """Return the number of partners and the threshold that stand so many; None if none do."""
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
     # the chance that any client has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
@@ -101,12 +101,12 @@ def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -
 
 
 def order_by(digest: bytes) -> NDArray[np.intp]:
-    """Order places by eight bytes of a hash each: no version of a random generator matters."""
+    """Order positions by eight bytes of a hash each, whatever the version of a generator."""
     return np.argsort(np.frombuffer(digest, "<u8"), kind="stable")
 
 
 def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-    """Join each of the places 0 to m - 1 to its k neighbours in a circular order."""
+    """Join each of the rows 0 to m - 1 to its k neighbours in a circular order."""
     # order [m]. In column j of my row stands who has me in column k - 1 - j.
     m = order.size
     result = np.empty((m, k), np.int64)
@@ -115,13 +115,13 @@ def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
 
 
 def steps(m: int, k: int) -> NDArray[np.int64]:
-    """Say how far along a circle of m places one's k partners stand."""
+    """Return how far along a circle of m positions a client's k partners are."""
     # The nearest k/2 ahead, then the nearest k/2 behind.
     return np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
 
 
 def _most(num_clients: int, colluding: int, places: int, broken: float) -> int:
-    """Say how many collude at most in so many places in a row, of which each client begins some."""
+    """Return the most colluders among ``places`` neighbours on the circle, but by a rare chance."""
     at_least = _chances(num_clients, colluding, places)[:0:-1].cumsum()[::-1]
     return int((num_clients * at_least > broken).sum())
 

@@ -26,9 +26,7 @@ class Reason:
     kind: Cause
     text: str  # One line for a person, without the client and the round
     client: int | None = None  # None if it is about the whole sum
-    round: int | None = (
-        None  # Number of the sum, as whoever tells it counts; None for no single one
-    )
+    round: int | None = None  # Number of the sum, or the caller's own; None to leave it out
 
     def __str__(self) -> str:
         """Write a line for a log or a report, which names the client itself."""

@@ -1,4 +1,4 @@
-"""One round of the secure sum at the server: what came, who is in, and the sum at the end.
+"""One round of the secure sum at the server: the replies, who is in it, and the sum at the end.
 
 The round goes through three stages. *Prepare*: keys, commitments and sealed shares are collected.
 *Mask*: they are handed on, and masked sums are added up; a client that prepared but is in no sum
@@ -84,7 +84,7 @@ class SumRound:
         self._open = set(self._rows)  # nodes that are asked and have not answered
 
     def move(self, old: int, node: int) -> None:
-        """Know a SuperNode by another id from now on."""
+        """Register a SuperNode under another id."""
         self._rows = {node if at == old else at: rows for at, rows in self._rows.items()}
         self._open = {node if at == old else at for at in self._open}
 
@@ -105,7 +105,7 @@ class SumRound:
         return requests
 
     def take(self, node: int, reply: StageReply) -> None:
-        """Take what a SuperNode answers in the present stage, or nothing of it."""
+        """Process a SuperNode's reply of the present stage, whole or not at all."""
         self._check(node, reply)
         rows = self._rows[node]
         if isinstance(reply, PrepareReply):
@@ -117,7 +117,7 @@ class SumRound:
         self._open.remove(node)
 
     def _take_prepare(self, rows: Integers, reply: PrepareReply) -> None:
-        """Take keys, commitments and packets."""
+        """Store keys, commitments and packets."""
         if not np.array_equal(reply.clients, self.clients[rows]):
             raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
         index, column = np.nonzero(self.is_foreign[rows])
@@ -180,15 +180,15 @@ class SumRound:
         index, column = np.nonzero(self.live[self.partners[rows]] & self.is_foreign[rows])
         m, holders, count = self.clients.size, rows[index], pairs.shape[0]
         dealers = self.partners[holders, column]
-        known = pairs[: holders.size]  # more are wrong anyway, and not worth the memory
-        at = np.minimum(np.searchsorted(self.clients, known), m - 1)
-        found = np.isin(holders * m + dealers, at[:, 0] * m + at[:, 1])
-        if (self.clients[at] != known).any() or found.sum() != count:
+        checked = pairs[: holders.size]  # more are wrong anyway, and not worth the memory
+        at = np.minimum(np.searchsorted(self.clients, checked), m - 1)
+        refused = np.isin(holders * m + dealers, at[:, 0] * m + at[:, 1])
+        if (self.clients[at] != checked).any() or refused.sum() != count:
             raise MalformedReplyError(
-                f"round {self.number}: {count} packets do not open, of which only {found.sum()} "
+                f"round {self.number}: {count} packets do not open, of which only {refused.sum()} "
                 "were sent, or some are named twice"
             )
-        return dealers[found], self.partners.shape[1] - 1 - column[found]
+        return dealers[refused], self.partners.shape[1] - 1 - column[refused]
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
@@ -216,7 +216,7 @@ class SumRound:
         return requests
 
     def _take_shares(self, rows: Integers, reply: UnmaskReply) -> None:
-        """Take shares that are revealed."""
+        """Check and store revealed shares."""
         if not np.array_equal(reply.clients, self.clients[rows]):
             raise MalformedReplyError(f"round {self.number}: shares of other clients than asked")
         asked = self.kinds[self.partners[rows]]
@@ -232,7 +232,7 @@ class SumRound:
         self.has[dealers[good], columns[good]] = True
 
     def result(self) -> SumResult | Skipped:
-        """End the round: take the masks away, or say why that cannot be done."""
+        """End the round: remove the masks, or say why that is impossible."""
         if self._stage != "unmask" and not self.skipped:
             raise ValueError(f"round {self.number}: no shares were asked for yet")
         self._stage, self._open = "over", set()
@@ -268,7 +268,7 @@ class SumRound:
     def _verify(
         self, dealers: Integers, holders: Integers, shares: Bytes, promised: Bytes
     ) -> NDArray[np.bool_]:
-        """Hold shares against their commitments and name the holders of wrong ones."""
+        """Check shares against their commitments, and blame the holders of wrong ones."""
         heads = {
             dealer: channel.share_contexts(self.run_id, self.number, int(self.clients[dealer]))[
                 self.kinds[dealer] - SEED
@@ -278,8 +278,8 @@ class SumRound:
         names = {row: channel.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
         data, width = shares.tobytes(), SHARE_BYTES
         result = [
-            channel.commitment(heads[dealer] + names[holder], data[place : place + width])
-            for dealer, holder, place in zip(
+            channel.commitment(heads[dealer] + names[holder], data[start : start + width])
+            for dealer, holder, start in zip(
                 dealers.tolist(), holders.tolist(), range(0, len(data), width), strict=True
             )
         ]
@@ -290,12 +290,12 @@ class SumRound:
         return good
 
     def _convict(self, row: int, why: str) -> None:
-        """Name a client whose fault is proven, and the SuperNode that spoke for it."""
+        """Blame a client whose fault is proven, and its SuperNode."""
         node = next(node for node, rows in self._rows.items() if row in rows)
         self._blame(Reason(Cause.PROVEN, why, int(self.clients[row]), self.number), node)
 
     def _note(self, kind: Cause, client: int, text: str) -> None:
-        """Name a client whose fault is not proven."""
+        """Blame a client whose fault is not proven."""
         self._blame(Reason(kind, text, client, self.number), None)
 
     def skip(self, text: str) -> None:
@@ -323,7 +323,7 @@ class SumRound:
         return self.skipped is None
 
     def _take_masks_away(self) -> None:
-        """Recover all secrets, check them, and subtract the masks from ``total``, or skip."""
+        """Reconstruct and check all secrets, and subtract the masks from ``total``; or skip."""
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
@@ -345,8 +345,8 @@ class SumRound:
         add_streams(self.total, masks)
 
     def _most_disputed(self) -> Integers:
-        """Return the clients of the one SuperNode that most others are at odds with."""
-        # Who is honest is at odds with liars only: with one of them, with one SuperNode at most.
+        """Return the clients of the one SuperNode that disputes packets with most others."""
+        # Honest SuperNodes dispute packets with liars only: if there is one liar, with it alone.
         dealers, columns = np.nonzero(self._refused)
         pair = self._owner[np.stack([dealers, self.partners[dealers, columns]])]
         sides = np.unique(np.concatenate([pair, pair[::-1]], 1), axis=1)[0]
@@ -356,7 +356,7 @@ class SumRound:
         return np.array(self.clients[self._owner == odds.argmax()])
 
     def _recover(self, row: int) -> bool:
-        """Recover one client's secret; tell whether it is what the client committed to."""
+        """Reconstruct one client's secret; return whether it is what the client committed to."""
         came = np.flatnonzero(self.has[row]).tolist()
         held = {column + 1: self.shares[row, column].tobytes() for column in came}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
@@ -364,15 +364,15 @@ class SumRound:
         return secret is not None
 
     def secret_of(self, row: int, kind: int, shares: Mapping[int, bytes]) -> bytes | None:
-        """Put a secret together of shares by place, from 1; None if nobody committed to it."""
+        """Reconstruct a secret from its holders' shares; None if it was not committed to."""
         chosen, client = sorted(shares)[: self.threshold], int(self.clients[row])
         try:
-            secret = channel.combine_shares(chosen, [shares[place] for place in chosen])
+            secret = channel.combine_shares(chosen, [shares[holder] for holder in chosen])
         except ValueError:
             return None
         if kind == SEED:
-            found = channel.commit_to_seed(self.run_id, self.number, client, secret)
-            return secret if found == self.seed_commitments[row].tobytes() else None
+            commitment = channel.commit_to_seed(self.run_id, self.number, client, secret)
+            return secret if commitment == self.seed_commitments[row].tobytes() else None
         return secret if channel.public_key(secret) == self.round_keys[row].tobytes() else None
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
@@ -382,10 +382,10 @@ class SumRound:
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         """Return what the partners of a vanished client at other SuperNodes added for it."""
         partners = self.partners[row]
-        there = partners[self.is_foreign[row] & self.contributed[partners]]
-        secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[there]))
+        present = partners[self.is_foreign[row] & self.contributed[partners]]
+        secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))
         other, masks = int(self.clients[row]), []
-        for local, secret in zip(self.clients[there].tolist(), secrets, strict=True):
+        for local, secret in zip(self.clients[present].tolist(), secrets, strict=True):
             key = channel.pair_mask_key(
                 secret, self.run_id, self.number, local, other, self._meaning
             )

@@ -1,4 +1,4 @@
-"""The server's side of the secure sum: who is there, and the rounds that are open.
+"""The server's side of the secure sum: the enrolled clients, and the rounds that are open.
 
 The server is trusted to follow the protocol, not to look away. It draws the partners and carries
 what the clients seal for each other. From a round it learns who took part and the sum, and nothing
@@ -37,7 +37,7 @@ Send = Callable[..., Any]  # as ``Session.send``
 
 
 class Waits:
-    """Rounds that clients must wait for, twice as many each time."""
+    """How many rounds each client must wait: twice as many each time."""
 
     def __init__(self, free: int) -> None:
         self._free = free  # times without a wait
@@ -98,7 +98,7 @@ class SumServer:
 
     @property
     def blamed(self) -> list[Reason]:
-        """Clients at fault and what they did, in the order of their deeds."""
+        """Clients at fault and what they did, oldest first."""
         return self._blamed
 
     @property
@@ -129,19 +129,19 @@ class SumServer:
     # For servers that clients need not trust (``flower_graph.secure.parties``)
 
     def renew(self) -> None:
-        """Read anew who may take part: here whoever enrols."""
+        """Read anew who may take part; here every client that enrols may."""
 
     def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
-        """Let clients agree on who is there; return whether all begins anew: here it never does."""
+        """Have clients agree on who takes part; return whether they began anew, here never."""
         return False
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Let clients sign who is in a sum before any mask is opened: here they believe it."""
+        """Have clients sign who is in a sum before masks are removed; here none asks for it."""
 
     # Who is there
 
     def check_keys(self, node: int, reply: Keys) -> None:
-        """Refuse keys of another run, those that hide nothing, and who may not begin anew."""
+        """Refuse keys of another run, keys of low order, and clients that may not begin anew."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         clients = reply.clients.tolist()
@@ -161,7 +161,7 @@ class SumServer:
             )
 
     def enroll(self, node: int, reply: Keys, gone: Collection[int] = ()) -> None:
-        """Take in a SuperNode's clients; one that enrols again gets its new keys."""
+        """Enrol a SuperNode's clients; if it enrols again, its new keys replace the old."""
         self.check_keys(node, reply)
         result = {}
         for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
@@ -174,21 +174,21 @@ class SumServer:
         self._begun.add(result, self._clock)
 
     def exclude(self, clients: Iterable[int]) -> None:
-        """Exclude clients whose fault is proven: a run that goes on knows them."""
+        """Exclude clients whose fault was proven before the run was resumed."""
         self._excluded |= set(clients)
 
     def forget(self, node: int) -> None:
-        """Strike a SuperNode's clients off, so that another may host them."""
+        """Remove a SuperNode's clients, so that another SuperNode may host them."""
         self._members = {c: entry for c, entry in self._members.items() if entry[0] != node}
 
     def knows(self, old: int, reply: Keys) -> bool:
-        """Whether these are the clients of a SuperNode, with the very keys that it enrolled."""
+        """Tell whether a SuperNode enrolled with exactly these clients and keys."""
         local = {c: key for c, (node, key) in self._members.items() if node == old}
         keys = [key.tobytes() for key in reply.channel_keys]
         return local == dict(zip(reply.clients.tolist(), keys, strict=True))
 
     def move(self, old: int, node: int) -> None:
-        """Go on with a SuperNode under another id: it is back, with its keys and shares."""
+        """Register a SuperNode under another id: it was restarted and has kept its keys."""
         self._barred |= {node} if old in self._barred else set()
         self._members = {
             c: (node if at == old else at, key) for c, (at, key) in self._members.items()
@@ -216,11 +216,11 @@ class SumServer:
         return opened.prepare_requests()
 
     def tick(self) -> None:
-        """Note that a round has begun, for those that must wait for some."""
+        """Count a round, for clients that must wait for some."""
         self._clock += 1
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
-        """Take what a SuperNode answers in any stage."""
+        """Process a SuperNode's reply of any stage."""
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
@@ -237,13 +237,13 @@ class SumServer:
         return list(clients)
 
     def unmask_requests(self, server_round: int) -> Mapping[int, Asked]:
-        """Ask for the shares; nobody if too few clients are in the sum."""
+        """Write the requests for shares; none if too few clients are in the sum."""
         if server_round in self._unopened:
             return {}
         return self._round(server_round).unmask_requests()
 
     def result(self, server_round: int) -> SumResult | Skipped:
-        """End a round; all that comes for it later is refused."""
+        """End a round and return its sum; replies that come later are refused."""
         if server_round in self._unopened:
             return self._unopened.pop(server_round)
         result = self._round(server_round).result()
@@ -288,7 +288,7 @@ class SumServer:
             del self._unopened[number]
 
     def _blame(self, reason: Reason, node: int | None) -> None:
-        """Note what a client did; if that is proven, with the SuperNode, all that it hosts go."""
+        """Note what a client did; if it is proven, exclude all clients of its SuperNode."""
         client = reason.client
         if node is None or client is None:
             self._blamed.append(reason)

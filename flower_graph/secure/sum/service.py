@@ -132,22 +132,22 @@ class SecureSum(SumStages):
         """
         if nodes is None:
             nodes = self._exchange.nodes(self._min_nodes, self._timeout)
-        there = set(nodes)
+        present = set(nodes)
         self.server.renew()
-        self._enroll(server_round, there, nodes if isinstance(nodes, Mapping) else None)
-        self.begin(server_round, there)
+        self._enroll(server_round, present, nodes if isinstance(nodes, Mapping) else None)
+        self.begin(server_round, present)
         self._enrolled &= set(self.server.homes.values())
         if not self.clients:
             self.ready(server_round, self.server.clients)
         return self.clients
 
     def requests(self, length: int, meaning: bytes = b"") -> dict[int, dict[str, Any]]:
-        """Give the entries with which each SuperNode's ``masked`` masks a vector of this length."""
+        """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
         ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, meaning)
         return {node: merged(*parts, ring) for node, (_, parts) in masks.items()}
 
     def take(self, node: int, content: RecordDict) -> None:
-        """Take a SuperNode's masked vector; ``MalformedReplyError`` if it is not as asked for."""
+        """Read a SuperNode's masked sum; ``MalformedReplyError`` if it is not as asked for."""
         arrays = content.array_records.get(ARRAYS)
         if arrays is None or MASKED_SUM not in arrays:
             raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
@@ -155,13 +155,13 @@ class SecureSum(SumStages):
         self.take_masked(node, MaskedReply.read(content, total=total))
 
     def close(self, server_round: int) -> Summed | Skipped:
-        """Take the masks away, in an exchange that also makes the next sum ready."""
-        number, ring = self.number, self._ring
+        """Remove the masks, in an exchange that also makes the next sum ready."""
+        ring = self._ring
         self.reveal(server_round, self.server.clients)
-        return _read_sum(ring, self.server.result(number))
+        return _read_sum(ring, self.result())
 
     def forget(self, node: int) -> None:
-        """Strike a SuperNode off that has lost its keys; it is asked for new ones."""
+        """Remove a SuperNode that has lost its keys; it is asked for new ones."""
         self.server.forget(node)
         self._enrolled.discard(node)
 
@@ -180,8 +180,8 @@ class SecureSum(SumStages):
 
         def read(node: int, content: RecordDict) -> None:
             reply = kind.read(content)
-            known = reply.clients if hosted is None else list(hosted[node])
-            if (strange := np.setdiff1d(reply.clients, known)).size:
+            expected = reply.clients if hosted is None else list(hosted[node])
+            if (strange := np.setdiff1d(reply.clients, expected)).size:
                 raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
             homes = self.server.homes
             before = {homes[c] for c in reply.clients.tolist() if c in homes} & gone

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply, sum_bytes
+from flower_graph.secure.sum.results import Skipped, SumResult
 from flower_graph.secure.sum.server import Asked, Send, SumServer
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected
@@ -54,6 +55,7 @@ class SumStages:
     ) -> None:
         self.server, self._send, self._unmask = server, send, unmask
         self.number = first - 1  # of the newest sum
+        self._unmasked = self.number  # of the sum that was unmasked last
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
         self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
@@ -64,19 +66,19 @@ class SumStages:
         return [client for client in clients if homes.get(client) in nodes]
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
-        """Let clients agree on who is there, if need be; return whether all begins anew."""
+        """Have clients agree on who takes part, if need be; return whether they began anew."""
         begun = self.server.begin(server_round, self._send, nodes)
         if begun:
             self.give_up()
         return begun
 
     def give_up(self) -> None:
-        """Give up a sum that was made ready: others are to be in it."""
+        """Give up a sum that was made ready, because others are to be in it."""
         self.clients = []
 
     def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
         """Make a sum ready for some clients, in an exchange of its own; return who is silent."""
-        return self._turn(server_round, list(clients), {})
+        return self._unmask_and_prepare(server_round, list(clients), {})
 
     def masks(
         self, length: int, word: int = 64, meaning: bytes = b""
@@ -95,7 +97,7 @@ class SumStages:
         return [client for client in local if client not in reply.left_out]
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
-        """Unmask the newest sum and make the next ready, in one exchange.
+        """Ask for what unmasks the newest sum and make the next ready, in one exchange.
 
         Parameters
         ----------
@@ -109,11 +111,18 @@ class SumStages:
         list of Rejected
             SuperNodes without a usable answer.
         """
+        self._unmasked = self.number
         self.server.sign(self.number, server_round, self._send)
         unmask = parts_of(self.server.unmask_requests(self.number))
-        return self._turn(server_round, None if following is None else list(following), unmask)
+        return self._unmask_and_prepare(
+            server_round, None if following is None else list(following), unmask
+        )
 
-    def _turn(
+    def result(self) -> SumResult | Skipped:
+        """Unmask the sum that ``reveal`` asked for, and end it."""
+        return self.server.result(self._unmasked)
+
+    def _unmask_and_prepare(
         self,
         server_round: int,
         following: list[int] | None,
