@@ -110,6 +110,18 @@ def no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Keep the axes of pictures instead of writing these."""
+    from flower_graph.report.plots import base, compared
+    from flower_graph.strategies.procrustes_alignment import plots
+
+    kept: list[Any] = []
+    for module in (base, compared, plots):
+        monkeypatch.setattr(module, "save", lambda figure, path: kept.extend(figure.axes))
+    return kept
+
+
 Outcome = Callable[[str, str, str], None]
 
 

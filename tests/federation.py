@@ -185,11 +185,11 @@ class Done:
     def kept(self) -> dict[str, torch.Tensor]:
         """What is left at the end: the server's weights, the clients' embeddings."""
         files = sorted(self.out.glob("weights.safetensors"))
-        found = {name: value for file in files for name, value in load_file(file).items()}
+        kept = {name: value for file in files for name, value in load_file(file).items()}
         for file in sorted(self.out.glob("embeddings/*.npz")):
             with np.load(file) as arrays:
-                found |= {f"{file.stem}/{k}": torch.as_tensor(v) for k, v in arrays.items()}
-        return found
+                kept |= {f"{file.stem}/{k}": torch.as_tensor(v) for k, v in arrays.items()}
+        return kept
 
 
 def run(

@@ -148,7 +148,7 @@ def test_ctrl_c_names_the_checkpoint_and_how_to_go_on(
 ) -> None:
     runner.fail = failing(KeyboardInterrupt())
     assert cli.main(["run", "quickstart", "--out", "none"]) == 130
-    assert "before the end of the first round; nothing is kept" in capsys.readouterr().err
+    assert "nothing is kept" in capsys.readouterr().err
 
     def later(config: RunConfig, out: Path) -> None:
         (out / "metrics.jsonl").touch()
@@ -168,7 +168,7 @@ def test_ctrl_c_names_the_checkpoint_and_how_to_go_on(
     runner.fail = interrupt
     assert cli.main(["run", "quickstart", "--out", "my run"]) == 130
     said = capsys.readouterr().err
-    assert f"the last checkpoint is {tmp_path / 'my run' / 'checkpoints' / 'round-000020'};" in said
+    assert str(tmp_path / "my run" / "checkpoints" / "round-000020") in said
     assert f"flower-graph run --resume '{tmp_path / 'my run'}'" in said
 
 

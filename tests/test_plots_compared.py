@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 from flower_graph.errors import OutputError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.plots import base, compared
+from flower_graph.report.plots import base
 from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, save_curves
 from flower_graph.report.plots.compared import (
     Interval,
@@ -27,14 +27,6 @@ from flower_graph.report.plots.compared import (
     plot_points,
     plot_spent,
 )
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """Keep the axes of the picture instead of writing it."""
-    kept: list[Axes] = []
-    monkeypatch.setattr(compared, "save", lambda figure, path: kept.extend(figure.axes))
-    return kept
 
 
 @pytest.mark.parametrize("count", [1, 4])

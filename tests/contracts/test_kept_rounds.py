@@ -28,17 +28,17 @@ KEPT = tried([*METHODS, "fedscem, shared", "fedscem, fedavg"])
 
 def kept(done: Done) -> dict[str, Any]:
     """Read what a run's clients and its server keep, by file and entry."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     state = done.out.with_name(f"{done.out.name}-state")
-    places = {path.parent for path in state.glob("outputs/*/*/outputs.json")}
-    for place in [done.out, *sorted(places)]:
-        name = "server" if place == done.out else place.name
-        if (place / "predictions.npz").is_file():
-            with np.load(place / "predictions.npz") as arrays:
-                found |= {f"{name}/{key}": arrays[key] for key in arrays}
-        for path in place.glob("model*.safetensors"):
-            found |= {f"{name}/{key}": value for key, value in load_file(path).items()}
-    return found
+    folders = {path.parent for path in state.glob("outputs/*/*/outputs.json")}
+    for folder in [done.out, *sorted(folders)]:
+        name = "server" if folder == done.out else folder.name
+        if (folder / "predictions.npz").is_file():
+            with np.load(folder / "predictions.npz") as arrays:
+                entries |= {f"{name}/{key}": arrays[key] for key in arrays}
+        for path in folder.glob("model*.safetensors"):
+            entries |= {f"{name}/{key}": value for key, value in load_file(path).items()}
+    return entries
 
 
 def assert_same(one: Done, other: Done) -> None:

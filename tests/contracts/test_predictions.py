@@ -24,23 +24,25 @@ FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
 
 def check_accuracies(setup: Setup, left: fg.Run) -> None:
     """Hold a run's predictions against its result."""
-    found, seen = left.predictions(), []
+    predictions, compared = left.predictions(), []
     # Sums of other orders differ in the last of sixteen digits; masked ones are of whole numbers.
     config = setup.load()
     is_masked = config.masks_sums
     atol = getattr(config.strategy, "resolution", 2.0**-16) if is_masked else 1e-12
     for role in ("train", "val", "test"):
-        said = left.result[f"{role}-accuracy"]
-        if said is None:
+        reported = left.result[f"{role}-accuracy"]
+        if reported is None:
             continue
-        assert found.of_role(role).accuracy() == pytest.approx(said, abs=atol, rel=0), role
-        seen.append(role)
-    assert "test" in seen
-    known = found.probability[np.isfinite(found.probability)]  # a judge has none
-    assert ((known > 0) & (known <= 1 + 1e-6)).all()
+        assert predictions.of_role(role).accuracy() == pytest.approx(reported, abs=atol, rel=0), (
+            role
+        )
+        compared.append(role)
+    assert "test" in compared
+    certain = predictions.probability[np.isfinite(predictions.probability)]  # a judge has none
+    assert ((certain > 0) & (certain <= 1 + 1e-6)).all()
     rows = [row for row in table(left.path / "clients.csv") if row["at"] == "last"]
     assert len({row["client"] for row in rows}) == len(rows) == left.result["clients"]
-    for role in seen:
+    for role in compared:
         own = [float(row[f"{role}-accuracy"]) for row in rows if row[f"{role}-accuracy"]]
         assert np.mean(own) == pytest.approx(left.result[f"{role}-accuracy"], abs=2 * atol), role
 

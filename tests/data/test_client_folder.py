@@ -147,7 +147,7 @@ def test_words_name_the_nodes_instead_of_numbers() -> None:
 @pytest.mark.parametrize(
     ("changes", "identities", "said"),
     [
-        ({"edge_index": None}, [1, 2, 3], "the graph has no edge_index"),
+        ({"edge_index": None}, [1, 2, 3], "edge_index"),
         ({"val_mask": torch.tensor([False, True, False])}, [1, 2, 3], "val_mask: node 1 has no"),
         ({}, [1, 2], "2 identities for 3 nodes"),
         ({}, [1, "b", 3], "of type int, str"),

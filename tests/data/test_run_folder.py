@@ -112,17 +112,17 @@ def test_one_changed_byte_is_found(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ("{", "is damaged (Expecting property name"),
-        ("[]", "is damaged (is a list, not a table)"),
-        ("\udcff", "is damaged (it is no UTF-8 text"),
-        ("{}", "is damaged ('format' is missing)"),
-        ({"format": 2}, "format 2; this version reads format 1. Make the folders anew"),
-        ({"clients": None}, "is damaged ('clients' is missing)"),
-        ({"clients": [5]}, "clients: [5] are not different numbers of clients"),
-        ({"clients": "0"}, "clients: '0' are not"),
+        ("{", "is damaged"),
+        ("[]", "is damaged (is a list"),
+        ("\udcff", "is damaged"),
+        ("{}", "is damaged ('format'"),
+        ({"format": 2}, "format 2"),
+        ({"clients": None}, "is damaged ('clients'"),
+        ({"clients": [5]}, "clients: [5]"),
+        ({"clients": "0"}, "clients: '0'"),
         ({"num_clients": "5"}, "num-clients: '5' is unfit"),
         ({"files": ["data.safetensors"]}, "files: ['data.safetensors'] is unfit"),
-        ({"files": {"../secret": "00"}}, "files: ['../secret'] are none of this format"),
+        ({"files": {"../secret": "00"}}, "files: ['../secret']"),
         ({"role": "thief"}, "role: 'thief' is neither clients nor server"),
         ({"settings": {"app": "fedgls"}}, "fingerprint: does not fit the settings"),
     ],
@@ -144,10 +144,10 @@ def test_a_manifest_that_is_none_or_says_something_else(
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
-        ({"seed": 1}, "data folder of another run: seed is 0, this run's is 1. Give this party"),
+        ({"seed": 1}, "seed is 0"),
         ({"app": "ppfl", "seed": 4}, "another run: app is 'fedgls', this run's is 'ppfl'. Give"),
         ({"clients": 9}, "clients is None, this run's is 9"),
-        ({"seed": 1, "ratios": [1.0]}, "ratios is [0.5, 0.5], this run's is [1.0]; seed is 0"),
+        ({"seed": 1, "ratios": [1.0]}, "ratios is [0.5, 0.5], this run's is [1.0]"),
     ],
 )
 def test_a_folder_of_another_run(theirs: dict[str, Any], reason: str, folder: Path) -> None:

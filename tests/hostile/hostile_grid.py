@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from federation import forget_live, round_of
-from flwr.app import Context, Error, Message, RecordDict
+from federation import Federation, round_of
+from flwr.app import Error, Message, RecordDict
 from mutations import Mutation
 
+from flower_graph.client.state import IN_PROCESS
 from flower_graph.flower_compat import stamp
-from flower_graph.simulation import InProcessGrid
-from flower_graph.simulation import _own_records as copied
+from flower_graph.wire.arrays import own_records as copied
 
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
@@ -73,7 +73,7 @@ Attack = Mutation | Around | Told
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
 
 
-class HostileGrid(InProcessGrid):
+class HostileGrid(Federation):
     """Spoils replies of the SuperNode in place 1.
 
     ``plan`` says which: by type of message, and the how-manieth of its type. ``None`` stands for
@@ -93,8 +93,9 @@ class HostileGrid(InProcessGrid):
         new_id: bool = False,
         **more: Any,
     ) -> None:
-        super().__init__(app, num_supernodes=num_supernodes, **more)
-        self.plan, self.counts, self.new_id = plan, Counter[str](), new_id
+        where = {"state_dir": IN_PROCESS, "new_id": new_id}
+        super().__init__(app, num_supernodes=num_supernodes, **where, **more)
+        self.plan, self.counts = plan, Counter[str]()
         self.hostile = list(self.contexts)[1]
         self.names = {self.hostile}  # it may have had others
         self.limits: dict[str, int] = {}  # by type of message: the most bytes of a reply
@@ -106,11 +107,12 @@ class HostileGrid(InProcessGrid):
         self.failed: list[Key] = []  # there was nothing to spoil
         self._last: dict[tuple[str, int], RecordDict] = {}
         self._before: dict[str, RecordDict] = {}
-        self._again: list[Message] = []
 
     def get_node_ids(self) -> list[int]:
         if self.new_id and self._has_struck:
-            self._come_back()
+            self._restart(1)
+            self.hostile, self._has_struck = list(self.contexts)[-1], False
+            self.names.add(self.hostile)
         return super().get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -133,18 +135,6 @@ class HostileGrid(InProcessGrid):
             self.seconds[kind] = max(spent, self.seconds.get(kind, 0))
             self.peaks[kind] = max(peak, self.peaks.get(kind, 0))
 
-    def _come_back(self) -> None:
-        old = self.contexts[self.hostile]
-        forget_live(old.run_id, old.node_id)
-        number = self.hostile + 1
-        context = Context(old.run_id, number, old.node_config, RecordDict(), old.run_config)
-        self.contexts = {
-            **{node: one for node, one in self.contexts.items() if node != self.hostile},
-            number: context,
-        }
-        self.hostile, self._has_struck = number, False
-        self.names.add(number)
-
     def _push(self, pushed: list[Message]) -> list[str]:
         ids = super().push_messages(pushed)
         known = [one for one in pushed if one.metadata.dst_node_id in self.contexts]
@@ -160,12 +150,6 @@ class HostileGrid(InProcessGrid):
             if message.metadata.dst_node_id == self.hostile:
                 self._strike(number, message, ids)
         return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        if replies:
-            replies, self._again = replies + self._again, []
-        return replies
 
     def _strike(self, number: str, message: Message, ids: list[str]) -> None:
         kind = message.metadata.message_type

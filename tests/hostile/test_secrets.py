@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -195,25 +194,3 @@ def test_the_search_finds_what_is_there(write: Callable[[bytes], str]) -> None:
     assert found_in({secret}, {"log": str(row[None]).encode()}) == ["log"]
     assert found_in({secret}, {"file": b"x" + secret}) == ["file"]
     assert found_in({secret}, {"log": b"nothing"}) == []
-
-
-def test_state_on_disk_is_its_owners_alone(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    state.mkdir(mode=0o755)
-
-    def make_grid(app: Any, num_supernodes: int) -> InProcessGrid:
-        return InProcessGrid(
-            app, num_supernodes=num_supernodes, node_config={"state-dir": str(state)}
-        )
-
-    def look(message: Message, context: Context, call_next: Next) -> Message:
-        reply = call_next(message, context)
-        for path in state.rglob("*"):
-            mode = stat.S_IMODE(path.stat().st_mode)
-            assert mode == (0o700 if path.is_dir() else 0o600), (path, oct(mode))
-            seen.append(path.name)
-        return reply
-
-    seen: list[str] = []
-    run_ego(seven_egos(), rounds=1, supernodes=2, make_grid=make_grid, mods=[look])
-    assert seen

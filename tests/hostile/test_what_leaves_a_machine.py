@@ -92,7 +92,7 @@ def test_a_run_chooses_no_files_of_a_supernode(
     folder = planetoid(tmp_path / "planted")
     given = data.format(folder=folder)
     said = asked(app, tmp_path, config="nfedgnn/cora", overrides=given)
-    assert "a run names no path on a SuperNode's machine" in said
+    assert "ConfigError" in said and "no path" in said
     assert not (folder / "ran").exists()
 
 
@@ -112,7 +112,7 @@ def test_a_run_reads_no_local_yaml(tmp_path: Path) -> None:
     path = str(tmp_path / "passwords.yaml")
     said = asked(app, tmp_path, config=path)
     assert SECRET not in said
-    assert "a run names no path" in said
+    assert "no path" in said
 
 
 class Failing(NumPyClient):
@@ -145,10 +145,10 @@ def test_errors_leave_by_their_kind(tmp_path: Path, error: Exception, said: str)
 @pytest.mark.parametrize(
     "node,wanted",
     [
-        ({"data-folder": f"/nowhere/{SECRET}"}, "DataError: data-folder: there is no such folder"),
+        ({"data-folder": f"/nowhere/{SECRET}"}, "DataError: data-folder"),
         (
             {"partition-id": SECRET},
-            "ConfigError: node-config partition-id: is no whole number; start the",
+            "ConfigError: node-config partition-id",
         ),
     ],
 )
@@ -164,4 +164,4 @@ def test_a_method_that_is_not_allowed_does_not_tell_which_are(tmp_path: Path) ->
     said = asked(app, tmp_path, node={"methods": SECRET}, config="fedgls/cora",
                  overrides="app=strangers.mine")  # fmt: skip
     assert SECRET not in said
-    assert "app: 'strangers.mine': this SuperNode's node config allows no such module" in said
+    assert "app: 'strangers.mine'" in said

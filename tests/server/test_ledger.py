@@ -27,7 +27,6 @@ from flower_graph.records.participation import (
     summarise_participation,
 )
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.plots import base
 from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.ledger import ByteLedger, count_bytes
@@ -197,15 +196,6 @@ def test_ledger_refuses_nonsense_and_keeps_what_it_had() -> None:
 
 
 # The picture -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """Keep the axes of the picture instead of writing it."""
-    kept: list[Axes] = []
-    keep = lambda figure, path: kept.extend(figure.axes)  # noqa: E731
-    monkeypatch.setattr(base, "save", keep)
-    return kept
 
 
 def test_each_cell_has_the_colour_of_what_its_client_was(drawn: list[Axes]) -> None:

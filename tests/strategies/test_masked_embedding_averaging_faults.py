@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from flwr.app import RecordDict
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import AlignmentError
-from flower_graph.storage import checkpoint
 
 Change = Callable[[RecordDict], None]
 M, ROUNDS = 10, 7
@@ -223,21 +221,3 @@ def test_who_spoils_the_sum_is_named_and_left_out(
     assert any(re.search(why, entry["reason"]) for entry in named)
     assert {e["client"] for r in outcome.reports for e in r.rejected if "client" in e} == {103}
     assert outcome.figures[[n > 0 for n in answered], :2].isfinite().all()
-
-
-# Checkpoints -------------------------------------------------------------------------------------
-
-
-def test_clients_that_are_in_no_request_or_do_not_answer_save_too(tmp_path: Path) -> None:
-    run(
-        seven_egos(),
-        rounds=2,
-        supernodes=7,
-        participation=0.5,
-        make_grid=faulty({(1, "train", 3): "lost", (2, "train", 3): "silent"}),
-        client_options={"checkpoint_dir": tmp_path},
-        checkpoint_dir=tmp_path,
-        checkpoint_every=2,
-    )
-    names = [path.name for path in checkpoint.round_folder(tmp_path, 2).iterdir()]
-    assert sorted(names) == [f"client-{k}.safetensors" for k in range(7)] + ["server.pt"]

@@ -11,7 +11,6 @@ import pytest
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.procrustes_alignment import plots as plots_alignment
 from flower_graph.strategies.procrustes_alignment.plots import (
     AlignmentCurves,
     plot_alignment,
@@ -25,14 +24,6 @@ def report(
     number: int, alignment: dict[str, float], val: float = 0.5, test: float = 0.625
 ) -> RoundReport:
     return RoundReport(number, 1.0, 1.0, 0.0, 0.5, val, test, 4, 4, alignment=alignment)
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """Keep the axes of the picture instead of writing it."""
-    kept: list[Axes] = []
-    monkeypatch.setattr(plots_alignment, "save", lambda figure, path: kept.extend(figure.axes))
-    return kept
 
 
 def curves(axes: Axes) -> dict[str, list[float]]:

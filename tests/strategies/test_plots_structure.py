@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
+from test_plots_alignment import curves
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.plots import base
 from flower_graph.strategies.structure_fedavg.method import METHOD
 
 FIGURES = {
@@ -27,20 +25,6 @@ FIGURES = {
 
 def report(number: int, structure: dict[str, float]) -> RoundReport:
     return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 8, 8, structure=structure)
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
-    """Keep the axes of the picture instead of writing it."""
-    kept: list[Axes] = []
-    monkeypatch.setattr(base, "save", lambda figure, path: kept.extend(figure.axes))
-    return kept
-
-
-def curves(axes: Axes) -> dict[str, list[float]]:
-    """Give the panel's curves by the name that its legend has."""
-    found: dict[str, Any] = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    return {name: np.asarray(line.get_ydata()).tolist() for name, line in found.items()}
 
 
 def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:

@@ -19,7 +19,6 @@ from flower_graph.errors import DataError
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
 from flower_graph.outputs.files import (
-    NODE_ROLES,
     read_embeddings,
     read_models,
     read_predictions,
@@ -77,20 +76,8 @@ def test_a_user_without_its_neighbours_in_the_file_has_its_own_rows(average_over
     torch.testing.assert_close(latent, cohort.forward(None)[2])
 
 
-def test_predictions_are_those_of_the_last_report_and_of_who_answered() -> None:
-    data = small_graph(24)
-    outcome = run(data, rounds=4)
-    found = outcome.strategy.snapshot().predictions
-    assert found is not None and found.node.tolist() == list(range(24))
-    right = found.predicted == found.label
-    last = outcome.reports[-1]
-    for role, accuracy in (
-        ("train", last.train_accuracy),
-        ("val", last.val_accuracy),
-        ("test", last.test_accuracy),
-    ):
-        assert right[found.role == NODE_ROLES.index(role)].mean() == accuracy
-    few = run(data, rounds=1, participation=0.25).strategy
+def test_predictions_are_of_who_answered() -> None:
+    few = run(small_graph(24), rounds=1, participation=0.25).strategy
     snapshot = few.snapshot()
     assert snapshot.predictions is not None and snapshot.embeddings is not None
     answered = few.server.known.nonzero().flatten().tolist()
