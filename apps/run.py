@@ -79,14 +79,14 @@ def _keep_settings(
     if message.metadata.message_type != KEEP or reply.has_error():
         return reply
     asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
-    place = own_outputs(context, asked.run) if asked.action == FINISH else None
-    if place is not None:
+    outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
+    if outputs is not None:
         folder = client_folder(config, context)
-        write_config(place, to_dict(config))
+        write_config(outputs, to_dict(config))
         if folder is None:
-            write_data_form(place, method_of(config).data_form(config))
+            write_data_form(outputs, method_of(config).data_form(config))
         else:
-            write_data_form(place, DataForm.from_json(folder.detail(DATA_FORM, dict)))
+            write_data_form(outputs, DataForm.from_json(folder.detail(DATA_FORM, dict)))
     return reply
 
 
@@ -120,7 +120,7 @@ def run_server(
     # What is refused here leaves no folder.
     strategy = method.build_strategy(with_registry(config, grid, folder), out, folder)
     # With a folder nobody has the data of all.
-    known = {"baselines": method.baselines(config)} if folder is None else {}
+    baselines = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(
         out,
         to_dict(config),
@@ -156,7 +156,7 @@ def run_server(
         # What clients withhold stays in the folder of each
         if not config.privacy.withholds and (differ := merge_clients(out)):
             final["spread"] = differ
-        final |= final_privacy(config) | known
+        final |= final_privacy(config) | baselines
         if names := method.class_names(config, folder):
             final["classes"] = list(names)
         if folder is None:

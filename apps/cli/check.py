@@ -41,12 +41,12 @@ def check_command(args: argparse.Namespace) -> int:
     configs = _configs(args.target, args.overrides)
     first = next(iter(configs.values()))
     resolve_device(first.device)
-    found = survey(first)
+    description = survey(first)
     with new_folder(args.out) if args.out else nullcontext() as out:
-        print(args.target, *_shown(found), sep="\n", flush=True)
-        tried = {name: _tried(name, config, found) for name, config in configs.items()}
+        print(args.target, *_shown(description), sep="\n", flush=True)
+        tried = {name: _tried(name, config, description) for name, config in configs.items()}
         if out is not None:
-            _write(out, args.target, found, configs, tried)
+            _write(out, args.target, description, configs, tried)
             print(f"written to {out}", flush=True)
     return 0
 
@@ -82,16 +82,16 @@ def _node_config(text: str) -> dict[str, UserConfigValue]:
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Say in a few lines which data a run has, and separately what to beware of."""
     method = method_of(config)
-    found = survey_graph(method.as_graph(config))
-    graph, _, *others = lines(found)  # notes say of features what was done to them
-    said = [f"the graph: {graph}", f"clients: {method.holdings(config)}", *others]
-    return said, [*found.warnings, *_warnings(config, found)]
+    description = survey_graph(method.as_graph(config))
+    graph, _, *others = lines(description)  # notes say of features what was done to them
+    facts = [f"the graph: {graph}", f"clients: {method.holdings(config)}", *others]
+    return facts, [*description.warnings, *_warnings(config, description)]
 
 
-def _warnings(config: RunConfig, found: Survey) -> list[str]:
+def _warnings(config: RunConfig, description: Survey) -> list[str]:
     """Say what of a graph is known to hurt the method."""
-    known = method_of(config).heterophily
-    return [known] if known and is_heterophilous(found.figures) else []
+    caveat = method_of(config).heterophily
+    return [caveat] if caveat and is_heterophilous(description.figures) else []
 
 
 def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
@@ -111,12 +111,12 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
+def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, Any]:
     """Cut the clients, run the first rounds, print what came out, and return it."""
     method = method_of(config)
     try:
         check_run(config)
-        notes = [note for note in method.as_graph(config).notes if note not in found.notes]
+        notes = [note for note in method.as_graph(config).notes if note not in description.notes]
         cut = method.partition(config)
         memory = _Memory()
         with memory:
@@ -129,7 +129,7 @@ def _tried(name: str, config: RunConfig, found: Survey) -> dict[str, Any]:
         "notes": notes,
         "clients": method.num_clients(config),
         "holdings": method.holdings(config),
-        "warnings": _warnings(config, found) + ([caveat] if caveat else []),
+        "warnings": _warnings(config, description) + ([caveat] if caveat else []),
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
@@ -154,31 +154,31 @@ def _lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _shown(found: Survey) -> list[str]:
-    named = [("data", line) for line in lines(found)]
-    named += [("note", note) for note in found.notes]
-    named += [("warning", warning) for warning in found.warnings]
+def _shown(description: Survey) -> list[str]:
+    named = [("data", line) for line in lines(description)]
+    named += [("note", note) for note in description.notes]
+    named += [("warning", warning) for warning in description.warnings]
     return [f"  {name:9}  {text}" for name, text in named]
 
 
 def _write(
     out: Path,
     target: str,
-    found: Survey,
+    description: Survey,
     configs: Mapping[str, RunConfig],
     tried: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write the record, and a picture of what was found and of the clients' sizes."""
     from flower_graph.report.plots.base import plot_counts  # slow to import
 
-    panels = dict(found.distributions)
+    panels = dict(description.distributions)
     for name, result in tried.items():
         for kind, times in result.get("distributions", {}).items():
             if kind == "nodes per client":
                 panels[f"nodes of a client, {name.partition('/')[0]}"] = times
     plot_counts(out / PICTURE, panels, title=target)
     methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
-    write_json(out / JSON, {"target": target, **found._asdict(), "methods": methods})
+    write_json(out / JSON, {"target": target, **description._asdict(), "methods": methods})
 
 
 class _Memory:

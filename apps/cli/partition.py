@@ -91,8 +91,8 @@ def _cut_all(
 def _with_baselines(cut: Partition) -> PartitionStatistics:
     """Put the baselines' test accuracies behind the other figures."""
     figures = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
-    known = {name: value for name, value in figures.items() if not math.isnan(value)}
-    return cut.statistics._replace(figures={**cut.statistics.figures, **known})
+    finite = {name: value for name, value in figures.items() if not math.isnan(value)}
+    return cut.statistics._replace(figures={**cut.statistics.figures, **finite})
 
 
 def _write_folders(
@@ -121,15 +121,15 @@ def _write_folders(
 def _record(
     config: Mapping[str, Any],
     seeds: list[int],
-    found: Sequence[PartitionStatistics],
+    statistics: Sequence[PartitionStatistics],
     paper: Mapping[str, int],
 ) -> dict[str, Any]:
     """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
     return {
         "config": config,
         "seeds": seeds,
-        "figures": join([each.figures for each in found]),
-        "distributions": [each.distributions for each in found],
+        "figures": join([each.figures for each in statistics]),
+        "distributions": [each.distributions for each in statistics],
         **({"paper": paper} if paper else {}),
     }
 

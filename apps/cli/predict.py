@@ -19,15 +19,15 @@ def predict_command(args: argparse.Namespace) -> int:
     of_party, trust = args.data_folder, args.trust_code
     run = load_run(args.run, trust=trust) if of_party is None else latest_in(of_party, trust=trust)
     if args.data is None:
-        found = run.predictions(args.client)
+        predictions = run.predictions(args.client)
     else:
-        found = predict_file(run, args.data, args.client)
-    text = table_text(*table_of(found))
+        predictions = predict_file(run, args.data, args.client)
+    text = table_text(*table_of(predictions))
     if args.out is None:
         print(text, end="", flush=True)
     else:
         write_text(args.out.expanduser(), text)
-    print(*_said(run, found, is_new=args.data is not None), sep="\n", file=sys.stderr)
+    print(*_summary(run, predictions, is_new=args.data is not None), sep="\n", file=sys.stderr)
     return 0
 
 
@@ -53,31 +53,32 @@ def _whose(run: Run, client: int | None) -> int:
     return client
 
 
-def _said(run: Run, found: Predictions, *, is_new: bool) -> list[str]:
+def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
     """Say what is in the table, and how much of it is right: of a run's own nodes by role."""
+    count = f"{run.path}: {len(predictions.node):,} predictions"
     if is_new:
-        known, count = found.label >= 0, f"{run.path}: {len(found.node):,} predictions"
-        if not known.any():
+        has_label = predictions.label >= 0
+        if not has_label.any():
             return [count]
-        right = (found.predicted == found.label)[known].mean()
-        return [f"{count}; {right:.3f} of the {known.sum():,} with a label are right"]
+        right = (predictions.predicted == predictions.label)[has_label].mean()
+        return [f"{count}; {right:.3f} of the {has_label.sum():,} with a label are right"]
     rounds = ", ".join(map(str, run.kept_rounds))
-    said = [f"{run.path}: {len(found.node):,} predictions" + f" of round {rounds}" * bool(rounds)]
-    if any(shares := [_share(found, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
-        said.append(f"  right  {', '.join(filter(None, shares))}{_how(found)}")
-    return said
+    lines = [f"{count} of round {rounds}" if rounds else count]
+    if any(shares := [_share(predictions, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
+        lines.append(f"  right  {', '.join(filter(None, shares))}{_how(predictions)}")
+    return lines
 
 
-def _share(found: Predictions, role: str) -> str:
+def _share(predictions: Predictions, role: str) -> str:
     """Say how much of a role is right, and of how many nodes; nothing without such nodes."""
-    local = found.of_role(role)
+    local = predictions.of_role(role)
     name = "in no part" if role == NODE_ROLES[0] else role
     return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
 
 
-def _how(found: Predictions) -> str:
+def _how(predictions: Predictions) -> str:
     """Say what the shares are means over, where they are means."""
-    clients = len(set(found.client.tolist()))
+    clients = len(set(predictions.client.tolist()))
     over = [f"{clients} clients"] * (clients > 1)
-    over += ["each client's judges"] * (found.fold is not None)
+    over += ["the folds of each client"] * (predictions.fold is not None)
     return f" (means over {' and '.join(over)}, as the run reports them)" if over else ""

@@ -99,10 +99,10 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, Any]]:
 def default_folder(name: str) -> Path:
     """Name a new folder for the outputs of a config: ``runs/<config>-<UTC time>``."""
     stem = Path(name).stem if is_file_name(name) else name.replace("/", "-")
-    place = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Python can do two runs within a second.
-    others = (place.with_name(f"{place.name}-{number}") for number in count(2))
-    return next(one for one in chain([place], others) if not one.exists())
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(one for one in chain([folder], others) if not one.exists())
 
 
 def _plan(args: Options) -> tuple[Path, list[Job]]:
@@ -182,12 +182,12 @@ def _check_all(jobs: Sequence[Job], args: Options) -> None:
     with _notes() as notes:
         for job in jobs:
             check_run(job.config, args.supernodes)
-    said, warnings = short_form(jobs[0].config) if jobs else ([], [])
-    place = f"data {jobs[0].config.data.name.rstrip('/')}: " if jobs else ""
+    facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
+    prefix = f"data {jobs[0].config.data.name.rstrip('/')}: " if jobs else ""
     for note in notes:
-        kind = warnings if note.levelno >= logging.WARNING else said
-        kind.append(note.getMessage().removeprefix(place))
-    shown = [] if args.quiet else said
+        kind = warnings if note.levelno >= logging.WARNING else facts
+        kind.append(note.getMessage().removeprefix(prefix))
+    shown = [] if args.quiet else facts
     shown = shown + [f"warning: {warning}" for warning in warnings]
     print(*(f"data  {line}\n" for line in shown), sep="", end="", file=sys.stderr, flush=True)
 

@@ -50,7 +50,7 @@ def main(
     cells = cells_of(json.loads(path.read_text(encoding="utf-8")), only, seeds)
     if not cells:
         raise ConfigError(f"--only, --seeds: no row of {path} that can be run again is so")
-    found: list[Row] = []
+    results: list[Row] = []
     runs = [(run, draw) for run in cells for draw in range(DRAWS + 1)]
     print(f"{len(cells)} cells, each run {DRAWS + 1} times", flush=True)
     with ProcessPoolExecutor(
@@ -60,18 +60,18 @@ def main(
         for run, rows in cells.items():
             given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]
             for row, *values in zip(rows, *given, strict=True):
-                found.append(judged(row, run.seed, values))
-                print(_line(found[-1]), flush=True)
-            write(out, paper, found)
+                results.append(judged(row, run.seed, values))
+                print(_line(results[-1]), flush=True)
+            write(out, paper, results)
     print(f"table in {out}")
-    return all(one["near"] for one in found)
+    return all(one["near"] for one in results)
 
 
 def cells_of(
     rows: Sequence[Row], only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> dict[Run, list[Row]]:
     """Give the runs behind the rows that are asked for, each with the rows that it gives."""
-    found: dict[Run, list[Row]] = {}
+    cells: dict[Run, list[Row]] = {}
     for row in rows:
         how = row["settings"]
         asked = all(str(row.get(key, "")) in values for key, values in only.items())
@@ -82,8 +82,8 @@ def cells_of(
         )
         for seed in seeds or row["seeds"][:1]:
             if seed in row["seeds"]:
-                found.setdefault(Run(one, seed, how["rounds"]), []).append(row)
-    return found
+                cells.setdefault(Run(one, seed, how["rounds"]), []).append(row)
+    return cells
 
 
 def judged(row: Row, seed: int, values: Sequence[float | None]) -> Row:
@@ -150,14 +150,14 @@ def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
         yield lambda: drawn[0]
 
 
-def write(out: Path, paper: str, found: Sequence[Row]) -> None:
+def write(out: Path, paper: str, results: Sequence[Row]) -> None:
     """Write what came out so far, as JSON and as a table."""
     out.mkdir(parents=True, exist_ok=True)
     machine = {"machine": platform.machine(), "processor": processor()}
-    write_json(out / "again.json", {"paper": paper, **machine, "rows": list(found)})
+    write_json(out / "again.json", {"paper": paper, **machine, "rows": list(results)})
     head = "| table | data | method | metric | seed | committed | again | changed by 1e-7: apart "
     head += "by at most | tolerance | deviation over seeds | |\n|" + "---|" * 11
-    write_text(out / "again.md", "\n".join([head, *map(_line, found)]) + "\n")
+    write_text(out / "again.md", "\n".join([head, *map(_line, results)]) + "\n")
 
 
 def _line(one: Row) -> str:

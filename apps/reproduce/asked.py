@@ -38,8 +38,8 @@ class Group:
     @property
     def words(self) -> str:
         """Where it stands, in words."""
-        known = {"table": self.part.table, "data": self.experiments[0].data, "model": self.model}
-        return f"{fill(self.part.place, {**known, **self.keys})}, {self.shown}"
+        values = {"table": self.part.table, "data": self.experiments[0].data, "model": self.model}
+        return f"{fill(self.part.place, {**values, **self.keys})}, {self.shown}"
 
     @property
     def runs(self) -> list[Run]:
@@ -74,14 +74,14 @@ class Asked:
 
     def stages(self) -> list[list[Run]]:
         """List the runs, each once, by table and seed: what is stopped early has whole seeds."""
-        known, stages = set[Run](), []
+        listed, stages = set[Run](), []
         for key in self.tables:
             groups = self.groups(key)
             runs = dict.fromkeys(run for group in groups for run in group.runs)
             first = [seed for group in groups for seed in group.choosers]
             for seed in dict.fromkeys([*first, *(run.seed for run in runs)]):
-                stages.append([run for run in runs if run.seed == seed and run not in known])
-                known.update(stages[-1])
+                stages.append([run for run in runs if run.seed == seed and run not in listed])
+                listed.update(stages[-1])
         return [stage for stage in stages if stage]
 
     def runs(self) -> list[Run]:

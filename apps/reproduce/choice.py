@@ -61,7 +61,7 @@ def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
     """List what was tried for a row, with each one's validation accuracy."""
     taken = group.experiments.index(best_experiment(group, runs)) if is_made(group, runs) else None
     result = []
-    for place, one in enumerate(group.tried if group.choosers else ()):
+    for number, one in enumerate(group.tried if group.choosers else ()):
         kept = {s: runs[one][s] for s in group.choosers if s in runs.get(one, {})}
         if kept:
             best = {seed: curves.best_val for seed, curves in kept.items()}
@@ -70,5 +70,5 @@ def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
             made |= {"method": group.shown, **group.keys, **end}
             others = [other.overrides for other in group.tried]
             tried = [s for s in one.overrides if any(s not in other for other in others)]
-            result.append(made | {"where": group.words, "tried": tried, "taken": place == taken})
+            result.append(made | {"where": group.words, "tried": tried, "taken": number == taken})
     return result

@@ -84,10 +84,10 @@ def main(
         frozenset(only),
     )
     if asked.tables:
-        there, left_out = available(
+        loadable, left_out = available(
             asked.data, lambda data: cached_data(asked.common(data, asked.models[0]))
         )
-        _reproduce(replace(asked, data=tuple(there)), out, left_out)
+        _reproduce(replace(asked, data=tuple(loadable)), out, left_out)
 
 
 def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
@@ -112,19 +112,19 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
 
 def in_place(asked: Asked) -> dict[Experiment, InPlace]:
     """Give what makes the figures of experiments without a federation."""
-    found: dict[Experiment, InPlace] = {}
+    result: dict[Experiment, InPlace] = {}
     for group in asked.groups():
         how = asked.table.methods[group.method]
         make = function(how.centralised) if how.centralised else how.baseline
         if make:
-            found |= dict.fromkeys((*group.experiments, *group.tried), make)
-    return found
+            result |= dict.fromkeys((*group.experiments, *group.tried), make)
+    return result
 
 
 def _needed(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
     """Leave out what a choice did not take; of a choice to be made, one is as good as taken."""
-    there = needed(asked, folder)
-    return [run for run in runs if run in there]
+    kept = needed(asked, folder)
+    return [run for run in runs if run in kept]
 
 
 def write_page(
@@ -141,33 +141,35 @@ def write_page(
 
 
 def choose(
-    only: Mapping[str, Sequence[str]], known: Mapping[str, Sequence[str]]
+    only: Mapping[str, Sequence[str]], allowed: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """Apply ``--only`` to what there is."""
     for key, values in only.items():
-        if key not in known:
-            refuse_key(key, list(known), " (in --only)")
+        if key not in allowed:
+            refuse_key(key, list(allowed), " (in --only)")
         for value in values:
-            if value not in known[key]:
-                allowed = ", ".join(known[key])
-                raise ConfigError(f"--only {key}={value}: unknown; allowed are {allowed}")
-    return {key: [v for v in values if v in only.get(key, values)] for key, values in known.items()}
+            if value not in allowed[key]:
+                words = ", ".join(allowed[key])
+                raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
+    return {
+        key: [v for v in values if v in only.get(key, values)] for key, values in allowed.items()
+    }
 
 
 def available(names: Sequence[str], load: Callable[[str], object]) -> tuple[list[str], list[str]]:
     """Return the data sets that can be loaded, and why the others cannot."""
-    there, left_out = [], []
+    loadable, left_out = [], []
     for name in names:
         try:
             load(name)
-            there.append(name)
+            loadable.append(name)
         except DataError as error:
             # The whole reason names folders of this machine: not for a page that is passed on.
             left_out.append(f"{name}: not in the data root, and it could not be downloaded")
             print(f"left out: {name}: {error}")
-    if not there:
-        raise DataError("none of the data sets is there: " + "; ".join(left_out))
-    return there, left_out
+    if not loadable:
+        raise DataError("none of the data sets can be loaded: " + "; ".join(left_out))
+    return loadable, left_out
 
 
 def announce(runs: Sequence[Run], folder: Path) -> None:
@@ -278,10 +280,10 @@ def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[R
     # Of many methods those at stake are `marked`, and the others grey
     panels: dict[str, dict[str, Spent]] = {}
     for one in shown_runs(picture["tables"], picture["data"], asked, runs):
-        known = [curves for curves in one.runs.values() if curves.up and not one.centralised]
-        for axis, label in zip(AXES, AXES_NAMES, strict=True) if known else ():
-            spent = max((curves.spent(axis) for curves in known), key=len)
-            lines = Spent(spent, [curves.best_so_far for curves in known])
+        trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
+        for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
+            spent = max((curves.spent(axis) for curves in trained), key=len)
+            lines = Spent(spent, [curves.best_so_far for curves in trained])
             name = one.method if one.data in picture["data"] else f"{one.method}, {one.data}"
             panels.setdefault(label, {})[name] = lines
     if panels:

@@ -105,8 +105,8 @@ class Curves:
     def best_so_far(self) -> list[float]:
         """Test accuracy after each round, at the best validation accuracy until then."""
         best, result = 0, []
-        for place, value in enumerate(self.val_accuracy):
-            best = place if _known(value) > _known(self.val_accuracy[best]) else best
+        for index, value in enumerate(self.val_accuracy):
+            best = index if _known(value) > _known(self.val_accuracy[best]) else best
             result.append(self.test_accuracy[best])
         return result
 
@@ -166,8 +166,8 @@ def read_curves(stored: Mapping[str, Any]) -> Curves:
             return {key: number(item) for key, item in value.items()}
         return math.nan if value is None else value
 
-    known = {one.name for one in fields(Curves)}  # An older version had more
-    read: dict[str, Any] = {key: number(value) for key, value in stored.items() if key in known}
+    names = {one.name for one in fields(Curves)}  # An older version had more
+    read: dict[str, Any] = {key: number(value) for key, value in stored.items() if key in names}
     return Curves(**read)
 
 
@@ -356,7 +356,7 @@ def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) 
     return accuracies
 
 
-def _baseline(name: str, known: Mapping[str, Mapping[str, float]]) -> Epoch:
+def _baseline(name: str, figures: Mapping[str, Mapping[str, float]]) -> Epoch:
     """Give one of the figures that a run's accuracies are held against, as an epoch."""
-    one_of("baseline", name, [*known])
-    return Epoch(math.nan, known[name]["val"], known[name]["test"])
+    one_of("baseline", name, [*figures])
+    return Epoch(math.nan, figures[name]["val"], figures[name]["test"])

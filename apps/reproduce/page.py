@@ -110,9 +110,11 @@ def _value(config: Any, name: str) -> str:
 
 def _own(block: Values, asked: Asked) -> list[str]:
     """Name the settings that single methods have for themselves."""
-    known = {"data": asked.data, "model": asked.models, "method": asked.methods}
+    asked_for = {"data": asked.data, "model": asked.models, "method": asked.methods}
     result = [
-        one for one in asked.table.own if all(one.get(k, v[0]) in v for k, v in known.items() if v)
+        one
+        for one in asked.table.own
+        if all(one.get(k, v[0]) in v for k, v in asked_for.items() if v)
     ]
     if not result:
         return [block["otherwise"]] if "otherwise" in block else []
@@ -137,7 +139,7 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
         for one in _each(each, here, asked)
         for line in group
     ]
-    lines = [cells for cells in lines if any(there for _, there in cells)]
+    lines = [cells for cells in lines if any(has_figure for _, has_figure in cells)]
     if not lines:
         return []
     names = [
@@ -146,12 +148,12 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     ]
     # Of columns that are one for each of some methods, empty ones are left out.
     shown = [
-        place
-        for place, (_, grouped) in enumerate(names)
-        if not grouped or any(cells[place][0] != NONE for cells in lines)
+        number
+        for number, (_, grouped) in enumerate(names)
+        if not grouped or any(cells[number][0] != NONE for cells in lines)
     ]
-    texts = [[cells[place][0] for place in shown] for cells in lines]
-    return ["\n".join(markdown([names[place][0] for place in shown], texts))]
+    texts = [[cells[number][0] for number in shown] for cells in lines]
+    return ["\n".join(markdown([names[number][0] for number in shown], texts))]
 
 
 def _with_values(keys: Values, asked: Asked) -> Values:
@@ -160,11 +162,11 @@ def _with_values(keys: Values, asked: Asked) -> Values:
     return {**method.values, **keys} if method else keys
 
 
-def _part(column: Any, place: int) -> Any:
+def _part(column: Any, index: int) -> Any:
     """Take the head of a column, or what its fields say."""
     if isinstance(column, Mapping):
-        return {**column, "is": [_part(one, place) for one in column["is"]]}
-    if place == 0:
+        return {**column, "is": [_part(one, index) for one in column["is"]]}
+    if index == 0:
         return column[0]
     return column[1] if len(column) == 2 else column[1:]
 
@@ -172,12 +174,12 @@ def _part(column: Any, place: int) -> Any:
 def _line(cells: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]) -> list[Cell]:
     result = []
     for cell, values, _ in _flat(cells, asked, keys, here):
-        text, there = _cell(cell, asked, values, here)
+        text, has_figure = _cell(cell, asked, values, here)
         # A column's method may have ended in one line and not in the next.
-        is_a_columns = there and "method" in values and "method" not in keys
+        is_a_columns = has_figure and "method" in values and "method" not in keys
         if is_a_columns and cell[0] in SPREADS:
             text += marks(_under(values, here))
-        result.append((text, there))
+        result.append((text, has_figure))
     return result
 
 
@@ -187,9 +189,9 @@ def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
         return _named(cell, asked, keys, here), False
     how, *wanted = cell
     several = [one for some in wanted for one in (some if isinstance(some, list) else [some])]
-    known = {key: value for key, value in keys.items() if any(key in r for r in here)}
+    of_rows = {key: value for key, value in keys.items() if any(key in r for r in here)}
     result = [
-        find(here, **{**known, **match})
+        find(here, **{**of_rows, **match})
         for one in several
         for match in _matches({"metric": one} if isinstance(one, str) else one, asked, keys, here)
     ]
@@ -208,8 +210,8 @@ def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> st
 
 def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
     """Give the rows with these keys, of the keys that rows have."""
-    known = {key: value for key, value in keys.items() if any(key in r for r in here)}
-    return matching(here, known)
+    of_rows = {key: value for key, value in keys.items() if any(key in r for r in here)}
+    return matching(here, of_rows)
 
 
 def _matches(
@@ -218,15 +220,19 @@ def _matches(
     """List what is to be found: a list is one after the other, ``all`` is all there are."""
     values: list[Sequence[Any]] = []
     # Runs of one row may have other iterations than those of the next
-    own = _under(keys, here)
+    same_keys = _under(keys, here)
     for key, value in wanted.items():
-        known = sorted({r[key] for r in own if key in r}) if value in ("all", "last") else []
+        present = (
+            sorted({r[key] for r in same_keys if key in r}) if value in ("all", "last") else []
+        )
         if isinstance(value, str) and value not in ("all", "last"):
             values.append([fill(value, keys)])
         elif isinstance(value, list):
             values.append(_only_asked(key, value, asked))
         else:
-            values.append(known if value == "all" else known[-1:] if value == "last" else [value])
+            values.append(
+                present if value == "all" else present[-1:] if value == "last" else [value]
+            )
     return (dict(zip(wanted, one, strict=True)) for one in product(*values))
 
 
@@ -246,33 +252,33 @@ def _flat(
 def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, Any]]:
     """List what there is of some keys, in order; the YAML may give some of their values itself."""
     if isinstance(keys, Mapping):
-        known = [
+        lists = [
             _only_asked(key, values, asked) if values else _order(key, here, asked)
             for key, values in keys.items()
         ]
-        return [dict(zip(keys, one, strict=True)) for one in product(*known)]
-    there = {tuple(r.get(key) for key in keys) for r in here} if keys else {()}
+        return [dict(zip(keys, one, strict=True)) for one in product(*lists)]
+    present = {tuple(r.get(key) for key in keys) for r in here} if keys else {()}
     orders = [_order(key, here, asked) for key in keys]
-    return [dict(zip(keys, one, strict=True)) for one in product(*orders) if one in there]
+    return [dict(zip(keys, one, strict=True)) for one in product(*orders) if one in present]
 
 
 def _order(key: str, here: Sequence[Row], asked: Asked) -> list[Any]:
     """List a key's values as they are asked for, and those that have other names as they come."""
-    there = list(dict.fromkeys(r[key] for r in here if r.get(key) is not None))
-    known = _asked(asked, key) if key in ("data", "method") else []
+    present = list(dict.fromkeys(r[key] for r in here if r.get(key) is not None))
+    order = _asked(asked, key) if key in ("data", "method") else []
 
-    def place(value: Any) -> int:
-        begins = [number for number, one in enumerate(known) if str(value).startswith(one)]
-        exact = [number for number, one in enumerate(known) if value == one]
-        return (exact or begins or [len(known)])[0]
+    def rank(value: Any) -> int:
+        begins = [number for number, one in enumerate(order) if str(value).startswith(one)]
+        exact = [number for number, one in enumerate(order) if value == one]
+        return (exact or begins or [len(order)])[0]
 
-    return sorted(there, key=place)
+    return sorted(present, key=rank)
 
 
 def _only_asked(key: str, values: Sequence[Any], asked: Asked) -> list[Any]:
     """Leave out methods that are not asked for."""
-    known = asked.table.methods if key == "method" else {}
-    return [value for value in values if value not in known or value in asked.methods]
+    choices = asked.table.methods if key == "method" else {}
+    return [value for value in values if value not in choices or value in asked.methods]
 
 
 def _asked(asked: Asked, key: str) -> Sequence[str]:
@@ -319,27 +325,27 @@ ALONE = ("paired", "winner", "paper-deviation", "reached", "positive", "above", 
 FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
 
 
-def formatted(how: str, found: Sequence[Row | None]) -> str:
+def formatted(how: str, rows: Sequence[Row | None]) -> str:
     """Write figures as a page's YAML says: ``accuracy``, ``mean:.3f``, ``paper:.1f:100``."""
     name, _, detail = how.partition(":")
     if name.endswith("→"):
-        return " → ".join(formatted(name[:-1], [r]) for r in found)
+        return " → ".join(formatted(name[:-1], [r]) for r in rows)
     one_of("format", name, FORMATS)
     if name == "seeds":  # one number, or one for each where they differ
-        counts = [0 if r is None else len(r["seeds"]) for r in found]
+        counts = [0 if r is None else len(r["seeds"]) for r in rows]
         return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
     if name == "winner":
-        return _winner([r for r in found if r is not None])
-    first = next((r for r in found if r is not None), None)
+        return _winner([r for r in rows if r is not None])
+    first = next((r for r in rows if r is not None), None)
     return NONE if first is None else _written(name, detail, first)
 
 
-def _winner(found: Sequence[Row]) -> str:
+def _winner(rows: Sequence[Row]) -> str:
     """Name the method with the best mean, and those that tests do not tell from it."""
-    best = max(found, key=lambda r: r["mean"], default=None)
+    best = max(rows, key=lambda r: r["mean"], default=None)
     if best is None:
         return NONE
-    others = [r for r in found if r is not best]
+    others = [r for r in rows if r is not best]
     near = [
         r["method"] + cut_off([r])
         for r, p in zip(others, holm([_chance(best, r) for r in others]), strict=True)

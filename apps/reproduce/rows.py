@@ -101,9 +101,9 @@ def missing_runs(asked: Asked, runs: Runs) -> list[str]:
     """Say which rows have fewer runs than seeds."""
     lines = {}
     for group in asked.groups():
-        there, wanted = (len(runs_of(group, runs)), len(group.seeds))
-        if there < wanted and group.runs:
-            lines[group.words] = f"{group.words}: {there} of {wanted} runs"
+        done, wanted = (len(runs_of(group, runs)), len(group.seeds))
+        if done < wanted and group.runs:
+            lines[group.words] = f"{group.words}: {done} of {wanted} runs"
     return [*lines.values()]
 
 
@@ -127,10 +127,10 @@ def shown_runs(
         order = methods or [*asked.table.methods]
         for group in asked.groups():
             if group.part.table == table and group.data in data and group.method in order:
-                place = data.index(group.data), number, order.index(group.method)
+                order_key = data.index(group.data), number, order.index(group.method)
                 one, here = group.experiments[0], runs_of(group, runs)
                 made = Shown(table, one.data, group.model, group.shown, one.centralised, here)
-                result.setdefault((place, made[:4]), made)
+                result.setdefault((order_key, made[:4]), made)
     return [result[key] for key in sorted(result, key=lambda key: key[0])]
 
 
@@ -157,14 +157,14 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 
 def best_experiment(group: Group, runs: Runs) -> Experiment:
     """Choose by the mean of the best validation accuracies, if there is a choice."""
-    judged = {
+    by_experiment = {
         one: [curves.best_val for seed, curves in runs[one].items() if seed in group.choosers]
         for one in group.tried
         if one in runs
     }
-    means = {one: fmean(values) for one, values in judged.items() if values}
-    there = [one for one, mean in means.items() if math.isfinite(mean)]
-    best = max(there, key=lambda one: means[one], default=group.tried[0])
+    means = {one: fmean(values) for one, values in by_experiment.items() if values}
+    finite = [one for one, mean in means.items() if math.isfinite(mean)]
+    best = max(finite, key=lambda one: means[one], default=group.tried[0])
     return group.experiments[group.tried.index(best)]
 
 
@@ -205,17 +205,19 @@ def to_the_end(one: Experiment, runs: BySeed, most: int) -> Row:
         for each in curves
     )
     left_out = max(each.left_out for each in curves)
-    found: Row = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
+    summary: Row = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
     last = [s for s, each in runs.items() if ended and not each.ended(patience or PATIENCE)]
     return (
-        found | ({"left_out": left_out} if left_out else {}) | ({"best_last": last} if last else {})
+        summary
+        | ({"left_out": left_out} if left_out else {})
+        | ({"best_last": last} if last else {})
     )
 
 
 def _values(values: Sequence[Any], last: int) -> Iterator[Any]:
     """List values of a key; of iterations those that there are."""
-    known = dict.fromkeys(last if value == "last" else value for value in values)
-    return (one for one in known if "last" not in values or one <= last)
+    distinct = dict.fromkeys(last if value == "last" else value for value in values)
+    return (one for one in distinct if "last" not in values or one <= last)
 
 
 def _figures(wanted: Wanted, runs: BySeed, keys: Values, group: Group) -> dict[int, float]:
@@ -346,8 +348,8 @@ def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
     """Give an iteration's mean, or a classifier's figure of a client or the mean, at the end."""
     if "classifier" not in keys:
         return _at(curves.test_accuracy, keys)
-    found = curves.judged.get(keys["classifier"], {}).get("test", [])
-    return _client(found, keys) if len(found) == config.partition.clients else None
+    by_client = curves.judged.get(keys["classifier"], {}).get("test", [])
+    return _client(by_client, keys) if len(by_client) == config.partition.clients else None
 
 
 def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
@@ -363,8 +365,8 @@ def _client(values: Sequence[float], keys: Values) -> float | None:
 
 def _at(values: Sequence[float], keys: Values) -> float:
     """Return the value of an iteration, or the last one: a run that ended stays where it was."""
-    place = min(keys.get("iteration", 0), len(values)) - 1
-    return values[place] if values else math.nan
+    index = min(keys.get("iteration", 0), len(values)) - 1
+    return values[index] if values else math.nan
 
 
 FIGURES: dict[str, Figure] = {

@@ -29,12 +29,12 @@ def paired(differences: Sequence[float]) -> dict[str, Any]:
 def holm(chances: Sequence[float | None]) -> list[float | None]:
     """Correct the p values of one family of tests (Holm 1979); None is no test and stays None."""
     # The k-th smallest of m is multiplied by m - k + 1, and is never below a smaller one's result.
-    known = sorted((chance, place) for place, chance in enumerate(chances) if chance is not None)
+    tested = sorted((chance, index) for index, chance in enumerate(chances) if chance is not None)
     result: list[float | None] = [None] * len(chances)
     highest = 0.0
-    for passed, (chance, place) in enumerate(known):
-        highest = max(highest, min(1.0, chance * (len(known) - passed)))
-        result[place] = highest
+    for passed, (chance, index) in enumerate(tested):
+        highest = max(highest, min(1.0, chance * (len(tested) - passed)))
+        result[index] = highest
     return result
 
 

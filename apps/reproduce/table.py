@@ -114,13 +114,13 @@ class Table:
 
     def known(self, *, every: bool = False) -> dict[str, tuple[str, ...]]:
         """Give what ``--only`` may name, or every key's words."""
-        known = {
+        words = {
             "data": tuple(self.data),
             "model": tuple(self.models),
             "method": tuple(key for key, one in self.methods.items() if not one.follows),
             "table": (*self.tables, *([PRIVACY] if self.privacy else [])),
         }
-        return known if every else {key: known[key] for key in self.only}
+        return words if every else {key: words[key] for key in self.only}
 
 
 def tables() -> dict[str, str]:
@@ -213,13 +213,13 @@ def _text_of(name: str) -> str:
             return Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"table {name}: {error}") from error
-    known = tables()
-    if name not in known:
-        close = nearest(name, [*known])
-        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(known)}"
+    shipped = tables()
+    if name not in shipped:
+        close = nearest(name, [*shipped])
+        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(shipped)}"
         raise ConfigError(
             f"paper: {name!r} is unknown; {hint} (a table of your own must end in .yaml or .yml)"
         )
-    if is_file_name(known[name]):
-        return _text_of(known[name])
+    if is_file_name(shipped[name]):
+        return _text_of(shipped[name])
     return (resources.files("flower_graph.conf") / f"{TABLES}{name}.yaml").read_text("utf-8")

@@ -55,10 +55,10 @@ def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 def make(kind: type[T], tree: Values, where: str) -> T:
     """Make a dataclass of a mapping."""
-    known = [one.name for one in fields(cast("Any", kind))]
+    names = [one.name for one in fields(cast("Any", kind))]
     for key in tree:
-        if key not in known:
-            refuse_key(key, known, f" (in {where})")
+        if key not in names:
+            refuse_key(key, names, f" (in {where})")
     frozen = {key: tuple(one) if isinstance(one, list) else one for key, one in tree.items()}
     try:
         return kind(**frozen)
