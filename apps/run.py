@@ -60,13 +60,13 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
 def _tell_baselines(
     config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Log what clients with data of their own reach alone, once: as they answer their first."""
+    """Log once, at the first query, what clients with own data reach without the federation."""
     # The server asks who is here by a query before all else; a client then has no state yet.
     is_first = message.metadata.message_type == "query" and not context.state
     reply = call_next(message, context)
     folder = client_folder(config, context) if is_first else None
     figures = {} if folder is None else method_of(config).own_baselines(config, folder)
-    for line in describe_baselines({"baselines": figures}):  # none without labels to judge by
+    for line in describe_baselines({"baselines": figures}):  # there are none without labels
         logging.getLogger("flwr").info("what clients here reach alone, told to nobody: %s", line)
     return reply
 
@@ -74,7 +74,7 @@ def _tell_baselines(
 def _keep_settings(
     config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Put beside outputs that a SuperNode keeps in its own place what they are read with."""
+    """Write the settings and the form of the data next to the outputs that a SuperNode keeps."""
     reply = call_next(message, context)
     if message.metadata.message_type != KEEP or reply.has_error():
         return reply
@@ -104,8 +104,8 @@ def run_server(
 ) -> dict[str, Any]:
     """Run the method over a grid and write every output.
 
-    ``on_wait`` is told before a round that takes longer than the others what it does; ``title``
-    names the config.
+    ``on_wait`` is called before a round that takes longer than the others, with the reason;
+    ``title`` is the name of the config.
     """
     last = partial(checkpoint.last_round, out / CHECKPOINTS)
     if resume:
@@ -169,7 +169,7 @@ def run_server(
 
 
 def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None) -> RunConfig:
-    """Give the SuperNodes of a simulation keys, where clients do not trust the server."""
+    """Make keys for the SuperNodes of a simulation if clients do not trust the server."""
 
     def make() -> Path:
         if folder is not None:
@@ -195,7 +195,7 @@ def _require_parties(config: RunConfig, supernodes: int) -> None:
 
 
 def check_run(config: RunConfig, supernodes: int | None = None) -> int:
-    """Refuse what cannot run on this machine, before anything is made; return the SuperNodes."""
+    """Refuse a config that cannot run on this machine; return the number of SuperNodes."""
     device, method = resolve_device(config.device), method_of(config)
     count = (method.default_supernodes(config) or 1) if supernodes is None else supernodes
     clients = method.num_clients(config)
@@ -231,7 +231,7 @@ def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundR
 def simulate_whole(
     config: RunConfig, *, supernodes: int | None = None
 ) -> tuple[list[RoundReport], dict[str, Any]]:
-    """Run a config in this process and write nothing; parameters as of ``simulate``."""
+    """Run a config as ``simulate`` does; also return the final figures of the method."""
     reports: list[RoundReport] = []
     method = method_of(config)
     with _grid(config, supernodes, None) as grid:
@@ -246,13 +246,13 @@ def simulate_whole(
 
 
 class _EnoughError(Exception):
-    """Ends a trial."""
+    """Ends a trial run."""
 
 
 def first_rounds(config: RunConfig) -> list[RoundReport]:
-    """Run the first rounds and write nothing: eight, or as many as fit into some seconds.
+    """Run the first rounds and write nothing: at most eight, for a few seconds.
 
-    There are two at least, but one alone if it takes very long.
+    At least two rounds are run, unless the first one takes very long.
     """
     # The second round may still load and reserve what all later ones have.
     reports: list[RoundReport] = []
@@ -271,7 +271,7 @@ def first_rounds(config: RunConfig) -> list[RoundReport]:
 
 @contextmanager
 def _grid(config: RunConfig, given: int | None, out: Path | None) -> Iterator[InProcessGrid]:
-    """Make a run's grid; what its clients keep in this process goes when the run ends."""
+    """Make the grid of a run; the state of its clients is deleted when the run ends."""
     supernodes = check_run(config, given)
     # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
     logging.getLogger("flwr").setLevel(logging.WARNING)

@@ -52,7 +52,7 @@ def settings_of(
     epsilons: Sequence[float],
     alone: bool,
 ) -> list[Setting]:
-    """Say which runs an audit has: the config's own first, then its counterparts."""
+    """List the runs of an audit: the config itself first, then with more or less protection."""
     local = load_config(name, overrides)
     audit = _audit_of(local)
     count = min(local.rounds, audit.rounds) if rounds is None else rounds
@@ -86,7 +86,7 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
 
 
 def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
-    """Run a config with a server that lies in one way; clients that refuse may end the run."""
+    """Run a config with a server that deviates in one way; clients that refuse may end the run."""
     grid = DeviatingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
     strategy = method_of(config).build_strategy(with_registry(config, grid), None)
     grid.patch = partial(deviation.patch, strategy)
@@ -103,7 +103,7 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop]]:
-    """Give what the config's method has for an audit; refuse settings that have no audit."""
+    """Return the audit of the config's method; refuse settings that cannot be audited."""
     audit = method_of(config).audit()
     if audit is None:
         raise ConfigError(f"app: {config.app} has no audit: its method names no attack")
@@ -117,7 +117,7 @@ def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop
 
 
 def audit_command(args: argparse.Namespace) -> int:
-    """Audit a config, print a table and write it; or write a page of former audits."""
+    """Audit a config, print a table and write it; or write one page about earlier audits."""
     if args.page is not None:
         if args.config is not None:
             raise ConfigError(f"--page {args.page}: runs nothing, so leave {args.config} out")
@@ -148,7 +148,7 @@ def parse_epsilons(text: str) -> list[float]:
 
 
 def write_index(folder: Path) -> Path:
-    """Write one page of all audits in a folder's sub-folders."""
+    """Write one page about all audits in the sub-folders of a folder."""
     parts = []
     for path in sorted(folder.glob(f"*/{JSON}")):
         try:
@@ -165,14 +165,14 @@ def write_index(folder: Path) -> Path:
 
 
 def _notes(record: Mapping[str, Any]) -> Sequence[str]:
-    """Give what the audited method says of its attacks."""
+    """Return the notes of the audited method on the attacks that were tried."""
     audit = method_named(record["app"]).audit()
     tried = [finding["attack"] for finding in record["findings"]]
     return all_notes(() if audit is None else audit.notes, tried)
 
 
 def _plans(args: argparse.Namespace) -> list[list[Setting]]:
-    """Give the settings of each seed, all checked before the first run."""
+    """Return the settings for each seed; all are checked before the first run."""
     more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
     return [
         settings_of(
@@ -215,7 +215,7 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Say how to repeat the audit; the output folder plays no part."""
+    """Write the command that repeats the audit; the output folder is left out."""
     words = ["flower-graph", "audit", args.config, *args.overrides]
     words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
     words += ["--rounds", str(args.rounds)] if args.rounds is not None else []

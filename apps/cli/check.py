@@ -1,4 +1,4 @@
-"""The command ``flower-graph check``: what data are, and what each method can do with them."""
+"""The command ``flower-graph check``: a description of a graph, and a trial of each method."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK = 0.02  # seconds between two looks at this process's memory
 
 
 def check_command(args: argparse.Namespace) -> int:
-    """Describe data, try what each method does with them, print it and, if asked, write it."""
+    """Describe a graph, try each method on it, print the results and write them if asked to."""
     if args.node is not None:
         return _check_node(args.node, args.target, args.overrides)
     if args.target is None:
@@ -80,7 +80,7 @@ def _node_config(text: str) -> dict[str, UserConfigValue]:
 
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Say in a few lines which data a run has, and separately what to beware of."""
+    """Describe the data of a run in a few lines, and return warnings separately."""
     method = method_of(config)
     description = survey_graph(method.as_graph(config))
     graph, _, *others = lines(description)  # notes say of features what was done to them
@@ -89,13 +89,13 @@ def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
 
 
 def _warnings(config: RunConfig, description: Survey) -> list[str]:
-    """Say what of a graph is known to hurt the method."""
+    """Return a warning if the method is known to fail on such a graph."""
     caveat = method_of(config).heterophily
     return [caveat] if caveat and is_heterophilous(description.figures) else []
 
 
 def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
-    """Give the config that is named, or that for any data of each method."""
+    """Return the named config, or each method's config for a graph of one's own."""
     if target in list_configs() or is_file_name(target):
         return {target: load_config(target, overrides)}
     data = f"data.name={Path(target)}{'/' if target.endswith('/') else ''}"
@@ -112,7 +112,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
 
 
 def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, Any]:
-    """Cut the clients, run the first rounds, print what came out, and return it."""
+    """Make the clients, run the first rounds, print the results and return them."""
     method = method_of(config)
     try:
         check_run(config)
@@ -168,7 +168,7 @@ def _write(
     configs: Mapping[str, RunConfig],
     tried: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Write the record, and a picture of what was found and of the clients' sizes."""
+    """Write the results as JSON, and a picture of the distributions."""
     from flower_graph.report.plots.base import plot_counts  # slow to import
 
     panels = dict(description.distributions)
@@ -182,7 +182,7 @@ def _write(
 
 
 class _Memory:
-    """Looks how much memory this process holds, as long as it is entered."""
+    """Measures the largest memory of this process inside a ``with`` block."""
 
     def __init__(self) -> None:
         self.peak = 0

@@ -1,4 +1,4 @@
-"""The commands ``flower-graph identity`` and ``flower-graph registry``: who takes part in sums."""
+"""The commands ``flower-graph identity`` and ``registry``: the SuperNodes of secure sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 
 def identity_command(args: argparse.Namespace) -> int:
-    """Make a key."""
+    """Make a key pair and print where it is."""
     public = new_identity(args.file)
     print(f"key     {args.file}: keep it, show it to nobody")
     print(f"public  {public_file(args.file)}: {public.hex()}", flush=True)
@@ -41,7 +41,7 @@ def _changed(args: argparse.Namespace) -> Registry:
 
 
 def _opened(args: argparse.Namespace) -> Registry:
-    """Read the file, or begin one."""
+    """Read the registry from its file, or begin a new one."""
     most = args.most_clients
     if not args.registry.exists():
         if most is None:
@@ -59,7 +59,7 @@ def _opened(args: argparse.Namespace) -> Registry:
 
 
 def _lines(registry: Registry) -> list[str]:
-    """Say who is in a registry, one line each."""
+    """Describe a registry, with one line for each SuperNode."""
     parties, active = registry.parties.values(), len(registry.active)
     few = "" if active >= FEWEST_PARTIES else f"; sums need at least {FEWEST_PARTIES}"
     return [

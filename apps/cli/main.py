@@ -25,8 +25,8 @@ OUR_ERRORS = tuple(
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
 _OTHER_DATA = (
-    "Class or Class/name: any node-classification data set of PyG, such as Coauthor/CS",
-    "path of a file: a PyG Data object saved with torch.save",
+    "any other data set of PyG for node classification, as Class or Class/name",
+    "the path of a file: a PyG Data object that torch.save wrote",
 )
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read seeds such as ``0,1,2``; each is a whole number from 0 on and stands there once."""
+    """Read seeds such as ``0,1,2``; each is a whole number from 0 on, and none is repeated."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--seeds {text!r}: write whole numbers with commas, such as 0,1,2")
@@ -80,10 +80,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command in one line, as all other complaints are."""
+    """Reports a wrong command in one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
-        """End with code 2."""
+        """Print the error and exit with code 2."""
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 
@@ -96,17 +96,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flower-graph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="train with a config", allow_abbrev=False))
-    _add_predict(commands.add_parser("predict", help="predict with what a run left"))
-    commands.add_parser("list", help="list apps, configs and data sets")
-    show = commands.add_parser("show", help="print a config, complete and resolved")
+    _add_predict(
+        commands.add_parser("predict", help="predict the classes of nodes with the models of a run")
+    )
+    commands.add_parser("list", help="list methods, configs and data sets")
+    show = commands.add_parser("show", help="print all settings of a config")
     _add_config(show)
     _add_app(show)
-    _add_check(commands.add_parser("check", help="show what data are, and what methods can do"))
-    _add_partition(commands.add_parser("partition", help="show which client gets what"))
-    _add_reproduce(commands.add_parser("reproduce", help="run a paper's tables"))
-    _add_audit(commands.add_parser("audit", help="attack a run's messages as its server could"))
-    _add_identity(commands.add_parser("identity", help="make the key of a SuperNode"))
-    _add_registry(commands.add_parser("registry", help="say whose keys take part in secure sums"))
+    _add_check(commands.add_parser("check", help="describe a graph, and try the methods on it"))
+    _add_partition(commands.add_parser("partition", help="show which nodes each client gets"))
+    _add_reproduce(commands.add_parser("reproduce", help="run the experiments of a paper's tables"))
+    _add_audit(commands.add_parser("audit", help="measure what the server of a run can find out"))
+    _add_identity(commands.add_parser("identity", help="make a key pair for a SuperNode"))
+    _add_registry(
+        commands.add_parser("registry", help="list the SuperNodes that take part in secure sums")
+    )
     return parser
 
 
@@ -118,10 +122,10 @@ def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> No
 
 
 def _add_app(parser: argparse.ArgumentParser, *, trusts: bool = False) -> None:
-    help_app = "file of a method of your own, which app: then names by METHOD.name; repeatable"
+    help_app = "Python file with a method of your own: app=NAME then finds it; may be repeated"
     parser.add_argument("--app", action="append", type=Path, metavar="FILE", help=help_app)
     if trusts:
-        help_trust = "import whatever a run's folder names; it is said before"
+        help_trust = "import the code that a run's folder names, and print its name first"
         parser.add_argument("--trust-code", action="store_true", help=help_trust)
 
 
@@ -136,7 +140,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     folder = parser.add_mutually_exclusive_group()
     _add_out(folder, "CONFIG")
     folder.add_argument(
-        "--resume", type=Path, metavar="DIR", help="go on in this folder from its checkpoint"
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue the run in this folder from its last checkpoint",
     )
     parser.add_argument(
         "--engine",
@@ -145,30 +152,30 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="in this process, or through `flwr run` on Ray; default: in-process",
     )
     parser.add_argument(
-        "--supernodes", type=int, metavar="N", help="SuperNodes that the clients are assigned over"
+        "--supernodes", type=int, metavar="N", help="number of SuperNodes that share the clients"
     )
-    help_every = "write curves of each client, a point every N rounds: the setting every=N"
+    help_every = "record the accuracy of each client every N rounds; the same as every=N"
     parser.add_argument("--every", metavar="N", help=help_every)
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
     _add_app(parser, trusts=True)
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("run", type=Path, metavar="RUN", nargs="?", help="output folder of a run")
-    help_folder = "a client's data folder: of the last run that it took part in"
-    place.add_argument("--data-folder", type=Path, metavar="DIR", help=help_folder)
-    help_client = "this client's alone; with --data, by its model"
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("run", type=Path, metavar="RUN", nargs="?", help="output folder of a run")
+    help_folder = "a client's data folder: use the last run that the client took part in"
+    source.add_argument("--data-folder", type=Path, metavar="DIR", help=help_folder)
+    help_client = "print the predictions of this client only; with --data, predict with its model"
     parser.add_argument("--client", type=int, metavar="N", help=help_client)
     help_data = "predict the nodes of this graph, a file or a folder with tables"
     parser.add_argument("--data", type=Path, metavar="FILE", help=help_data)
-    help_out = "table to write; default: it is printed"
+    help_out = "file to write; default: the table is printed"
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help=help_out)
     _add_app(parser, trusts=True)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
-    help_target = "file or folder of a graph, name of a data set, shipped config or YAML file"
+    help_target = "file or folder with a graph, name of a data set, shipped config, or YAML file"
     parser.add_argument("target", nargs="?", metavar="FILE|FOLDER|CONFIG", help=help_target)
     help_overrides = "settings that differ, such as data.features=row"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
@@ -181,28 +188,32 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
-    parser.add_argument("--seeds", metavar="N,N", help="average over these seeds, such as 0,1,2")
+    parser.add_argument(
+        "--seeds", metavar="N,N", help="average the figures over these seeds, such as 0,1,2"
+    )
     _add_out(parser, "partition-CONFIG")
-    help_nodes = "SuperNodes that data folders are for; default: one for each client"
+    help_nodes = "number of SuperNodes to write data folders for; default: one for each client"
     parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
-    help_edges = "FedGLS: put true edges into the folders of clients without edges too"
+    help_edges = "FedGLS only: give clients without edges their true edges in their data folders"
     parser.add_argument("--true-edges", action="store_true", help=help_edges)
     _add_app(parser)
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paper", metavar="PAPER", help="such as nfedgnn")
+    parser.add_argument(
+        "paper", metavar="PAPER", help="such as nfedgnn, or a YAML file with tables of your own"
+    )
     _add_out(parser, "reproduce-PAPER")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="only these cells, such as data=Cora; repeatable, alternatives for a repeated key",
+        help="run only these rows, such as data=Cora; may be repeated, also with the same key",
     )
     parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
     parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
-    help_again = "run cells of this folder's table.json again, and say which come out as they were"
+    help_again = "run the rows of this folder's table.json again, and compare the figures"
     parser.add_argument("--again", type=Path, metavar="FOLDER", help=help_again)
 
 
@@ -210,30 +221,32 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
     parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
     _add_out(parser, "audit-CONFIG")
-    help_rounds = "rounds that are recorded; default: a few, by method"
+    help_rounds = "number of rounds to record; default: a few, depending on the method"
     parser.add_argument("--rounds", type=int, metavar="N", help=help_rounds)
-    help_epsilon = "budgets of counterparts with noise, such as 10,1000; default: 10"
+    help_epsilon = "privacy budgets of the additional runs with noise, such as 10,1000; default: 10"
     parser.add_argument("--epsilon", default="10", metavar="E,E", help=help_epsilon)
-    help_alone = "leave the protected and unprotected counterparts out"
+    help_alone = "run the config only, not also with more and with less protection"
     parser.add_argument("--alone", action="store_true", help=help_alone)
-    help_page = "run nothing: write one page of the audits in the folder's sub-folders"
+    help_page = "run nothing: write one page about all audits in the sub-folders of this folder"
     parser.add_argument("--page", type=Path, metavar="DIR", help=help_page)
     _add_app(parser)
 
 
 def _add_identity(parser: argparse.ArgumentParser) -> None:
     action = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = action.add_parser("new", help="make a key; FILE.pub is what others are given")
-    new.add_argument("file", type=Path, metavar="FILE", help="new file, readable by you alone")
+    new = action.add_parser(
+        "new", help="make a key pair: FILE is the secret key, FILE.pub the public one"
+    )
+    new.add_argument("file", type=Path, metavar="FILE", help="new file, which only you can read")
 
 
 def _add_registry(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     words = {
-        "add": "take a SuperNode in; makes the file if it is not there",
+        "add": "add a SuperNode, to a new file if there is none yet",
         "rotate": "give a SuperNode another key",
-        "revoke": "let nothing that a SuperNode signs be valid any more",
-        "show": "print who is in it, and its SHA-256",
+        "revoke": "declare all signatures of a SuperNode invalid",
+        "show": "print the SuperNodes of the registry, and its SHA-256",
     }
     for name, text in words.items():
         action = actions.add_parser(name, help=text, allow_abbrev=False)
@@ -243,17 +256,17 @@ def _add_registry(parser: argparse.ArgumentParser) -> None:
         if name in ("add", "rotate"):
             action.add_argument("key", type=Path, metavar="FILE.pub", help="its public key")
         if name == "add":
-            help_clients = "client numbers that it may speak for, such as 0-99,200"
+            help_clients = "numbers of the clients that it may host, such as 0-99,200"
             action.add_argument("--clients", required=True, metavar="N-N,N", help=help_clients)
-            help_most = "a new file: the most clients that any SuperNode is granted"
+            help_most = "for a new file: how many clients any one SuperNode may host at most"
             action.add_argument("--most-clients", type=int, metavar="N", help=help_most)
 
 
 def _list(args: argparse.Namespace) -> int:
     configs = list_configs()
     width = max(len(name) for name in configs)
-    print("apps:", *(f"  {name}" for name in known_apps()), sep="\n")
-    print("configs:", *(f"  {n:{width}}  {describe_config(n)}" for n in configs), sep="\n")
+    print("methods (app):", *(f"  {name}" for name in known_apps()), sep="\n")
+    print("configs (CONFIG):", *(f"  {n:{width}}  {describe_config(n)}" for n in configs), sep="\n")
     from flower_graph.data import known_names
 
     print("data sets (data.name):", *(f"  {name}" for name in known_names()), sep="\n")

@@ -1,4 +1,4 @@
-"""The command ``flower-graph partition``: who gets what, before anything is trained."""
+"""The command ``flower-graph partition``: which nodes each client gets."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _write(
 def _cut_all(
     configs: Sequence[RunConfig], true_edges: bool
 ) -> tuple[list[PartitionStatistics], Partition | None]:
-    """Cut the graph with each seed; of several seeds nothing but the statistics is kept."""
+    """Partition the graph with each seed; with several seeds, keep the statistics only."""
     method = method_of(configs[0])
     if true_edges and not method.has_true_edges:
         raise ConfigError(f"--true-edges: app={configs[0].app} has no clients without edges")
@@ -89,7 +89,7 @@ def _cut_all(
 
 
 def _with_baselines(cut: Partition) -> PartitionStatistics:
-    """Put the baselines' test accuracies behind the other figures."""
+    """Append the test accuracies of the baselines to the other figures."""
     figures = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
     finite = {name: value for name, value in figures.items() if not math.isnan(value)}
     return cut.statistics._replace(figures={**cut.statistics.figures, **finite})
@@ -98,7 +98,7 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 def _write_folders(
     out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
 ) -> str:
-    """Write the data folders of one seed, and say what came of it."""
+    """Write the data folders for one seed, and return a line that says how many there are."""
     from flower_graph.data.folders.party import write_run
     from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
 
@@ -135,7 +135,7 @@ def _record(
 
 
 def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Write every figure as the table has it, with its deviation if there are several."""
+    """Format every figure for the table, with its deviation over several seeds."""
     rows = {}
     for name, figure in figures.items():
         mean, spread = figure["mean"], figure["std"]

@@ -1,4 +1,4 @@
-"""The command ``flower-graph predict``: a run's predictions, or those of nodes it has not seen."""
+"""The command ``flower-graph predict``: predictions of a finished run, also for new nodes."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
 
 
 def _whose(run: Run, client: int | None) -> int:
-    """Give the number of the client that predicts; where clients have a model in common, none."""
+    """Return the number of the client that predicts, or none if all clients share a model."""
     if client is None:
         return run.clients[0] if len(run.clients) == 1 else NO_CLIENT
     return client
 
 
 def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
-    """Say what is in the table, and how much of it is right: of a run's own nodes by role."""
+    """Summarise the table: how many predictions there are, and which share of them is right."""
     count = f"{run.path}: {len(predictions.node):,} predictions"
     if is_new:
         has_label = predictions.label >= 0
@@ -70,14 +70,14 @@ def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
 
 
 def _share(predictions: Predictions, role: str) -> str:
-    """Say how much of a role is right, and of how many nodes; nothing without such nodes."""
+    """Format the accuracy on the nodes of one role; empty if there are no such nodes."""
     local = predictions.of_role(role)
     name = "in no part" if role == NODE_ROLES[0] else role
     return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
 
 
 def _how(predictions: Predictions) -> str:
-    """Say what the shares are means over, where they are means."""
+    """Say over what the accuracies are averaged, if they are."""
     clients = len(set(predictions.client.tolist()))
     over = [f"{clients} clients"] * (clients > 1)
     over += ["the folds of each client"] * (predictions.fold is not None)

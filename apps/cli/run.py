@@ -29,7 +29,7 @@ from flower_graph.storage.files import holds_something, new_folder, remove_empty
 
 @dataclass
 class Options:
-    """What the command is told, and what it does where it is not."""
+    """The arguments of the command, with their defaults."""
 
     config: str | None = None  # may be an override where a run goes on
     overrides: Sequence[str] = ()
@@ -77,7 +77,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def run_all(args: Options) -> tuple[Path, list[Job], dict[str, Any]]:
-    """Do all runs of a command; return where, which, and the result or the summary of seeds."""
+    """Do all runs of a command; return the folder, the jobs, and the result or its summary."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
     top, jobs = _plan(args)
@@ -97,7 +97,7 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, Any]]:
 
 
 def default_folder(name: str) -> Path:
-    """Name a new folder for the outputs of a config: ``runs/<config>-<UTC time>``."""
+    """Return a new folder's path for the outputs of a config: ``runs/<config>-<UTC time>``."""
     stem = Path(name).stem if is_file_name(name) else name.replace("/", "-")
     folder = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Python can do two runs within a second.
@@ -106,7 +106,7 @@ def default_folder(name: str) -> Path:
 
 
 def _plan(args: Options) -> tuple[Path, list[Job]]:
-    """Work out the top folder and the runs, all settings checked before the first one starts."""
+    """Return the output folder and the runs; all settings are checked before the first run."""
     name, overrides = _named(args)
     seeds = args.seeds
     if args.resume is not None:
@@ -130,7 +130,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
 
 
 def _named(args: Options) -> tuple[str | None, list[str]]:
-    """Tell the config's name, if there is one, from the overrides."""
+    """Separate the config's name, if there is one, from the overrides."""
     name, overrides = args.config, list(args.overrides)
     if args.engine == "flwr" and (args.app or args.trust_code):
         raise ConfigError(
@@ -159,7 +159,7 @@ def _config_in(folder: Path) -> str:
 
 @contextmanager
 def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
-    """Make the folders of several runs; they go again if not one of the runs had a round."""
+    """Make the folders of several runs; remove them if no run completed a round."""
     if len(jobs) == 1:
         yield
         return
@@ -175,7 +175,7 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
 
 
 def _check_all(jobs: Sequence[Job], args: Options) -> None:
-    """Refuse what cannot run, of all jobs before the first one makes a folder."""
+    """Check all jobs before the first one makes a folder, and describe the data."""
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
 
@@ -194,7 +194,7 @@ def _check_all(jobs: Sequence[Job], args: Options) -> None:
 
 @contextmanager
 def _notes() -> Iterator[list[logging.LogRecord]]:
-    """Collect what is said of data: where these are refused, the reason alone is printed."""
+    """Collect log messages about the data, so that a refusal prints its reason only."""
     log, handler = logging.getLogger("flower_graph.data"), BufferingHandler(sys.maxsize)
     before, log.propagate = log.level, False
     log.addHandler(handler)
@@ -208,13 +208,13 @@ def _notes() -> Iterator[list[logging.LogRecord]]:
 
 
 def _run(job: Job, args: Options) -> dict[str, Any]:
-    """Run a job, or go on with it."""
+    """Run a job, or resume it."""
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
     return _run_flwr(job, args, resume) if args.engine == "flwr" else _run_here(job, args, resume)
 
 
 def _done(job: Job) -> dict[str, Any] | None:
-    """Read the result of a job that was done before, whole and with these settings."""
+    """Read the result of a job if it was completed before with the same settings."""
     path = job.out / "result.json"
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -273,20 +273,20 @@ def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, Any]:
 
 
 def _supernodes(job: Job, args: Options, otherwise: int) -> int:
-    """Say on how many SuperNodes a job runs: as asked for, else as its method needs."""
+    """Return the number of SuperNodes: as asked for, or else as the method needs."""
     asked: int | None = args.supernodes
     return asked or method_of(job.config).default_supernodes(job.config) or otherwise
 
 
 def _paths(config: RunConfig) -> list[str]:
-    """Give paths, which are in full by now: Flower runs the app in another working directory."""
+    """Return absolute paths as overrides: Flower runs the app in another working directory."""
     given = {key: value for key, value in asdict(config.data).items() if isinstance(value, str)}
     # A JSON string is a YAML string, whatever signs the path has.
     return [f"data.{key}={json.dumps(path)}" for key, path in given.items() if path[:1] == "/"]
 
 
 class RoundPrinter:
-    """Shows each round: a bar in a terminal or notebook, one line each on stderr elsewhere."""
+    """Shows the rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
 
     def __init__(
         self, total: int, *, label: str, clients: str = "clients", quiet: bool = False
@@ -315,7 +315,7 @@ class RoundPrinter:
         self._bar.update(report.round - self._bar.n)
 
     def wait(self, work: str) -> None:
-        """Say what is being done while nothing else is shown."""
+        """Print what takes long in the next round."""
         if self._bar is not None:
             self._bar.write(work, file=sys.stderr)
         elif not self._quiet:
@@ -328,12 +328,12 @@ class RoundPrinter:
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this, which shows a bar although stderr is no terminal."""
+    """Return whether a Jupyter kernel runs this: it shows a bar though stderr is no terminal."""
     return "ipykernel" in sys.modules
 
 
 def _interrupted(job: Job, top: Path) -> str:
-    """Say what is left of a run that was stopped, and how to go on."""
+    """Say which outputs of an interrupted run remain, and how to resume it."""
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
     result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
     if not (job.out / "metrics.jsonl").exists():

@@ -1,7 +1,7 @@
-"""Whether committed rows come out again on this machine, and how chaotic each of them is.
+"""Runs rows of a table again, and compares the figures.
 
-Processors round differently, and a long training may amplify that: how far, a row's own runs tell
-that begin at weights which differ by 1e-7.
+Processors round differently, and a long training may amplify that. How much, is measured for each
+row by runs whose initial weights differ by 1e-7.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ METRICS = (TEST, "micro-f1")
 def main(
     paper: str, folder: Path, out: Path, only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> bool:
-    """Run cells of a folder's table again; write what came out; say whether all are near."""
+    """Run rows of a folder's table again, write the results, and return whether all are near."""
     path = folder / "table.json"
     if not path.is_file():
         raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
     cells = cells_of(json.loads(path.read_text(encoding="utf-8")), only, seeds)
     if not cells:
-        raise ConfigError(f"--only, --seeds: no row of {path} that can be run again is so")
+        raise ConfigError(f"--only, --seeds: no such row of {path} can be run again")
     results: list[Row] = []
     runs = [(run, draw) for run in cells for draw in range(DRAWS + 1)]
-    print(f"{len(cells)} cells, each run {DRAWS + 1} times", flush=True)
+    print(f"{len(cells)} runs, each also with {DRAWS} changes of its initial weights", flush=True)
     with ProcessPoolExecutor(
         workers_for([run for run, _ in runs]), get_context("spawn"), initializer=one_thread
     ) as pool:
@@ -60,7 +60,7 @@ def main(
         for run, rows in cells.items():
             given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]
             for row, *values in zip(rows, *given, strict=True):
-                results.append(judged(row, run.seed, values))
+                results.append(compared(row, run.seed, values))
                 print(_line(results[-1]), flush=True)
             write(out, paper, results)
     print(f"table in {out}")
@@ -70,7 +70,7 @@ def main(
 def cells_of(
     rows: Sequence[Row], only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> dict[Run, list[Row]]:
-    """Give the runs behind the rows that are asked for, each with the rows that it gives."""
+    """Return the runs behind the selected rows, each with its rows."""
     cells: dict[Run, list[Row]] = {}
     for row in rows:
         how = row["settings"]
@@ -86,11 +86,11 @@ def cells_of(
     return cells
 
 
-def judged(row: Row, seed: int, values: Sequence[float | None]) -> Row:
-    """Hold a row's figure against the one that is committed, by what the changed runs give.
+def compared(row: Row, seed: int, values: Sequence[float | None]) -> Row:
+    """Compare a row's new figure with the committed one.
 
-    The first of ``values`` is of the run as it is, the others are of the changed runs; None where
-    no weights were changed.
+    The first of ``values`` comes from the unchanged run, the others from runs with changed weights;
+    None stands for a run without any weights to change.
     """
     committed, again = row["values"][row["seeds"].index(seed)], values[0]
     assert again is not None
@@ -112,7 +112,7 @@ def judged(row: Row, seed: int, values: Sequence[float | None]) -> Row:
 
 
 def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
-    """Do a run, changed if ``draw`` is above 0, and give the figure of each row."""
+    """Do a run, with changed weights if ``draw`` is above 0, and return the figure of each row."""
     config = config_of(run)
     with perturbed(run.seed, draw) as count:
         curves: Curves = curves_of(*simulate_whole(config), *steps_of(config))
@@ -122,11 +122,10 @@ def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
 
 @contextmanager
 def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
-    """Add normal noise of 1e-7 to all that is drawn uniformly inside the block; draw 0 adds none.
+    """Add normal noise of 1e-7 to all tensors that are drawn uniformly; draw 0 adds none.
 
-    These are initial weights, and few other numbers, which hardly feel it.
-
-    Gives a function that says how many tensors were drawn until then.
+    These are the initial weights, and a few other numbers, which the noise hardly affects.
+    Yields a function that returns how many tensors were drawn so far.
     """
     import torch
 
@@ -151,7 +150,7 @@ def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
 
 
 def write(out: Path, paper: str, results: Sequence[Row]) -> None:
-    """Write what came out so far, as JSON and as a table."""
+    """Write the results so far, as JSON and as a table."""
     out.mkdir(parents=True, exist_ok=True)
     machine = {"machine": platform.machine(), "processor": processor()}
     write_json(out / "again.json", {"paper": paper, **machine, "rows": list(results)})

@@ -1,4 +1,4 @@
-"""The runs of each row: what of a paper's tables is asked for, as experiments."""
+"""The runs that the selected rows of a paper's tables need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flower_graph.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One method at one place of one table, with the experiments that its rows are of."""
+    """The rows of one method in one part of a table, and the experiments that they come from."""
 
     part: Part
     data: str  # Data set, model and method as they are asked for
@@ -32,31 +32,31 @@ class Group:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Where it stands, whatever its method: there methods are compared."""
+        """The table, data set, model and keys: methods are compared where these agree."""
         return self.part.table, self.experiments[0].data, self.model, *self.keys.items()
 
     @property
     def words(self) -> str:
-        """Where it stands, in words."""
+        """The place of the rows in words."""
         values = {"table": self.part.table, "data": self.experiments[0].data, "model": self.model}
         return f"{fill(self.part.place, {**values, **self.keys})}, {self.shown}"
 
     @property
     def runs(self) -> list[Run]:
-        """Its runs, seed by seed: of each experiment, as if each could be the chosen one."""
+        """The runs, seed by seed, of all experiments, since each may be chosen."""
         seeds = () if self.part.measure else self.seeds
         rows = [Run(one, seed, self.rounds) for seed in seeds for one in self.experiments]
         return [*dict.fromkeys([*self.choices, *rows])]
 
     @property
     def choices(self) -> list[Run]:
-        """The runs that the choice looks at."""
+        """The runs whose validation accuracy chooses the experiment."""
         return [Run(one, seed, self.rounds) for seed in self.choosers for one in self.tried]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What of the tables is asked for, each in the order of the YAML."""
+    """The selected data sets, models, methods and tables, each in the order of the YAML."""
 
     table: Table
     data: tuple[str, ...]
@@ -69,11 +69,11 @@ class Asked:
     named: frozenset[str] = frozenset()  # Keys that were asked for by name
 
     def groups(self, key: str = "") -> list[Group]:
-        """List what one table needs, or all of them."""
+        """List the groups of one table, or of all tables."""
         return [one for name in ([key] if key else self.tables) for one in self._by_table[name]]
 
     def stages(self) -> list[list[Run]]:
-        """List the runs, each once, by table and seed: what is stopped early has whole seeds."""
+        """List the runs, each once, by table and seed, so that an early stop leaves whole seeds."""
         listed, stages = set[Run](), []
         for key in self.tables:
             groups = self.groups(key)
@@ -89,18 +89,18 @@ class Asked:
         return [run for stage in self.stages() for run in stage]
 
     def common(self, data: str, model: str, method: str = "") -> Any:
-        """Load the settings of a data set and model, before or with what one method has."""
+        """Load the settings of a data set and a model, with or without those of a method."""
         choice = self.table.methods[method] if method else Choice()
         settings = self._settings(data, model, choice, self._values(data, model, choice))
         return loaded(self._config(data, model, choice), (*settings, *self.overrides))
 
     def rounds_of(self, data: str, model: str, method: str = "") -> int:
-        """Return the rounds of a data set's runs, or of a method's that has a config of its own."""
+        """Return the rounds of runs on a data set, or those of a method with its own config."""
         own = method if method and self.table.methods[method].config else ""
         return self.rounds or self.table.rounds or int(self.common(data, model, own).rounds)
 
     def own(self, data: str, model: str, method: str) -> tuple[str, ...]:
-        """Return the settings that a method has for itself."""
+        """Return the settings that only this method has on this data set and model."""
         here = {"data": data, "model": model, "method": method}
         for one in self.table.own:
             if all(one.get(key, value) == value for key, value in here.items()):
@@ -196,7 +196,7 @@ Point = tuple[dict[str, Any], dict[str, Any]]  # What rows show, and what settin
 
 
 def _points(varied: Values) -> Iterator[Point]:
-    """List the product of what is varied."""
+    """List all combinations of the varied values."""
     pairs = [
         [(key, shown, one[shown] if isinstance(one, Mapping) else shown) for shown in one]
         for key, one in varied.items()
@@ -206,5 +206,5 @@ def _points(varied: Values) -> Iterator[Point]:
 
 
 def _both(wanted: Sequence[str] | None, asked: Sequence[str]) -> list[str]:
-    """Give those that a part wants, in its order, as far as they are asked for."""
+    """Return the names that are both wanted by a part and selected, in the part's order."""
     return [one for one in (asked if wanted is None else wanted) if one in asked]

@@ -1,4 +1,4 @@
-"""Which of several settings a row is run with: what is tried, what was taken, and why."""
+"""The choice of settings by validation accuracy: what was tried, and what was taken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ is taken (**bold**); no choice looked at a test accuracy. *Rounds* are those run
 
 
 def needed(asked: Asked, folder: Path) -> set[Run]:
-    """Give all that is tried, and the rows of what was taken, or of the first before that."""
+    """Return the runs that choose settings, and those with the chosen settings, or the first."""
     result = set[Run]()
     for group in asked.groups():
         kept = kept_runs(group.choices, folder)
@@ -30,12 +30,12 @@ def needed(asked: Asked, folder: Path) -> set[Run]:
 
 
 def is_made(group: Group, runs: Runs) -> bool:
-    """Say whether everything that a choice looks at was run."""
+    """Return whether all runs that choose were done."""
     return all(run.seed in runs.get(run.experiment, {}) for run in group.choices)
 
 
 def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
-    """Write what was tried, if the tables choose anything."""
+    """Write the pages about the choices, if there are any."""
     rows = [made for group in asked.groups() for made in choices(group, runs)]
     # Several tables may have what was chosen once
     rows = [*{str(made["settings"]): made for made in reversed(rows)}.values()][::-1]
@@ -58,7 +58,7 @@ def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
 
 
 def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
-    """List what was tried for a row, with each one's validation accuracy."""
+    """List the settings that were tried for a row, each with its validation accuracy."""
     taken = group.experiments.index(best_experiment(group, runs)) if is_made(group, runs) else None
     result = []
     for number, one in enumerate(group.tried if group.choosers else ()):

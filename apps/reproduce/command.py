@@ -1,7 +1,4 @@
-"""``flower-graph reproduce``: a paper's tables and figures, its numbers beside ours.
-
-Pictures that compare methods are drawn as the YAML's ``pictures`` says.
-"""
+"""``flower-graph reproduce``: runs a paper's tables, and puts its numbers beside ours."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def main(
     rounds: int | None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Run a paper's comparison on the data that is there; write tables and pictures."""
+    """Run a paper's comparison on the data sets that can be loaded; write tables and pictures."""
     table = read_table(paper)
     chosen = {**table.known(every=True), **choose(only, table.known())}
     if table.privacy and PRIVACY in only.get("table", ()):
@@ -111,7 +108,7 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
 
 
 def in_place(asked: Asked) -> dict[Experiment, InPlace]:
-    """Give what makes the figures of experiments without a federation."""
+    """Return the functions or baselines that replace federated training in some experiments."""
     result: dict[Experiment, InPlace] = {}
     for group in asked.groups():
         how = asked.table.methods[group.method]
@@ -122,7 +119,7 @@ def in_place(asked: Asked) -> dict[Experiment, InPlace]:
 
 
 def _needed(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
-    """Leave out what a choice did not take; of a choice to be made, one is as good as taken."""
+    """Leave out runs whose settings were not chosen; before the choice, keep one of them."""
     kept = needed(asked, folder)
     return [run for run in runs if run in kept]
 
@@ -130,7 +127,7 @@ def _needed(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
 def write_page(
     out: Path, asked: Asked, left_out: Sequence[str], measured: Sequence[Row] = ()
 ) -> None:
-    """Write tables and pictures of the runs that the folder has, which may not be all."""
+    """Write tables and pictures of the runs that were done so far."""
     runs = kept_runs(asked.runs(), out / "runs")
     write_choices(out, asked, runs)
     rows = [*make_rows(asked, runs), *measured]
@@ -143,7 +140,7 @@ def write_page(
 def choose(
     only: Mapping[str, Sequence[str]], allowed: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Apply ``--only`` to what there is."""
+    """Select by ``--only``."""
     for key, values in only.items():
         if key not in allowed:
             refuse_key(key, list(allowed), " (in --only)")
@@ -186,7 +183,7 @@ def announce(runs: Sequence[Run], folder: Path) -> None:
 
 
 def draw(out: Path, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
-    """Draw what was asked for and run, and return the pictures' names."""
+    """Draw the pictures of the selected tables, and return their names."""
     names = []
     for picture in asked.table.pictures:
         if picture["asked"] in asked.tables:
@@ -197,7 +194,7 @@ def draw(out: Path, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
 
 
 def _draw_one(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw a kind of picture, or what only one paper has; False if there is nothing to draw."""
+    """Draw one picture by its kind or its own function; return whether there was anything."""
     if picture["kind"] in KINDS:
         return bool(KINDS[picture["kind"]](path, picture, asked, runs, rows))
     shown = shown_runs(picture["tables"], picture["data"], asked, runs)
@@ -205,7 +202,7 @@ def _draw_one(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Seque
 
 
 def _files(out: Path, picture: Values, asked: Asked) -> Iterator[tuple[Path, Values]]:
-    """List a picture's files: one, or one for each data set."""
+    """List the files of a picture: a single one, or one for each data set."""
     data = [one for one in picture.get("data", asked.data) if one in asked.data]
     each = [{"data": [one]} for one in data] if picture.get("each_data") else [{"data": data}]
     for one in each:
@@ -229,7 +226,7 @@ def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
 
 
 def intervals(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw points with intervals by name, a panel for each data set, the paper's beside."""
+    """Draw means with deviations, a panel for each data set, and the paper's figures beside."""
     panels: dict[str, dict[str, Interval]] = {}
     for data in picture["data"]:
         for name, wanted in picture["points"].items():
@@ -243,7 +240,7 @@ def intervals(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Seque
 
 
 def matrices(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw figures by two settings, a panel for each metric, all on one scale."""
+    """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
     panels = {}
     (vertical, ys), (horizontal, xs) = picture["axes"].items()
     for data in picture["data"]:
@@ -276,7 +273,7 @@ def points(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
 
 
 def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw the best until then by rounds, by local steps and by bytes up, a curve a method."""
+    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
     # Of many methods those at stake are `marked`, and the others grey
     panels: dict[str, dict[str, Spent]] = {}
     for one in shown_runs(picture["tables"], picture["data"], asked, runs):

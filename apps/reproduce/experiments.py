@@ -1,4 +1,4 @@
-"""Experiments of a paper's table: run over the machine's cores, and what is kept of each run."""
+"""Runs the experiments of a paper's table on all cores, and keeps a file of each run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Curves:
-    """What one run gave, round by round; runs kept by older versions have not all fields."""
+    """The results of one run, round by round; runs of older versions lack some fields."""
 
     cross_entropy: list[float]
     val_accuracy: list[float]
@@ -98,7 +98,7 @@ class Curves:
         return self.test_accuracy[self.best_round]
 
     def ended(self, patience: int) -> bool:
-        """Say whether validation had stopped improving."""
+        """Return whether validation had stopped improving."""
         return len(self.val_accuracy) > self.best_round + patience
 
     @property
@@ -111,7 +111,7 @@ class Curves:
         return result
 
     def spent(self, axis: str) -> Sequence[float]:
-        """Give what was spent after each round; empty in runs of older versions."""
+        """Return what was spent after each round; empty for runs of older versions."""
         rounds = range(1, len(self.val_accuracy) + 1)
         amounts = rounds, self.steps, [one / 2**20 for one in self.up]
         return dict(zip(AXES, amounts, strict=True))[axis]
@@ -122,7 +122,7 @@ def _known(accuracy: float) -> float:
 
 
 def plain_curves(reports: Sequence[Any]) -> Curves:
-    """Take loss and accuracies alone, from anything that has them."""
+    """Make curves of loss and accuracies only."""
     return Curves(
         [report.cross_entropy for report in reports],
         [report.val_accuracy for report in reports],
@@ -133,7 +133,7 @@ def plain_curves(reports: Sequence[Any]) -> Curves:
 def curves_of(
     reports: Sequence[RoundReport], final: Mapping[str, Any], clients: int, local_steps: float
 ) -> Curves:
-    """Take what tables need from a run's rounds, at least one, and from its final figures."""
+    """Make curves of a run's rounds, at least one, and of its final figures."""
     curves = plain_curves(reports)
     curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
     curves.seconds_per_round = median(report.seconds for report in reports)
@@ -151,13 +151,13 @@ def curves_of(
 
 
 def steps_of(config: RunConfig) -> tuple[int, float]:
-    """Give a run's clients, and how many local steps one of them takes in a round, on average."""
+    """Return the number of clients, and the mean local steps of a client in a round."""
     method = method_of(config)
     return method.num_clients(config), method.local_steps(config)
 
 
 def read_curves(stored: Mapping[str, Any]) -> Curves:
-    """Read a run back; null is a number that was not finite."""
+    """Read the curves of a kept run; null stands for a number that was not finite."""
 
     def number(value: Any) -> Any:
         if isinstance(value, list):
@@ -180,7 +180,7 @@ def run_stages(
     after: Callable[[], None],
     in_place: Mapping[Experiment, InPlace] | None = None,
 ) -> None:
-    """Run one stage after the other, in processes that run several runs."""
+    """Run one stage after the other; call ``after`` at the end of each."""
     # A run may take less time than a fresh process needs for its imports.
     folder.mkdir(parents=True, exist_ok=True)
     is_written = False
@@ -196,7 +196,7 @@ def run_stages(
 
 
 def _run_stage(runs: Sequence[Run], folder: Path, in_place: Mapping[Experiment, InPlace]) -> None:
-    """Run some runs, as many at a time as there are cores, and say of each what came out."""
+    """Do some runs, as many at a time as there are cores, and print the result of each."""
     started, number = time.perf_counter(), 0
     with ProcessPoolExecutor(
         workers_for(runs), get_context("spawn"), initializer=one_thread
@@ -218,7 +218,7 @@ def _run_stage(runs: Sequence[Run], folder: Path, in_place: Mapping[Experiment, 
 
 
 def _together(runs: Sequence[Run]) -> list[list[Run]]:
-    """Put the figures together that are computed once for a data set and a seed."""
+    """Group the runs without a federation that have the same settings: they share their work."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         one = run.experiment
@@ -239,7 +239,7 @@ def _progress(run: Run, accuracy: float, number: int, count: int, left: float) -
 
 
 def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
-    """Read those of the runs that the folder has; nothing is run."""
+    """Read the runs that were done before from the folder."""
     result: Runs = {}
     for run in runs:
         if _is_kept(_path(folder, run), run):
@@ -249,12 +249,12 @@ def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
 
 
 def left_to_run(runs: Sequence[Run], folder: Path) -> list[Run]:
-    """List the runs that the folder does not have, or with other settings, each once."""
+    """List the runs, each once, that the folder does not have with the same settings."""
     return [run for run in dict.fromkeys(runs) if not _is_kept(_path(folder, run), run)]
 
 
 def workers_for(runs: Sequence[Run]) -> int:
-    """Say how many processes do these runs."""
+    """Return how many processes to start for these runs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, len(runs), MAX_WORKERS))
 
@@ -265,26 +265,26 @@ def _path(folder: Path, run: Run) -> Path:
 
 
 def _is_kept(path: Path, run: Run) -> bool:
-    """Say whether a run is there, and of today's shipped config."""
+    """Return whether a run was kept with the settings of today's config."""
     if not path.exists():
         return False
     return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(config_of(run)))
 
 
 def is_same(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Say whether a kept run had today's settings."""
+    """Return whether a kept run had today's settings."""
     # A setting that the run's file does not have is newer than the run: it changed nothing then.
     return all(now.get(key) == value for key, value in kept.items())
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Give a run's settings by dotted key, without those that say where it runs."""
+    """Return a run's settings by dotted key, without the device and the data folder."""
     settings = flat(to_dict(config))
     return {key: value for key, value in settings.items() if key not in ("device", "data.root")}
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Write settings by dotted key."""
+    """Flatten nested settings to dotted keys."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
         inner = value if isinstance(value, dict) else {"": value}
@@ -303,12 +303,12 @@ def config_of(run: Run) -> RunConfig:
 
 @lru_cache(maxsize=1024)  # a grid has hundreds
 def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Load a config once: every row of a table asks for its settings, and so does every run."""
+    """Load a config once, since many rows and runs need it."""
     return load_config(config, overrides)
 
 
 def one_thread() -> None:
-    """Give each worker one core: two runs side by side beat one run on two threads."""
+    """Set a worker process to one thread: two runs at a time beat one run on two threads."""
     import warnings
 
     import torch
@@ -319,13 +319,13 @@ def one_thread() -> None:
 
 
 def costs(config: RunConfig) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Measure what a config's rounds take, in a process that does nothing else."""
+    """Measure time and memory of a config's rounds, in a process of its own."""
     seconds = [report.seconds for report in simulate_whole(config)[0]]
     return [({}, {"seconds-per-round": median(seconds), "peak-mib": peak_memory() / 2**20})]
 
 
 def _short(value: Any) -> Any:
-    """Round what is measured to six digits: a run's file is committed with the table."""
+    """Round numbers to six digits, to keep the files of the runs small."""
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -334,7 +334,7 @@ def _short(value: Any) -> Any:
 
 
 def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) -> list[float]:
-    """Do runs of one config and seed, keep them, and give their test accuracies."""
+    """Do runs with the same config and seed, keep them, and return their test accuracies."""
     config = config_of(runs[0])
     baselines = cache(lambda: method_of(config).baselines(config))
     accuracies = []
@@ -357,6 +357,6 @@ def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) 
 
 
 def _baseline(name: str, figures: Mapping[str, Mapping[str, float]]) -> Epoch:
-    """Give one of the figures that a run's accuracies are held against, as an epoch."""
+    """Return the accuracies of one baseline as an epoch."""
     one_of("baseline", name, [*figures])
     return Epoch(math.nan, figures[name]["val"], figures[name]["test"])

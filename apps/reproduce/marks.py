@@ -1,4 +1,4 @@
-"""What a name on a page says of how its rows were run."""
+"""Remarks behind a method's name on a page, about how its rows were run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from flower_graph.apps.reproduce.rows import Row
 
 
 def marks(rows: Sequence[Row]) -> str:
-    """Say what is particular in how these rows were run."""
+    """Return all remarks on some rows."""
     return cut_off(rows) + _best_last(rows) + _without(rows)
 
 
 def _best_last(rows: Sequence[Row]) -> str:
-    """Name the seeds that ended in their best round: one more might have been better."""
+    """Name the seeds whose last round was their best: a longer run might have been better."""
     seeds = sorted({seed for r in rows for seed in r.get("best_last", ())})
     named = ", ".join(map(str, seeds))
     return f", best in the last round with seed {named}" if seeds else ""
 
 
 def cut_off(rows: Sequence[Row]) -> str:
-    """Say in how many rounds, of rows whose runs had not all stopped improving."""
+    """Name the number of rounds if some run had not stopped improving."""
     rounds = [r["settings"]["rounds"] for r in rows if r.get("ended") is False]
     return f", {max(rounds)} rounds" if rounds else ""
 
 
 def _without(rows: Sequence[Row]) -> str:
-    """Say how many clients a round left out, of rows whose figures are of fewer than all."""
+    """Name the largest number of clients that some round left out."""
     left_out = max((r.get("left_out", 0) for r in rows), default=0)
     return f", at most {left_out} left out" if left_out else ""

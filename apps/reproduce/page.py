@@ -37,7 +37,7 @@ def make_page(
 
 
 def _block(block: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
-    """Write one part: prose, the configs' settings, or a table for each of some keys."""
+    """Write one block: text, the settings of the configs, or tables."""
     wanted = block.get("asked", {})
     if not all(set(values) & set(_asked(asked, key)) for key, values in wanted.items()):
         return []
@@ -81,7 +81,7 @@ def _prose(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
 
 
 def _settings(block: Values, asked: Asked) -> list[str]:
-    """Say what the configs have, as they are now."""
+    """Write a table of settings, as the configs have them now."""
     models = [model for model in block.get("models", asked.models) if model in asked.models]
     if not models:
         return []
@@ -101,7 +101,7 @@ def _setting(config: Any, values: Values, name: Any, words: Values | None = None
 
 
 def _value(config: Any, name: str) -> str:
-    """Write a setting by its dotted name."""
+    """Format the value of a setting, given its dotted name."""
     for part in name.split("."):
         config = getattr(config, part)
     each = config if isinstance(config, list) else [config]
@@ -109,7 +109,7 @@ def _value(config: Any, name: str) -> str:
 
 
 def _own(block: Values, asked: Asked) -> list[str]:
-    """Name the settings that single methods have for themselves."""
+    """List the settings that only single methods have."""
     asked_for = {"data": asked.data, "model": asked.models, "method": asked.methods}
     result = [
         one
@@ -134,7 +134,7 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     shared = [first] if "columns" in block else []
     shared += [line for line in block.get("lines", []) if "each" not in line]
     lines = [
-        _line(line["cells"], asked, _with_values({**keys, **one}, asked), here)
+        _line(_in_order(line["cells"], heads), asked, _with_values({**keys, **one}, asked), here)
         for each, group in [(block.get("each", ()), shared), *((o["each"], [o]) for o in local)]
         for one in _each(each, here, asked)
         for line in group
@@ -156,14 +156,19 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     return ["\n".join(markdown([names[number][0] for number in shown], texts))]
 
 
+def _in_order(cells: Any, heads: Sequence[Any]) -> Sequence[Any]:
+    """Return a line's cells in the order of the columns; a mapping may leave some out."""
+    return [cells.get(head, NONE) for head in heads] if isinstance(cells, Mapping) else cells
+
+
 def _with_values(keys: Values, asked: Asked) -> Values:
-    """Add what templates may name of a line's method."""
+    """Add the values of a line's method, for templates."""
     method = asked.table.methods.get(keys.get("method", ""))
     return {**method.values, **keys} if method else keys
 
 
 def _part(column: Any, index: int) -> Any:
-    """Take the head of a column, or what its fields say."""
+    """Return the head of a column (index 0), or its cells (index 1)."""
     if isinstance(column, Mapping):
         return {**column, "is": [_part(one, index) for one in column["is"]]}
     if index == 0:
@@ -184,7 +189,7 @@ def _line(cells: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row])
 
 
 def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
-    """Fill one field in: a template, or a format and what it finds."""
+    """Fill in one cell: a template, or a format with the rows that it applies to."""
     if isinstance(cell, str):
         return _named(cell, asked, keys, here), False
     how, *wanted = cell
@@ -199,7 +204,7 @@ def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
 
 
 def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> str:
-    """Fill a template; a method's name says if it still improved, or went without clients."""
+    """Fill in a template, and append remarks to the name of a method."""
     text = fill(template, _with_values(keys, asked))
     method = asked.table.methods.get(keys.get("method", ""))
     words = {"method", *(method.values if method else ())}
@@ -209,7 +214,7 @@ def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> st
 
 
 def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
-    """Give the rows with these keys, of the keys that rows have."""
+    """Return the rows that agree with the keys; keys that no row has are ignored."""
     of_rows = {key: value for key, value in keys.items() if any(key in r for r in here)}
     return matching(here, of_rows)
 
@@ -217,7 +222,7 @@ def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
 def _matches(
     wanted: Values, asked: Asked, keys: Values, here: Sequence[Row]
 ) -> Iterator[dict[str, Any]]:
-    """List what is to be found: a list is one after the other, ``all`` is all there are."""
+    """List the keys of the wanted rows: lists are expanded, and ``all`` to all present values."""
     values: list[Sequence[Any]] = []
     # Runs of one row may have other iterations than those of the next
     same_keys = _under(keys, here)
@@ -239,7 +244,7 @@ def _matches(
 def _flat(
     items: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]
 ) -> Iterator[tuple[Any, Values, bool]]:
-    """List fields with the keys that they are for, and whether they are one for each of some."""
+    """List cells with their keys, and whether they come from a repeated column."""
     for item in items:
         if isinstance(item, Mapping) and "is" in item:
             for more in _each(item["for"], here, asked):
@@ -250,7 +255,7 @@ def _flat(
 
 
 def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, Any]]:
-    """List what there is of some keys, in order; the YAML may give some of their values itself."""
+    """List the combinations of some keys' values, present in rows or given by the YAML."""
     if isinstance(keys, Mapping):
         lists = [
             _only_asked(key, values, asked) if values else _order(key, here, asked)
@@ -263,7 +268,7 @@ def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, Any]]:
 
 
 def _order(key: str, here: Sequence[Row], asked: Asked) -> list[Any]:
-    """List a key's values as they are asked for, and those that have other names as they come."""
+    """List the values of a key in the selected order, others in the order of the rows."""
     present = list(dict.fromkeys(r[key] for r in here if r.get(key) is not None))
     order = _asked(asked, key) if key in ("data", "method") else []
 
@@ -276,7 +281,7 @@ def _order(key: str, here: Sequence[Row], asked: Asked) -> list[Any]:
 
 
 def _only_asked(key: str, values: Sequence[Any], asked: Asked) -> list[Any]:
-    """Leave out methods that are not asked for."""
+    """Leave out methods that are not selected."""
     choices = asked.table.methods if key == "method" else {}
     return [value for value in values if value not in choices or value in asked.methods]
 
@@ -291,7 +296,7 @@ def _asked(asked: Asked, key: str) -> Sequence[str]:
 
 
 def matching(rows: Sequence[Row], wanted: Values) -> list[Row]:
-    """Keep the rows that have these entries."""
+    """Return the rows that have these entries."""
     return [
         r
         for r in rows
@@ -312,7 +317,7 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str
 
 
 def show_pictures(names: Sequence[str]) -> list[str]:
-    """Write the section with the pictures; nothing without any."""
+    """Write the section with the pictures, if there are any."""
     shown = [
         f"![{name.removesuffix('.png').replace('-', ' ').capitalize()}]({name})" for name in names
     ]
@@ -326,7 +331,7 @@ FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
 
 
 def formatted(how: str, rows: Sequence[Row | None]) -> str:
-    """Write figures as a page's YAML says: ``accuracy``, ``mean:.3f``, ``paper:.1f:100``."""
+    """Format figures as the page says, such as ``accuracy``, ``mean:.3f``, ``paper:.1f:100``."""
     name, _, detail = how.partition(":")
     if name.endswith("→"):
         return " → ".join(formatted(name[:-1], [r]) for r in rows)
@@ -341,7 +346,7 @@ def formatted(how: str, rows: Sequence[Row | None]) -> str:
 
 
 def _winner(rows: Sequence[Row]) -> str:
-    """Name the method with the best mean, and those that tests do not tell from it."""
+    """Name the method with the best mean, and those that do not differ from it significantly."""
     best = max(rows, key=lambda r: r["mean"], default=None)
     if best is None:
         return NONE
@@ -356,14 +361,14 @@ def _winner(rows: Sequence[Row]) -> str:
 
 
 def _chance(best: Row, other: Row) -> float | None:
-    """Test two rows' difference, seed by seed."""
+    """Return the p value of the difference of two rows, paired by seed."""
     ours, theirs = by_seed(best), by_seed(other)
     chance: float | None = paired([*differences(ours, theirs).values()] or [0.0])["p"]
     return chance
 
 
 def _written(name: str, detail: str, r: Row) -> str:
-    """Write one row's figure."""
+    """Format one row's figure."""
     if name in ("mean", "paper", "key"):
         key, form = (name, detail) if name != "key" else detail.split(":", 1)
         form, _, scale = form.partition(":")

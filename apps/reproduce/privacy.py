@@ -1,4 +1,4 @@
-"""Accuracy against the budget of local differential privacy, as a table's ``privacy`` says."""
+"""Accuracy by privacy budget, as the key ``privacy`` of a table says."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def privacy_curve(
 def _groups(
     curve: Curve, one: Values, kept: Sequence[Row], rounds: int | None, overrides: Sequence[str]
 ) -> list[list[Row]]:
-    """List a config's rows: each level alone, those of a budget together."""
+    """List the rows of a config in groups: one for each run without noise, and each budget."""
     tried = {**curve.tried, **one.get("tried", {})}
     more = [*overrides]
     if rounds is not None and "rounds" in tried:
@@ -107,7 +107,7 @@ def _groups(
 
 
 def _row(curve: Curve, name: str, config: str, overrides: list[str], kept: Sequence[Row]) -> Row:
-    """Begin a row, with the runs that there are of the same settings."""
+    """Make a row, with the results of earlier runs with the same settings."""
     settings = load_config(config, [*overrides, *curve.measured])
     row: Row = {"method": name, "config": config, "overrides": overrides}
     row |= {"settings": settings_of(settings), "rounds": settings.rounds}
@@ -123,7 +123,7 @@ def _row(curve: Curve, name: str, config: str, overrides: list[str], kept: Seque
 
 
 def _run(curve: Curve, row: Row, seed: int, file: Path, rows: Sequence[Row]) -> None:
-    """Run a row with a seed, unless it was."""
+    """Run a row with a seed, unless it was done before."""
     if str(seed) in row["test"]:
         return
     overrides = [*row["overrides"], *curve.measured, f"seed={seed}"]

@@ -1,4 +1,4 @@
-"""Rows of ``table.json``: the runs' figures by seed, the paper's beside them."""
+"""The rows of ``table.json``: figures of the runs by seed, with the paper's figures beside."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Figure = Callable[[Curves, Values, Any], float | None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """One metric of some rows, as the YAML has it."""
+    """One metric that a part of a table lists."""
 
     metric: str  # Name of a figure, or of the rows that are a difference of it
     of: str = ""  # Name of the figure, where the rows are named otherwise
@@ -55,7 +55,7 @@ class Wanted:
 
 
 def make_rows(asked: Asked, runs: Runs) -> list[Row]:
-    """Make all rows of what was run; what was not has none."""
+    """Make the rows of all runs that were done."""
     groups, rows = asked.groups(), dict[str, Row]()
     for group in groups:
         for wanted in wanted_rows([] if group.part.measure else group.part.rows):
@@ -83,7 +83,7 @@ _FIGURES = (
 
 
 def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
-    """Read what the YAML lists: names of figures, mappings, or lists of these."""
+    """Read a list of metrics: names, mappings, or lists of these."""
     for one in listed:
         if isinstance(one, list):
             yield from wanted_rows(one)
@@ -98,7 +98,7 @@ def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
 
 
 def missing_runs(asked: Asked, runs: Runs) -> list[str]:
-    """Say which rows have fewer runs than seeds."""
+    """List the rows that lack runs of some seeds."""
     lines = {}
     for group in asked.groups():
         done, wanted = (len(runs_of(group, runs)), len(group.seeds))
@@ -108,7 +108,7 @@ def missing_runs(asked: Asked, runs: Runs) -> list[str]:
 
 
 class Shown(NamedTuple):
-    """One row's runs, as pictures and what only one paper has take them."""
+    """The runs of one row, as functions of pictures and texts take them."""
 
     table: str
     data: str
@@ -121,7 +121,7 @@ class Shown(NamedTuple):
 def shown_runs(
     tables: Mapping[str, Sequence[str] | None], data: Sequence[str], asked: Asked, runs: Runs
 ) -> list[Shown]:
-    """List the runs of some tables' methods, or of all of them, in the order given."""
+    """List the runs of the named methods, or of all methods, in some tables."""
     result: dict[Any, Shown] = {}  # Several tables may have the same row
     for number, (table, methods) in enumerate(tables.items()):
         order = methods or [*asked.table.methods]
@@ -135,7 +135,7 @@ def shown_runs(
 
 
 def measured_rows(asked: Asked) -> list[Row]:
-    """Make the rows that are measured in the place of runs, when nothing else is running."""
+    """Make the rows that are measured directly, while nothing else is running."""
     rows = []
     for group in asked.groups():
         if group.part.measure:
@@ -156,7 +156,7 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 
 
 def best_experiment(group: Group, runs: Runs) -> Experiment:
-    """Choose by the mean of the best validation accuracies, if there is a choice."""
+    """Return the experiment with the best mean validation accuracy."""
     by_experiment = {
         one: [curves.best_val for seed, curves in runs[one].items() if seed in group.choosers]
         for one in group.tried
@@ -169,7 +169,7 @@ def best_experiment(group: Group, runs: Runs) -> Experiment:
 
 
 def runs_of(group: Group, runs: Runs) -> dict[int, Curves]:
-    """Return a row's runs by seed; what is measured in their place has none."""
+    """Return a row's runs by seed; there are none if the row is measured directly."""
     result = {} if group.part.measure else runs.get(best_experiment(group, runs), {})
     return {seed: result[seed] for seed in group.seeds if seed in result}
 
@@ -194,7 +194,7 @@ def _rows(group: Group, wanted: Wanted, groups: Sequence[Group], runs: Runs) -> 
 
 
 def to_the_end(one: Experiment, runs: BySeed, most: int) -> Row:
-    """Say how many rounds were run, whether all had stopped improving, and who was left out."""
+    """Return the rounds that were run, whether all runs ended, and how many were left out."""
     curves = [*runs.values()]
     if one.centralised and all(math.isnan(each.cross_entropy[0]) for each in curves):
         return {}  # nothing is trained
@@ -215,7 +215,7 @@ def to_the_end(one: Experiment, runs: BySeed, most: int) -> Row:
 
 
 def _values(values: Sequence[Any], last: int) -> Iterator[Any]:
-    """List values of a key; of iterations those that there are."""
+    """List the values of a key; iterations end with the last one."""
     distinct = dict.fromkeys(last if value == "last" else value for value in values)
     return (one for one in distinct if "last" not in values or one <= last)
 
@@ -251,7 +251,7 @@ def _row(
 
 
 def paper_of(group: Group, method: str, keys: Values, name: str | bool) -> float | None:
-    """Look the paper's figure up; of clients the mean, unless one is asked for."""
+    """Look up the paper's figure: a client's, or the mean over all clients."""
     here = {"data": group.experiments[0].data, "model": group.model, **keys, "method": method}
     result = group.part.paper
     for key in group.part.paper_by:
@@ -301,12 +301,12 @@ def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
 
 
 def by_seed(one: Row) -> dict[int, float]:
-    """Give a row's figures by seed."""
+    """Return a row's figures by seed."""
     return dict(zip(one["seeds"], one["values"], strict=True))
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the sample deviation: 0 for one number, NaN with a NaN among them, as the mean."""
+    """Return the sample deviation: 0 for one number, NaN if any number is NaN."""
     if not all(map(math.isfinite, values)):
         return math.nan
     return stdev(values) if len(values) > 1 else 0.0
@@ -316,22 +316,22 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _structure(name: str) -> Figure:
-    """Read what a run says of the graphs that it made."""
+    """Return a property of the graphs that a run learnt."""
     return lambda curves, keys, config: curves.structure.get(name)
 
 
 def _alignment(name: str) -> Figure:
-    """Read how near clients' embeddings are in an iteration, or in the last one."""
+    """Return how well the embeddings are aligned in an iteration, or in the last one."""
     return lambda curves, keys, config: _at(curves.alignment.get(name, []), keys)
 
 
 def _last_of(axis: str) -> Figure:
-    """Read what a client has spent after the last round."""
+    """Return what a client has spent after the last round."""
     return lambda curves, keys, config: next(iter(curves.spent(axis)[-1:]), None)
 
 
 def _within(curves: Curves, keys: Values, config: Any) -> float | None:
-    """Give the test accuracy at the best validation within a budget, such as ``100 rounds``."""
+    """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
     if keys["within"] == END:
         return curves.test_at_best_val
     number, _, axis = keys["within"].partition(" ")
@@ -345,7 +345,7 @@ def _within(curves: Curves, keys: Values, config: Any) -> float | None:
 
 
 def _micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
-    """Give an iteration's mean, or a classifier's figure of a client or the mean, at the end."""
+    """Return the micro-F1 of an iteration, or of a classifier after the last round."""
     if "classifier" not in keys:
         return _at(curves.test_accuracy, keys)
     by_client = curves.judged.get(keys["classifier"], {}).get("test", [])
@@ -358,13 +358,13 @@ def _sum_of_micro_f1(curves: Curves, keys: Values, config: Any) -> float | None:
 
 
 def _client(values: Sequence[float], keys: Values) -> float | None:
-    """Return one client's figure, if one is asked for and there, else the mean over all."""
+    """Return one client's figure if the keys name a client, else the mean over all clients."""
     chosen = values[keys["client"] - 1 : keys["client"]] if "client" in keys else values
     return fmean(chosen) if chosen else None
 
 
 def _at(values: Sequence[float], keys: Values) -> float:
-    """Return the value of an iteration, or the last one: a run that ended stays where it was."""
+    """Return the value of an iteration, or the last value if the run ended before."""
     index = min(keys.get("iteration", 0), len(values)) - 1
     return values[index] if values else math.nan
 

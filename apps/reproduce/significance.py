@@ -1,4 +1,4 @@
-"""Tests of differences between seeds, and their correction for being many."""
+"""Paired tests of differences, and their correction for multiple testing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 
 
 def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
-    """Subtract figures by seed, of the seeds that both have."""
+    """Subtract figures seed by seed, for the seeds that both have."""
     return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
 
 
 def paired(differences: Sequence[float]) -> dict[str, Any]:
-    """Test a mean difference against 0 by a paired t test; count those that have its sign."""
+    """Test a mean difference against 0 with a t test; count the differences of the same sign."""
     chance = None
     if len(differences) > 1 and all(map(math.isfinite, differences)) and stdev(differences) > 0:
         chance = float(ttest_1samp(differences, 0).pvalue)
@@ -39,7 +39,7 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
 
 
 def correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Give each tested row `holm`, its p corrected for all tests of its table and metric."""
+    """Add `holm` to each tested row: p, corrected for all tests of its table and metric."""
     # One family: whoever looks for a gain in a table looks at all its data sets and methods.
     families: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:

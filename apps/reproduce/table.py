@@ -1,4 +1,4 @@
-"""A paper's tables as data: what ``conf/reproduce/<paper>.yaml`` says."""
+"""Reads the tables of a paper from ``conf/reproduce/<paper>.yaml``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from flower_graph.apps.reproduce.templates import Values, make
+from flower_graph.apps.reproduce.templates import Values, make, one_of
 from flower_graph.config.rules import message_of, nearest, refuse_key
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import TABLES, is_file_name
 from flower_graph.method.registry import known_apps, method_named
 
+BLOCKS = "blocks"  # Name of the file with parts of pages that several tables have
 PRIVACY = "privacy"  # Name of the table that is a curve
 MOST_TRIED = 4  # settings of a method
 USUAL_ROWS = ("test-accuracy-at-best-val", "best-val-accuracy")  # of a file that names no figures
@@ -24,7 +25,7 @@ USUAL_ROWS = ("test-accuracy-at-best-val", "best-val-accuracy")  # of a file tha
 
 @dataclass(frozen=True)
 class Choice:
-    """One data set, model or method as the YAML has it."""
+    """One data set, model or method."""
 
     settings: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)  # What templates may name
@@ -43,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Grid:
-    """What each method may try, as many for each, compared on seeds that no table has."""
+    """The settings that each method tries, equally many, with seeds that no table has."""
 
     seeds: tuple[int, ...] = ()
     # Settings that are tried, each a list; a mapping has those of each model
@@ -53,14 +54,14 @@ class Grid:
     settings: tuple[str, ...] = ()  # Where it is tried, if not where each table's rows are
 
     def of(self, method: str, model: str) -> Sequence[Sequence[str]]:
-        """Give what a method may try with a model."""
+        """Return the settings that a method tries with a model."""
         tried = self.methods.get(method, ())
         return tried.get(model, ()) if isinstance(tried, Mapping) else tried
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one name: a product of data sets, models, methods and of what is varied."""
+    """Rows of a table: all combinations of data sets, models, methods and varied values."""
 
     table: str
     data: tuple[str, ...] | None = None  # Without them all
@@ -94,7 +95,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole file."""
+    """The content of one file."""
 
     name: str
     title: str
@@ -113,7 +114,7 @@ class Table:
     privacy: Values | None = None  # A curve of accuracy against a budget, only if it is asked for
 
     def known(self, *, every: bool = False) -> dict[str, tuple[str, ...]]:
-        """Give what ``--only`` may name, or every key's words."""
+        """Return the keys and names that ``--only`` allows, or all of them."""
         words = {
             "data": tuple(self.data),
             "model": tuple(self.models),
@@ -124,13 +125,13 @@ class Table:
 
 
 def tables() -> dict[str, str]:
-    """Give all methods' tables by name: those of ``conf/reproduce``, or paths of files."""
+    """Return the tables of all methods by name: shipped ones, or paths of files."""
     every = {Path(one).stem: one for app in known_apps() for one in method_named(app).tables}
     return dict(sorted(every.items()))
 
 
 def read_table(name: str) -> Table:
-    """Read a method's tables, or a file of the same form."""
+    """Read a shipped file of tables, or the user's own."""
     try:
         tree = yaml.safe_load(_text_of(name))
     except yaml.YAMLError as error:
@@ -145,6 +146,8 @@ def read_table(name: str) -> Table:
         key: tuple(make(Part, part, f"tables.{key}") for part in parts)
         for key, parts in tree.get("tables", {}).items()
     }
+    shared = yaml.safe_load(_shipped(BLOCKS))
+    tree["page"] = [_alike(block, shared) for block in tree.get("page", ())]
     if "grid" in tree:
         tree["grid"] = make(Grid, tree["grid"], "grid")
     table = with_usual(make(Table, {"name": Path(name).stem, **tree}, name))
@@ -158,8 +161,18 @@ def read_table(name: str) -> Table:
     return table
 
 
+def _alike(block: Values, shared: Values) -> Values:
+    """Merge a block of a page with the shared block that its ``like`` names."""
+    inner = [_alike(one, shared) for one in block.get("blocks", ())]
+    block = {**block, "blocks": inner} if inner else block
+    if "like" not in block:
+        return block
+    one_of("like", block["like"], [*shared])
+    return {**shared[block["like"]], **block}
+
+
 def with_usual(table: Table) -> Table:
-    """Give a file that lays out no page one for each table, and figures where it asks for none."""
+    """Add a page to a file without one, and the usual metrics to tables without any."""
     if table.page:
         return table
     parts = {
@@ -172,7 +185,7 @@ def with_usual(table: Table) -> Table:
 
 
 def default_page(part: Part) -> dict[str, Any]:
-    """Lay out a table: a line for each method, columns of each data set's figures."""
+    """Return a page's block for a table: a line for each method, columns for each data set."""
     figures = [one for one in part.rows if isinstance(one, str)]
     return {
         "heading": part.table,
@@ -187,7 +200,7 @@ def default_page(part: Part) -> dict[str, Any]:
 
 
 def _check_choices(key: str, table: Table) -> None:
-    """Refuse choices that nothing is said of, and methods that may try more than others."""
+    """Refuse a choice without settings, and methods that try more settings than others."""
     grid, counts = table.grid, dict[str, int]()
     for part in table.tables[key]:
         if not isinstance(part.choose, bool):
@@ -222,4 +235,8 @@ def _text_of(name: str) -> str:
         )
     if is_file_name(shipped[name]):
         return _text_of(shipped[name])
+    return _shipped(name)
+
+
+def _shipped(name: str) -> str:
     return (resources.files("flower_graph.conf") / f"{TABLES}{name}.yaml").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What a table's YAML is read with: templates, functions that it names, mappings as dataclasses."""
+"""Reads parts of a table's YAML: templates, names of functions, mappings as dataclasses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Text(Formatter):
 
 
 def fill(template: str, values: Values) -> str:
-    """Fill values into a template of the YAML."""
+    """Fill in a template of the YAML."""
     try:
         return _Text().vformat(template, (), values)
     except KeyError as error:
@@ -48,7 +48,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a word of the YAML that is not one of those allowed."""
+    """Refuse a value of the YAML that is not one of those allowed."""
     if value not in allowed:
         raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
 

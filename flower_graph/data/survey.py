@@ -114,10 +114,13 @@ def lines(found: Survey) -> list[str]:
             f"{_percent(f['homophily'])} of the edges join nodes of one class "
             f"({_percent(f['homophily-by-chance'])} by chance)"
         )
-    parts = f"in {f['components']:,} parts, the largest of {f['largest-component']:,} nodes"
+    parts = (
+        f"{f['components']:,} connected components, the largest with {f['largest-component']:,} "
+        "nodes"
+    )
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
-        f"({f['most-neighbours']:,} at most, {f['isolated']:,} nodes without), "
+        f"(at most {f['most-neighbours']:,}; {f['isolated']:,} nodes have none), "
         + (parts if f["components"] > 1 else "all connected"),
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",

@@ -53,7 +53,7 @@ def test_cells_are_those_that_can_be_run_and_were_asked_for() -> None:
 def test_a_row_is_near_within_what_its_own_runs_differ_by(
     values: list[float | None], near: bool
 ) -> None:
-    found = again.judged(row(), 0, values)
+    found = again.compared(row(), 0, values)
     assert found["near"] == near
     assert found["seeds_deviate"] == pytest.approx(0.2 / 2**0.5)
 
